@@ -1,0 +1,321 @@
+"""The floors of trainer_kit and the rules of its house, as functions that return what breaks them.
+
+tests/test_architecture.py applies every rule to the checkout, and to a sample that breaks it. A module that is on no
+floor breaks a rule too: a new one gets its place in FLOORS first.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import trainer_kit
+from scripts.source_files import Source, documented, is_annotated, length
+
+PACKAGE = "trainer_kit"
+
+# The rooms of each floor, lowest floor first, named from trainer_kit on; a room is a module or a package.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "files", "registry", "schedules", "signals", "config.base", "config.schema", "config.optimization"),
+    ("experiment", "config"),
+    ("tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "loops"),
+    ("trainer", "serving", "callbacks"),
+    ("runner", "supervise", "controller"),
+    ("train", "compat", "testing"),
+    ("cli",),
+)
+# Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
+SHARED_FLOORS = (0, 1)
+MAY_USE = {"tasks": {"inputs", "optimizers"}, "runner": {"controller"}}
+
+# Libraries that belong to a few rooms, and all that floors 0 and 1 may import beside the standard library.
+ONLY_IN = {
+    "orbit": ("trainer", "callbacks", "controller", "runner"),
+    "gin": ("config.sources", "compat.model_garden"),
+    "absl.flags": ("train", "compat.model_garden"),
+    "official": ("compat.model_garden",),
+}
+LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
+RECOGNISER_LINES = 60  # of the one small module that may import tf_keras, to tell its objects from others
+
+FILE_LINES, FUNCTION_LINES, LONGER_FUNCTIONS = 300, 40, {"run_experiment": 80}
+DOCUMENTED_SHARE = 0.9
+BAD_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """What a module imports: `target` is dotted and includes the name after `from ... import`."""
+
+    target: str
+    line: int
+    at_start: bool
+
+
+def floor_of(module: str) -> int | None:
+    """Returns the floor of a module of trainer_kit; None when it has no place in FLOORS."""
+    room = room_of(module)
+    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), None)
+
+
+def room_of(module: str) -> str | None:
+    """Returns the room that a module, or a name in it, belongs to; None for the package itself and for strangers."""
+    rooms = [room for rooms in FLOORS for room in rooms if is_within(module, f"{PACKAGE}.{room}")]
+    return max(rooms, key=len, default=None)
+
+
+def is_within(name: str, module: str) -> bool:
+    """Whether `name` is `module` or something inside it."""
+    return name == module or name.startswith(module + ".")
+
+
+def imports(source: Source) -> list[Import]:
+    """Returns all imports, those inside functions, for type checkers only, or by import_module("...") included."""
+    return [
+        Import(target, getattr(node, "lineno", 0), at_start)
+        for node, at_start in _nodes(source.tree, at_start=True)
+        for target in _targets(node)
+    ]
+
+
+def lower_floors_only(sources: Sequence[Source]) -> list[str]:
+    """A module imports from its own room and from lower floors, and by module, not from the package's front door."""
+    breaches = []
+    for source in _inside(sources):
+        floor, room = floor_of(source.module), room_of(source.module)
+        if floor is None:
+            breaches += [f"{source.module} is on no floor; give it one in scripts/house.py"]
+            continue
+        for item in imports(source):
+            if not is_within(item.target, PACKAGE) or item.target == f"{PACKAGE}.__version__":
+                continue
+            other, other_floor = room_of(item.target), floor_of(item.target)
+            if other is None or other_floor is None:
+                breaches += [f"{source.module}:{item.line} imports {item.target}, which is in no room of the house"]
+            elif other_floor > floor:
+                breaches += [f"{source.module}:{item.line} (floor {floor}) imports {item.target} (floor {other_floor})"]
+            elif other_floor == floor and other != room and floor not in SHARED_FLOORS:
+                if other not in MAY_USE.get(room or "", ()):
+                    breaches += [f"{source.module}:{item.line} imports {item.target}, another room of floor {floor}"]
+    return breaches
+
+
+def no_cycles(sources: Sequence[Source]) -> list[str]:
+    """No module needs itself to be imported."""
+    known = {source.module for source in sources}
+    graph = {}
+    for source in sources:
+        targets = [item.target for item in imports(source) if item.at_start]
+        found = [max((m for m in known if is_within(target, m)), key=len, default="") for target in targets]
+        graph[source.module] = {module for module in found if module and module != source.module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return ["modules import each other: " + " -> ".join(error.args[1])]
+    return []
+
+
+def light_lower_floors(sources: Sequence[Source]) -> list[str]:
+    """Floors 0 and 1 import the standard library and a few quick libraries: no TensorFlow, no NumPy."""
+    return [
+        f"{source.module}:{item.line} imports {item.target}; floors 0 and 1 may use {sorted(LIGHT_LIBRARIES)}"
+        for source in _inside(sources)
+        if floor_of(source.module) in SHARED_FLOORS
+        for item in imports(source)
+        if item.target.split(".")[0] not in sys.stdlib_module_names | LIGHT_LIBRARIES | {PACKAGE}
+    ]
+
+
+def libraries_in_their_rooms(sources: Sequence[Source]) -> list[str]:
+    """orbit, gin, absl.flags and official are imported where ONLY_IN says, and nowhere else."""
+    return [
+        f"{source.module}:{item.line} imports {item.target}; only {', '.join(rooms)} may"
+        for source in _inside(sources)
+        for item in imports(source)
+        for library, rooms in ONLY_IN.items()
+        if is_within(item.target, library) and not any(is_within(source.module, f"{PACKAGE}.{room}") for room in rooms)
+    ]
+
+
+def one_tf_keras_recogniser(sources: Sequence[Source]) -> list[str]:
+    """Outside compat.model_garden at most one module, a small one, imports tf_keras."""
+    users = [
+        source
+        for source in _inside(sources)
+        if not is_within(source.module, f"{PACKAGE}.compat.model_garden")
+        and any(is_within(item.target, "tf_keras") for item in imports(source))
+    ]
+    large = [source.module for source in users if source.code_lines > RECOGNISER_LINES]
+    several = [source.module for source in users] if len(users) > 1 else []
+    return [
+        f"{name} imports tf_keras, but only one module of at most {RECOGNISER_LINES} lines may"
+        for name in several or large
+    ]
+
+
+def experiments_use_public_names(sources: Sequence[Source]) -> list[str]:
+    """An experiment imports no other experiment, and of trainer_kit only the names of its __all__."""
+    public = set(trainer_kit.__all__)
+    breaches = []
+    for source in sources:
+        parts = source.module.split(".")
+        if parts[0] != "experiments" or len(parts) < 2:
+            continue
+        own = ".".join(parts[:2])
+        for item in imports(source):
+            if is_within(item.target, "experiments") and not is_within(item.target, own):
+                breaches += [f"{source.module}:{item.line} imports {item.target}, another experiment"]
+            if is_within(item.target, PACKAGE) and item.target.removeprefix(PACKAGE).removeprefix(".") not in {
+                "",
+                *public,
+            }:
+                breaches += [f"{source.module}:{item.line} imports {item.target}, which is not a public name"]
+        for name, line in _names_of_package(source):
+            if name not in public:
+                breaches += [f"{source.module}:{line} uses {PACKAGE}.{name}, which is not a public name"]
+    return breaches
+
+
+def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
+    """trainer_kit imports neither experiments nor tests nor scripts."""
+    return [
+        f"{source.module}:{item.line} imports {item.target}"
+        for source in sources
+        if is_within(source.module, PACKAGE)
+        for item in imports(source)
+        if item.target.split(".")[0] in ("experiments", "tests", "scripts")
+    ]
+
+
+def safe_yaml(sources: Sequence[Source]) -> list[str]:
+    """YAML is read by safe loaders only: yaml.load needs one, or a class made from one, by name."""
+    breaches = []
+    for source in sources:
+        safe = {"yaml.SafeLoader", "yaml.CSafeLoader"}
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in safe for base in node.bases):
+                safe.add(node.name)
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "yaml":
+                breaches += [f"{source.module}:{node.lineno} imports from yaml; use `import yaml`"]
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "yaml" and _is_unsafe(node.attr):
+                breaches += [f"{source.module}:{node.lineno} uses yaml.{node.attr}, which is not safe"]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("yaml.load", "yaml.load_all"):
+                loaders = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "Loader")]
+                if not loaders or ast.unparse(loaders[0]) not in safe:
+                    breaches += [f"{source.module}:{node.lineno} calls yaml.load without a safe loader"]
+    return breaches
+
+
+def names_say_what_is_inside(sources: Sequence[Source]) -> list[str]:
+    """No module is called utils or the like."""
+    return [source.module for source in sources if BAD_NAMES & set(source.module.lower().split("."))]
+
+
+def module_docstrings(sources: Sequence[Source]) -> list[str]:
+    """Every module with something in it begins with a docstring."""
+    return [source.module for source in sources if source.tree.body and not ast.get_docstring(source.tree)]
+
+
+def small_files(sources: Sequence[Source]) -> list[str]:
+    """No file is longer than FILE_LINES lines of code."""
+    sizes = [(source.module, source.code_lines) for source in sources]
+    return [
+        f"{module} has {lines} lines of code; the limit is {FILE_LINES}"
+        for module, lines in sizes
+        if lines > FILE_LINES
+    ]
+
+
+def small_functions(sources: Sequence[Source]) -> list[str]:
+    """No function is longer than FUNCTION_LINES, or than its own limit in LONGER_FUNCTIONS."""
+    return [
+        f"{source.module}:{function.lineno} {function.name} has {length(function)} lines; the limit is {limit}"
+        for source in sources
+        for function in source.functions
+        if length(function) > (limit := LONGER_FUNCTIONS.get(function.name, FUNCTION_LINES))
+    ]
+
+
+def annotated_functions(sources: Sequence[Source]) -> list[str]:
+    """Every function is fully annotated."""
+    return [
+        f"{source.module}:{function.lineno} {function.name} is not fully annotated"
+        for source in sources
+        for function in source.functions
+        if not is_annotated(function)
+    ]
+
+
+def public_docstrings(sources: Sequence[Source]) -> list[str]:
+    """At least DOCUMENTED_SHARE of the public modules, classes and functions have a docstring."""
+    count, missing = documented(sources)
+    return missing if len(missing) > (1 - DOCUMENTED_SHARE) * count else []
+
+
+Rule = Callable[[Sequence[Source]], list[str]]
+RULES: tuple[Rule, ...] = (
+    lower_floors_only,
+    no_cycles,
+    light_lower_floors,
+    libraries_in_their_rooms,
+    one_tf_keras_recogniser,
+    experiments_use_public_names,
+    package_knows_no_experiment,
+    safe_yaml,
+    names_say_what_is_inside,
+    module_docstrings,
+    small_files,
+    small_functions,
+    annotated_functions,
+    public_docstrings,
+)
+
+
+def _inside(sources: Sequence[Source]) -> Iterator[Source]:
+    """The modules of the house; the front door, which names them all, is not one."""
+    return (source for source in sources if source.module.startswith(PACKAGE + "."))
+
+
+def _nodes(node: ast.AST, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Walks a tree, telling what is run when the module is imported from what is not."""
+    for child in ast.iter_child_nodes(node):
+        later = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_types(child)
+        yield child, at_start and not later
+        yield from _nodes(child, at_start and not later)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _targets(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+        return [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    return []
+
+
+def _names_of_package(source: Source) -> Iterator[tuple[str, int]]:
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == PACKAGE
+    }
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            yield node.attr, node.lineno
+
+
+def _is_unsafe(name: str) -> bool:
+    if name in ("load", "load_all"):
+        return False
+    return "unsafe" in name.lower() or name.startswith("full_load") or (name.endswith("Loader") and "Safe" not in name)

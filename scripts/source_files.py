@@ -1,0 +1,110 @@
+"""Python files as text, and how they are measured.
+
+Code lines are neither blank nor comment nor docstring. A function's length is its physical lines without its docstring,
+inner functions included. A function is fully annotated when every parameter but self or cls and the return value are;
+`__init__` needs no return type.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module: its dotted name and its text."""
+
+    module: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed text."""
+        return ast.parse(self.text, self.module)
+
+    @property
+    def code_lines(self) -> int:
+        """How many lines of code there are."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        lines = {n for t in tokens if t.type not in _LAYOUT for n in range(t.start[0], t.end[0] + 1)}
+        return len(lines - {n for node in ast.walk(self.tree) for n in _docstring_lines(node)})
+
+    @property
+    def functions(self) -> list[Function]:
+        """All functions and methods, inner ones included; overload declarations are left out."""
+        found = [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+        return [node for node in found if not any("overload" in ast.unparse(d) for d in node.decorator_list)]
+
+
+def read_sources(*folders: str, root: Path = ROOT) -> list[Source]:
+    """Returns every Python file below `folders` of `root`; a folder that does not exist has none."""
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    return [Source(_module_name(path.relative_to(root)), path.read_text(encoding="utf-8")) for path in paths]
+
+
+def length(function: Function) -> int:
+    """Returns the number of physical lines of a function, without its docstring."""
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1 - len(_docstring_lines(function))
+
+
+def is_annotated(function: Function) -> bool:
+    """Whether all parameters (self and cls excused) and the return value (of `__init__` excused) have a type."""
+    arguments = function.args
+    ordered = [*arguments.posonlyargs, *arguments.args]
+    if ordered and ordered[0].arg in ("self", "cls", "mcs"):
+        ordered = ordered[1:]
+    every = [*ordered, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    typed = all(argument is None or argument.annotation is not None for argument in every)
+    return typed and (function.returns is not None or function.name == "__init__")
+
+
+def documented(sources: Sequence[Source]) -> tuple[int, list[str]]:
+    """Returns how many public modules, classes and functions there are, and the names of those without a docstring."""
+    names = [(name, node) for source in sources for name, node in _public(source)]
+    return len(names), [name for name, node in names if not ast.get_docstring(node)]
+
+
+def _public(source: Source) -> Iterator[tuple[str, ast.Module | ast.ClassDef | Function]]:
+    if source.tree.body:
+        yield source.module, source.tree
+    yield from _public_members(source.module, source.tree)
+
+
+def _public_members(inside: str, parent: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+    for node in parent.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
+            if any(ast.unparse(d).endswith(("overload", ".setter")) for d in node.decorator_list):
+                continue
+            yield f"{inside}.{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from _public_members(f"{inside}.{node.name}", node)
+
+
+def _docstring_lines(node: ast.AST) -> range:
+    body = getattr(node, "body", None)
+    if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or not body:
+        return range(0)
+    first = body[0]
+    if not (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    ):
+        return range(0)
+    assert first.end_lineno is not None
+    return range(first.lineno, first.end_lineno + 1)
+
+
+def _module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Everything that has to pass: ruff, its formatting, mypy, then all tests.
+#
+#   scripts/test.sh [ARGUMENTS FOR PYTEST]       e.g. scripts/test.sh tests/config -k overrides
+set -euo pipefail
+{ : <&0; } 2>/dev/null || exec </dev/null
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash scripts/environment.sh
+
+step() {
+    printf '[test] %s\n' "$*"
+    .venv/bin/python -m "$@"
+}
+
+step ruff check .
+step ruff format --check --quiet .
+step mypy
+# Two workers, each of which imports TensorFlow once (8 s). A file stays with one worker, so that what its tests share
+# (a trained model, a warm process) is made once.
+step pytest -n 2 --dist loadfile "$@"

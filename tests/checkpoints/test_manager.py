@@ -1,0 +1,151 @@
+"""Saving, rotating and restoring real files."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.selection import complete_checkpoints, newest_checkpoint, select_checkpoint
+from trainer_kit.checkpoints.state import training_checkpoint
+from trainer_kit.errors import StorageError, UsageError
+
+
+class _Run:
+    def __init__(self, folder: Path, *, width: int = 3, training: bool = True, **arguments: object) -> None:
+        self.model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(width), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+        )
+        self.optimizer = keras.optimizers.Adam() if training else None
+        if self.optimizer:
+            self.optimizer.build(self.model.trainable_variables)
+        self.step = tf.Variable(0, dtype=tf.int64)
+        checkpoint = training_checkpoint(global_step=self.step, model=self.model, optimizer=self.optimizer)
+        self.manager = CheckpointManager(
+            checkpoint,
+            str(folder),
+            max_to_keep=2,
+            step_counter=self.step,
+            checkpoint_interval=1,
+            for_training=training,
+            **arguments,
+        )
+
+    def train(self) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.model(tf.ones((2, 4)), training=True) ** 2)
+        assert self.optimizer is not None
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.model.trainable_variables), self.model.trainable_variables, strict=True)
+        )
+        self.step.assign_add(1)
+
+    def values(self) -> list[np.ndarray]:
+        return [variable.numpy() for variable in [*self.model.variables, *self.optimizer.variables]]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_restored_run_has_the_same_bits_dropout_state_and_slots_included(tmp_path: Path, asynchronous: bool) -> None:
+    run = _Run(tmp_path, asynchronous=asynchronous)
+    for _ in range(4):
+        run.train()
+        run.manager.save(run.step)
+    run.manager.sync()
+    saved = run.values()
+    run.train()
+    again = _Run(tmp_path)
+    assert again.manager.restore_or_initialize() == str(tmp_path / "ckpt-4")
+    assert all(np.array_equal(a, b) for a, b in zip(saved, again.values(), strict=True))
+    again.train()
+    assert all(np.array_equal(a, b) for a, b in zip(run.values(), again.values(), strict=True))
+
+
+def test_the_newest_stay_and_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "ckpt-notes.txt").write_text("mine")
+    run = _Run(tmp_path)
+    for _ in range(5):
+        run.train()
+        run.manager.save(run.step)
+    run.manager.sync()
+    assert list(complete_checkpoints(str(tmp_path))) == [4, 5]
+    assert (tmp_path / "ckpt-notes.txt").read_text() == "mine"
+
+
+def test_without_a_checkpoint_init_fn_is_called_and_only_then(tmp_path: Path) -> None:
+    calls: list[int] = []
+    run = _Run(tmp_path, init_fn=lambda: calls.append(1))
+    assert run.manager.restore_or_initialize() is None
+    run.train()
+    run.manager.save(run.step)
+    run.manager.sync()
+    _Run(tmp_path, init_fn=lambda: calls.append(2)).manager.restore_or_initialize()
+    assert calls == [1]
+
+
+def test_another_shape_is_refused_with_the_variable_and_both_shapes(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.train()
+    run.manager.save(run.step)
+    run.manager.sync()
+    with pytest.raises(UsageError, match=r"model/sequential/dense/kernel: \[4, 3\] saved, \[4, 5\] here"):
+        _Run(tmp_path, width=5).manager.restore_or_initialize()
+
+
+def test_an_optimizer_of_another_kind_is_refused_and_listed(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.train()
+    run.manager.save(run.step)
+    run.manager.sync()
+    other = _Run(tmp_path)
+    other.optimizer = keras.optimizers.SGD(momentum=0.9)
+    other.optimizer.build(other.model.trainable_variables)
+    checkpoint = training_checkpoint(global_step=other.step, model=other.model, optimizer=other.optimizer)
+    manager = CheckpointManager(
+        checkpoint, str(tmp_path), max_to_keep=2, step_counter=other.step, checkpoint_interval=1
+    )
+    with pytest.raises(UsageError, match="missing in the checkpoint: optimizer/sgd/") as error:
+        manager.restore_or_initialize()
+    assert "not in this run: optimizer/adam/" in str(error.value)
+
+
+def test_evaluation_reads_the_weights_and_leaves_the_optimizer_alone(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.train()
+    run.manager.save(run.step)
+    run.manager.sync()
+    reader = _Run(tmp_path, training=False)
+    assert reader.manager.restore_or_initialize() is None
+    reader.manager.restore(str(tmp_path / "ckpt-1"))
+    for mine, theirs in zip(reader.model.variables, run.model.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_a_checkpoint_that_is_gone_is_a_storage_error_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="ckpt-7 is gone"):
+        _Run(tmp_path).manager.restore(str(tmp_path / "ckpt-7"))
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = _Run(tmp_path / "file" / "below", asynchronous=False)
+    with pytest.raises(StorageError, match="no checkpoint can be saved"):
+        run.manager.save(run.step)
+
+
+def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    for _ in range(2):
+        run.train()
+        run.manager.save(run.step)
+    run.manager.sync()
+    folder, best = str(tmp_path), str(tmp_path / "best_ckpt")
+    assert select_checkpoint(folder, "latest", best) == f"{folder}/ckpt-2" == newest_checkpoint(folder)
+    assert select_checkpoint(folder, "1", best) == f"{folder}/ckpt-1"
+    assert select_checkpoint("elsewhere", f"{folder}/ckpt-1", best) == f"{folder}/ckpt-1"
+    for missing in ("9", "best", f"{folder}/ckpt-9"):
+        with pytest.raises(UsageError, match="there are the steps 1, 2"):
+            select_checkpoint(folder, missing, best)
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        select_checkpoint(str(tmp_path / "empty"), "latest", best)

@@ -1,0 +1,20 @@
+"""What all tests share: four logical CPU devices, for real runs on several replicas."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Splits the CPU, after test modules are imported and before a test runs; nothing to do without TensorFlow."""
+    del session
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return
+    try:
+        cpu = tensorflow.config.list_physical_devices("CPU")[0]
+        tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 4)
+    except RuntimeError:  # a module used TensorFlow while it was imported: its devices cannot be changed any more
+        pass

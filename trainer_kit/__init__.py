@@ -1,0 +1,56 @@
+"""trainer_kit runs machine-learning experiments on TensorFlow.
+
+The public names are resolved when first used, so that importing trainer_kit does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "config.base",
+    "configclass": "config.base",
+    "DataConfig": "config.schema",
+    "ExperimentConfig": "config.schema",
+    "RuntimeConfig": "config.schema",
+    "TaskConfig": "config.schema",
+    "TrainerConfig": "config.schema",
+    "OptimizationConfig": "config.optimization",
+    "get_experiment": "experiment",
+    "register_experiment": "experiment",
+    "register_task": "experiment",
+    "Task": "tasks.base",
+    "Trainer": "trainer",
+    "run_experiment": "runner",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+if TYPE_CHECKING:
+    from trainer_kit.config.base import Config as Config
+    from trainer_kit.config.base import configclass as configclass
+    from trainer_kit.config.optimization import OptimizationConfig as OptimizationConfig
+    from trainer_kit.config.schema import DataConfig as DataConfig
+    from trainer_kit.config.schema import ExperimentConfig as ExperimentConfig
+    from trainer_kit.config.schema import RuntimeConfig as RuntimeConfig
+    from trainer_kit.config.schema import TaskConfig as TaskConfig
+    from trainer_kit.config.schema import TrainerConfig as TrainerConfig
+    from trainer_kit.experiment import get_experiment as get_experiment
+    from trainer_kit.experiment import register_experiment as register_experiment
+    from trainer_kit.experiment import register_task as register_task
+    from trainer_kit.runner import run_experiment as run_experiment
+    from trainer_kit.tasks.base import Task as Task
+    from trainer_kit.trainer import Trainer as Trainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trainer_kit' has no attribute {name!r}; it has: {', '.join(_HOME)}")
+    return getattr(importlib.import_module(f"trainer_kit.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,135 @@
+"""The parts of a run, each made from the config: trainer, best checkpoint, checkpoint manager, reports."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.telemetry.background import BackgroundWriter
+from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.report import Writer
+from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+from trainer_kit.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Where a run's numbers go.
+
+    Attributes:
+      writer: takes a Report after each loop and evaluation; writes in a thread.
+      train_summaries, eval_summaries: for TensorBoard, also for the task's own tf.summary calls.
+      history: metrics.jsonl; None for runs that do not train.
+    """
+
+    writer: Writer
+    train_summaries: Any
+    eval_summaries: Any
+    history: JsonLinesWriter | None
+
+
+def create_trainer(
+    config: ExperimentConfig, task: Any, *, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
+) -> Trainer:
+    """Returns a Trainer with the task's model and, to train, its optimizer. In strategy scope."""
+    model = task.build_model()
+    optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
+    if isinstance(optimizer, keras.Optimizer):
+        optimizer.build(model.trainable_variables)
+    return Trainer(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+
+
+def create_exporter(config: ExperimentConfig, folder: str) -> BestCheckpoint | None:
+    """Returns what keeps the best checkpoint in `folder`; None when the config names no metric."""
+    metric = config.trainer.best_checkpoint_eval_metric
+    return BestCheckpoint(folder, metric, config.trainer.best_checkpoint_metric_comp) if metric else None
+
+
+def create_manager(
+    trainer: Trainer, config: ExperimentConfig, model_dir: str, *, chief: bool, asynchronous: bool
+) -> CheckpointManager:
+    """Returns the manager of the run's checkpoints.
+
+    Workers that are not the chief save too, since reading a variable can take all workers, but to a folder of their own.
+    """
+    return CheckpointManager(
+        trainer.checkpoint,
+        model_dir if chief else tempfile.mkdtemp(prefix="trainer_kit_worker_"),
+        max_to_keep=config.trainer.max_to_keep if chief else 1,
+        step_counter=trainer.global_step,
+        checkpoint_interval=config.trainer.checkpoint_interval,
+        init_fn=trainer.initialize,
+        asynchronous=asynchronous,
+        for_training=trainer.optimizer is not None,
+    )
+
+
+def open_reports(
+    directory: RunDirectory,
+    *,
+    trains: bool,
+    eval_summary_dir: str,
+    save_summary: bool,
+    chief: bool,
+    console: Writer | None,
+    summary_manager: Any = None,
+    eval_summary_manager: Any = None,
+) -> Reports:
+    """Opens all that a run reports to; a worker that is not the chief reports to nothing."""
+    summaries = save_summary and chief
+    train = summary_manager or SummaryManager(directory.train_summaries if summaries and trains else None)
+    validation = eval_summary_manager or SummaryManager(eval_summary_dir if summaries else None)
+    history = JsonLinesWriter(directory.metrics) if trains and chief else None
+    writers: list[Writer] = [TensorBoardWriter(train, validation)]
+    if history is not None:
+        writers.append(history)
+    if chief:
+        writers.append(console or ConsoleWriter())
+    return Reports(BackgroundWriter(writers), train, validation, history)
+
+
+def ledger(path: str, config: ExperimentConfig, dataset: str) -> Callable[[int, Mapping[str, Any], float], None]:
+    """Returns a function (step, logs, seconds) that appends an evaluation to the ledger at `path`."""
+    digest = config_hash(config)
+
+    def append(step: int, logs: Mapping[str, Any], seconds: float) -> None:
+        record = {
+            "step": step,
+            "checkpoint": f"ckpt-{step}",
+            "dataset": dataset,
+            "metrics": plain(logs),
+            "seconds": round(seconds, 3),
+            "config_hash": digest,
+            "lineage": 0,
+        }
+        files.append_line(path, record)
+
+    return append
+
+
+def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs as JSON can hold them: nested dicts of floats; what is not a scalar is left out."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found[name] = plain(value)
+        elif getattr(value, "shape", ()) == () and not isinstance(value, (str, bytes)):
+            found[name] = float(value)
+    return found
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes the run's files."""
+    return bool(strategy.extended.should_checkpoint)
+

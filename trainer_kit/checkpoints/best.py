@@ -1,0 +1,138 @@
+"""The best checkpoint: weights first, record second.
+
+`best_ckpt/ckpt-<step>.*` holds the weights that were evaluated (averaged ones, if there is a moving average), and
+`info.json` names them with their metric. The record is written when the weights are there, and the weights of the
+best before are deleted when the record is there: at every moment info.json tells of weights that exist.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.errors import StorageError, UsageError, suggestion
+
+INFO = "info.json"
+_LOG = logging.getLogger(__name__)
+
+
+class BestCheckpoint:
+    """Exports the weights whenever an evaluation is better than all before, over restarts too.
+
+    Args:
+      export_dir: folder of the best weights and of info.json.
+      metric_name: in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
+      metric_comp: "higher" or "lower", what is better.
+    """
+
+    def __init__(self, export_dir: str, metric_name: str, metric_comp: str = "higher") -> None:
+        self.export_dir = export_dir
+        self.metric_name = metric_name
+        self._better = {"higher": operator.gt, "lower": operator.lt}[metric_comp]
+        info = read_info(export_dir)
+        self._info = info if info and info["metric"] == metric_name else None
+
+    @property
+    def best_ckpt_logs(self) -> dict[str, Any] | None:
+        """The metrics of the best evaluation so far, flat, nested names joined by `|`; None before the first."""
+        return self._info["metrics"] if self._info else None
+
+    @property
+    def best(self) -> tuple[str, float, int] | None:
+        """(metric, value, step) of the best so far."""
+        return (self.metric_name, self._info["value"], self._info["step"]) if self._info else None
+
+    def check_metric(self, names: Iterable[str]) -> None:
+        """Raises UsageError, with those that exist, when no evaluation will report the metric.
+
+        Args:
+          names: of all metrics that an evaluation reports, nested ones joined by `|`.
+        """
+        known = list(names)
+        if self.metric_name not in known:
+            raise UsageError(
+                f"trainer.best_checkpoint_eval_metric: no validation metric is called {self.metric_name!r}; "
+                f"{suggestion(self.metric_name, known)} (all: {', '.join(sorted(known))})"
+            )
+
+    def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> bool:
+        """Exports `checkpoint` if its evaluation is the best so far; values that are not finite never are.
+
+        Eager, on the host of the chief.
+
+        Args:
+          checkpoint: of the weights that were evaluated.
+          eval_logs: the evaluation's metrics; may be nested.
+          step: global step of the weights.
+
+        Returns:
+          Whether it was exported.
+
+        Raises:
+          UsageError: when the metric is not among the logs.
+          StorageError: when the weights or the record cannot be written.
+        """
+        logs = flatten_logs(eval_logs)
+        self.check_metric(logs)
+        value = float(logs[self.metric_name])
+        if not math.isfinite(value):
+            _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
+            return False
+        if self._info and not self._better(value, self._info["value"]):
+            return False
+        self._export(checkpoint, logs, value, int(step))
+        return True
+
+    def _export(self, checkpoint: tf.train.Checkpoint, logs: Mapping[str, Any], value: float, step: int) -> None:
+        name = f"ckpt-{step}"
+        try:
+            tf.io.gfile.makedirs(self.export_dir)
+            checkpoint.write(os.path.join(self.export_dir, name))
+        except tf.errors.OpError as error:
+            raise StorageError(f"the best checkpoint cannot be saved in {self.export_dir}: {error.message}") from error
+        info = {
+            "checkpoint": name,
+            "step": step,
+            "metric": self.metric_name,
+            "value": value,
+            "metrics": {key: float(item) for key, item in logs.items()},
+        }
+        files.write_json(os.path.join(self.export_dir, INFO), info, point="best.info")
+        before, self._info = self._info, info
+        if before and before["checkpoint"] != name:
+            for path in tf.io.gfile.glob(os.path.join(self.export_dir, before["checkpoint"] + ".*")):
+                tf.io.gfile.remove(path)
+
+
+def read_info(export_dir: str) -> dict[str, Any] | None:
+    """Returns what info.json tells of the best checkpoint; None if there is none or it cannot be read (a warning)."""
+    path = os.path.join(export_dir, INFO)
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as stream:
+            info = json.load(stream)
+        known = {key: kind(info[key]) for key, kind in (("checkpoint", str), ("step", int), ("value", float))}
+        return {**info, **known, "metric": str(info["metric"]), "metrics": dict(info["metrics"])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _LOG.warning("%s cannot be read (%s); the best is chosen anew from the next evaluation on", path, error)
+        return None
+
+
+def flatten_logs(logs: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the scalars of nested logs, names joined by `|`."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten_logs(value, f"{prefix}{name}|"))
+        elif getattr(value, "shape", ()) in ((), (1,)) and not isinstance(value, (str, bytes)):
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,105 @@
+"""The run's checkpoints: saved in the background, the newest ones kept, the newest one restored strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state import restore
+from trainer_kit.errors import StorageError
+
+
+class CheckpointManager(tf.train.CheckpointManager):
+    """TensorFlow's manager, with asynchronous saves, a strict restore and errors that name the place.
+
+    A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it.
+
+    Args:
+      checkpoint: of `training_checkpoint`.
+      directory: where `ckpt-<step>` files go.
+      max_to_keep: how many of the newest stay.
+      step_counter: the global step.
+      checkpoint_interval: steps between saves.
+      init_fn: called when there is no checkpoint to restore.
+      asynchronous: whether saves run in the background.
+      for_training: whether a restore has to find a place for all that a checkpoint holds, and happens at the start;
+        for evaluation neither.
+    """
+
+    def __init__(
+        self,
+        checkpoint: tf.train.Checkpoint,
+        directory: str,
+        *,
+        max_to_keep: int,
+        step_counter: tf.Variable,
+        checkpoint_interval: int,
+        init_fn: Callable[[], Any] | None = None,
+        asynchronous: bool = True,
+        for_training: bool = True,
+    ) -> None:
+        super().__init__(
+            checkpoint,
+            directory,
+            max_to_keep=max_to_keep,
+            step_counter=step_counter,
+            checkpoint_interval=checkpoint_interval,
+            init_fn=init_fn,
+        )
+        self._asynchronous = asynchronous
+        self._for_training = for_training
+
+    def save(
+        self,
+        checkpoint_number: Any = None,
+        check_interval: bool = True,
+        options: tf.train.CheckpointOptions | None = None,
+    ) -> str | None:
+        """Saves unless it is too early or this step is saved already; returns the prefix, whose files come later.
+
+        Raises:
+          StorageError: when this save, or the one before it in the background, cannot be written.
+        """
+        options = options or tf.train.CheckpointOptions(enable_async=self._asynchronous)
+        try:
+            path = super().save(checkpoint_number, check_interval=check_interval, options=options)
+        except (tf.errors.OpError, OSError) as error:
+            raise StorageError(f"no checkpoint can be saved in {self.directory}: {_reason(error)}") from error
+        return str(path) if path else None
+
+    def sync(self) -> None:
+        """Waits for the save in flight.
+
+        Raises:
+          StorageError: when its files are not there afterwards.
+        """
+        super().sync()
+        newest = self.latest_checkpoint
+        if newest and not tf.io.gfile.exists(f"{newest}.index"):
+            raise StorageError(f"the checkpoint {newest} was not written")
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the newest checkpoint and returns its prefix, or calls init_fn and returns None; for evaluation does nothing.
+
+        Raises:
+          UsageError: when it does not fit the model.
+          StorageError: when it is damaged.
+        """
+        newest = self.latest_checkpoint
+        if not self._for_training:
+            return None
+        if newest is None:
+            return super().restore_or_initialize()  # type: ignore[no-any-return]
+        self.restore(newest)
+        return str(newest)
+
+    def restore(self, path: str) -> None:
+        """Restores one checkpoint; the next save is an interval after it."""
+        restore(self.checkpoint, path, whole=self._for_training)
+        self._last_checkpoint_step = int(self._step_counter.numpy())
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "message", None) or getattr(error, "strerror", None) or error).splitlines()[0]

@@ -1,0 +1,103 @@
+"""Stable names for the variables of models and optimizers, as a checkpoint keys them.
+
+TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and `tf.train.Checkpoint(model=...)`
+leaves out Keras 3's seed generators. So the tf.Variables behind Keras 3's are tracked, by name. Keras numbers layers
+over the life of a process ("dense_7"); here the numbers count within one model, so that the names do not depend on
+what the process built before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
+
+
+def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
+    """Returns the variables of a Keras 3 model by name, seed generators included; any other model as it is.
+
+    tf_keras models and tf.Module can be tracked directly. Eager, in cross-replica context.
+    """
+    if not isinstance(model, keras.Layer):
+        return model
+    variables = list(model.variables)
+    return _unique(canonical_paths([variable.path for variable in variables]), variables)
+
+
+def optimizer_variables(optimizer: Any, model: Any) -> dict[str, tf.Variable] | Any:
+    """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other as it is.
+
+    Args:
+      optimizer: built, or a dict of those by name.
+      model: whose trainable variables the slots belong to.
+    """
+    if isinstance(optimizer, Mapping):
+        return {name: optimizer_variables(one, model) for name, one in optimizer.items()}
+    if not isinstance(optimizer, keras.Optimizer):
+        return optimizer
+    owners = _owner_names(model)
+    names = [_slot_name(variable.path, owners) for variable in optimizer.variables]
+    return _unique(canonical_paths(names), optimizer.variables)
+
+
+def canonical_paths(paths: Sequence[str]) -> list[str]:
+    """Returns `paths` with the numbers that end their parts replaced by ranks, counted below the same parent.
+
+    `["net_4/dense_8/kernel", "net_4/dense_9/kernel"]` becomes `["net/dense/kernel", "net/dense_1/kernel"]`.
+    """
+    split = [path.split("/") for path in paths]
+    done: list[list[str]] = [[] for _ in paths]
+    for depth in range(max(map(len, split), default=0)):
+        numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
+        parts = {i: _stem_and_number(parts[depth]) for i, parts in enumerate(split) if depth < len(parts)}
+        for i, (stem, number) in parts.items():
+            numbers[tuple(done[i]), stem].add(number)
+        parents = {i: tuple(done[i]) for i in parts}
+        for i, (stem, number) in parts.items():
+            rank = sorted(numbers[parents[i], stem]).index(number)
+            done[i].append(f"{stem}_{rank}" if rank else stem)
+    return ["/".join(parts) for parts in done]
+
+
+def _stem_and_number(part: str) -> tuple[str, int]:
+    match = _NUMBERED.match(part)
+    stem, number = match.groups() if match else (part, None)
+    return stem, int(number) if number else 0
+
+
+def _owner_names(model: Any) -> list[tuple[str, str]]:
+    """(flattened path as Keras' optimizers put it into slot names, our name) of each variable, longest first."""
+    variables = list(model.trainable_variables)
+    paths = [getattr(variable, "path", None) or variable.name for variable in variables]
+    names = list(_unique(canonical_paths(paths), variables))
+    flattened = [re.sub(r"[/:]", "_", path) for path in paths]
+    return sorted(zip(flattened, names, strict=True), key=lambda pair: -len(pair[0]))
+
+
+def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
+    optimizer, _, slot = path.partition("/")
+    for flattened, name in owners:
+        if slot.startswith(flattened + "_"):
+            return f"{optimizer}/{name}/{slot[len(flattened) + 1 :]}"
+    return path
+
+
+def _unique(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Variable]:
+    """Maps names to tf.Variables; the second and later ones of a name get `#1`, `#2`."""
+    found: dict[str, tf.Variable] = {}
+    seen: dict[str, int] = defaultdict(int)
+    for name, variable in zip(names, variables, strict=True):
+        count = seen[name]
+        seen[name] += 1
+        found[f"{name}#{count}" if count else name] = getattr(variable, "value", variable) if _is_keras(variable) else variable
+    return found
+
+
+def _is_keras(variable: Any) -> bool:
+    return isinstance(variable, keras.Variable)

@@ -1,0 +1,138 @@
+"""How a config class is made: `@configclass`, the Config it inherits from, and the choice of one branch.
+
+A config class is a pydantic dataclass: frozen, keyword-only, without extra keys. Fields are strict one by one ("5" is
+not an int, "yes" is not a bool), nested sections may be given as dicts and tuples as lists. A strict class would
+refuse the nested dicts, hence the rewriting of annotations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self, dataclass_transform
+
+Section = TypeVar("Section")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field, Field))
+def configclass(cls: type[Section]) -> type[Section]:
+    """Makes a config class of `cls`: frozen, keyword-only, typed and checked when built.
+
+    Every int, float, bool and str in its annotations becomes strict. To check a rule across fields, define
+    `rules(self)`, yielding (field name, what is wrong and what to do) for each broken one.
+
+    Raises:
+      TypeError: when `cls` does not inherit from Config (usually from TaskConfig).
+    """
+    if not issubclass(cls, Config):
+        raise TypeError(f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)")
+    own = cls.__dict__.get("__annotations__", {})
+    hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
+    cls.__annotations__ = {name: _strict(hints[name]) for name in own}
+    settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
+    return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+
+
+def is_configclass(cls: object) -> bool:
+    """Whether `cls` itself was made by `@configclass`; a plain subclass of one was not."""
+    return isinstance(cls, type) and issubclass(cls, Config) and "__pydantic_fields__" in vars(cls)
+
+
+class Config:
+    """What every config class can do."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yields (field name, message) for each broken rule across fields; none by default."""
+        yield from ()
+
+    def __post_init__(self) -> None:
+        broken = list(self.rules())
+        if broken:
+            text = "; ".join(f"{name}: {message}" for name, message in broken)
+            raise PydanticCustomError("rules", "{text}", {"text": text, "broken": broken})
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns a copy with the given fields changed; a dict for a nested section changes only what it names.
+
+        Raises:
+          pydantic.ValidationError: for unknown fields, wrong types and broken rules.
+        """
+        merged = {
+            name: getattr(self, name).replace(**value)
+            if isinstance(value, Mapping) and isinstance(getattr(self, name, None), Config)
+            else value
+            for name, value in changes.items()
+        }
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return type(self)(**{**values, **merged})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
+        return {name: _plain(getattr(self, name)) for name in self._shown_fields()}
+
+    def _shown_fields(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+
+class OneOfConfig(Config):
+    """A choice: the field `type` names the one branch that counts; the others are None.
+
+    With `type` None nothing is chosen. Branch fields are optional sections.
+    """
+
+    type: str | None
+
+    def __post_init__(self) -> None:
+        for name, branch in self.branches().items():
+            value = getattr(self, name)
+            chosen = branch() if value is None else value
+            object.__setattr__(self, name, chosen if name == self.type else None)
+        super().__post_init__()
+
+    @classmethod
+    def branches(cls) -> dict[str, type[Config]]:
+        """Returns the name and the config class of each branch."""
+        found = {}
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            classes = [part for part in get_args(field.type) if isinstance(part, type) and issubclass(part, Config)]
+            if classes:
+                found[field.name] = classes[0]
+        return found
+
+    def get(self) -> Any:
+        """Returns the chosen branch, or None."""
+        return getattr(self, self.type) if self.type else None
+
+    def _shown_fields(self) -> list[str]:
+        return ["type", *([self.type] if self.type else [])]
+
+
+def _strict(annotation: Any) -> Any:
+    """Returns `annotation` with every int, float, bool and str inside it made strict."""
+    if annotation in (int, float, bool, str):
+        return Annotated[annotation, Strict()]
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_strict(args[0]), *args[1:])]
+    if origin is Literal or not args:
+        return annotation
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_strict(arg) for arg in args)]
+    return origin[tuple(arg if arg is Ellipsis else _strict(arg) for arg in args)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.as_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,41 @@
+"""A layer: the values that one source gives, and where each was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one source gives.
+
+    Attributes:
+      values: nested dicts of the given values, as in the source; nothing is checked against the config's classes.
+      origins: dotted path of a value or section -> where it was written: "conf.yaml:12", "--params_override",
+        "conf.gin:3", "--gin_params".
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def origin(self, path: str) -> str:
+        """Returns where `path` was written; for a path without an entry, where its section was; else ""."""
+        while path not in self.origins and "." in path:
+            path = path.rpartition(".")[0]
+        return self.origins.get(path, "")
+
+
+def join(*parts: object) -> str:
+    """Returns the dotted path made of `parts`, leaving out empty ones."""
+    return ".".join(str(part) for part in parts if part != "")
+
+
+def given_inside(origins: dict[str, str], path: str) -> list[str]:
+    """Returns the paths in `origins` that are `path` or inside it."""
+    return [given for given in origins if is_inside(given, path)]
+
+
+def is_inside(path: str, section: str) -> bool:
+    """Whether the dotted `path` is `section` or something in it; the empty section holds everything."""
+    return not section or path == section or path.startswith(section + ".")

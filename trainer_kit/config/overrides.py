@@ -1,0 +1,249 @@
+"""Puts layers of values on a config: pure, and with every mistake of every layer in one report.
+
+A later layer wins. Sections merge field by field; everything else is replaced whole: scalars, None, lists, and mappings
+that are values (`DataConfig.input_path`, a dict of sections by name). A value is checked against its own field as it is
+merged, so a mistake in one layer hides none in another; the rules across fields are checked once, on the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer_kit.config.base import Config, is_configclass
+from trainer_kit.config.layers import Layer, given_inside, is_inside, join
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.sections import checker, fields_of, is_oneof, item_class, leaves, section_class
+from trainer_kit.config.wording import describe, hint, show
+from trainer_kit.errors import ConfigError, Mistake, near_names, suggestion
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked config and, by dotted path, where every one of its values comes from ("default": its factory)."""
+
+    config: ExperimentConfig
+    origins: dict[str, str]
+
+
+def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
+    """Returns `config` with the values of `layers` on it, the last layer winning.
+
+    A section is checked against the class of the section that `config` has there: a task's against the task's own.
+
+    Raises:
+      ConfigError: unknown keys, wrong types, values out of bounds, broken rules: all of them, of all layers.
+    """
+    report = _Report(leaves(config))
+    root = _Section.of(config)
+    for layer in layers:
+        _Merge(layer, report).into(root, layer.values, "")
+    built = _build(root, "", report)
+    if report.mistakes:
+        raise ConfigError(report.mistakes)
+    return Resolved(built, {path: report.given.get(path, DEFAULT) for path in leaves(built)})
+
+
+@dataclass
+class _Section:
+    """A section that can still change. `values` holds leaves, sections, and lists or dicts of sections."""
+
+    config_class: type[Config]
+    values: dict[str, Any]
+    branches_given: list[str] = field(default_factory=list)
+    type_given: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> _Section:
+        """The values of `config`."""
+        return cls(type(config), {name: _opened(getattr(config, name)) for name in fields_of(type(config))})
+
+    @classmethod
+    def fresh(cls, config_class: type[Config]) -> _Section:
+        """The defaults of `config_class`; what has no default is not there."""
+        fields = {name: info for name, info in fields_of(config_class).items() if not info.is_required()}
+        values = {name: _opened(info.get_default(call_default_factory=True)) for name, info in fields.items()}
+        return cls(config_class, values)
+
+
+@dataclass
+class _Report:
+    """What is wrong, and where the accepted values were given."""
+
+    known: Mapping[str, Any]
+    mistakes: list[Mistake] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str, problem: str, advice: str = "", origin: str = "") -> None:
+        self.mistakes.append(Mistake(path, problem, advice, origin))
+
+    def add_broken_rule(self, path: str, problem: str, advice: str = "") -> None:
+        """Adds a mistake that was found in the result, unless its value has one already."""
+        if any(mistake.path == path for mistake in self.mistakes):
+            return
+        self.add(path, problem, advice, self._culprit(path, problem))
+
+    def _culprit(self, path: str, problem: str) -> str:
+        """A rule may name a field that nobody touched: then its message tells which other field was given."""
+        inside = given_inside(self.given, path)
+        if inside:
+            return self.given[inside[0]]
+        section = path.rpartition(".")[0]
+        words = set(problem.replace("(", " ").replace(",", " ").replace(";", " ").replace("=", " ").split())
+        others = [given for given in given_inside(self.given, section) if given.rpartition(".")[2] in words]
+        return f"{DEFAULT}, beside {others[0]} of {self.given[others[0]]}" if others else DEFAULT
+
+
+class _Merge:
+    """Puts one layer on the sections."""
+
+    def __init__(self, layer: Layer, report: _Report) -> None:
+        self._layer, self._report = layer, report
+
+    def into(self, section: _Section, values: Mapping[Any, Any], path: str) -> None:
+        for key, value in values.items():
+            name, where = str(key), join(path, key)
+            info = fields_of(section.config_class).get(name)
+            if info is None:
+                self._unknown(section, name, where)
+                continue
+            current = section.values.get(name)
+            inner = current.config_class if isinstance(current, _Section) else section_class(info.annotation)
+            if inner is not None and value is not None:
+                self._section(section, name, inner, value, where)
+            elif (items := item_class(info.annotation)) and isinstance(value, (list, tuple, dict)):
+                self._items(section, name, items, value, where)
+            else:
+                self._leaf(section, name, value, where)
+
+    def _section(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            fields = ", ".join(list(fields_of(config_class))[:4])
+            self._refuse(where, f"{show(value)} is not a section", f"give its fields ({fields}, ...)" if fields else "")
+        elif not is_configclass(config_class):
+            self._refuse(where, "this experiment has no such section", "remove it, or let the task's config class type it")
+        else:
+            current = around.values.get(name)
+            section = current if isinstance(current, _Section) else _Section.fresh(config_class)
+            around.values[name] = section
+            if is_oneof(around.config_class):
+                around.branches_given.append(name)
+            self.into(section, value, where)
+
+    def _items(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+        """A list, or a dict by name, of sections: replaced whole."""
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        built: dict[Any, Any] = {}
+        for key, item in pairs:
+            holder = _Section(config_class, {})
+            self._section(holder, "item", config_class, item, join(where, key))
+            built[key] = holder.values.get("item")
+        if all(isinstance(item, _Section) for item in built.values()):
+            around.values[name] = built if isinstance(value, Mapping) else list(built.values())
+            self._given(where)
+
+    def _leaf(self, section: _Section, name: str, value: Any, where: str) -> None:
+        section.type_given |= name == "type"
+        info = fields_of(section.config_class)[name]
+        try:
+            section.values[name] = checker(section.config_class, name).validate_python(value)
+        except ValidationError:
+            allowed = describe(info.annotation, tuple(info.metadata))
+            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value))
+        else:
+            self._given(where)
+
+    def _given(self, where: str) -> None:
+        for old in given_inside(self._report.given, where):
+            del self._report.given[old]
+        self._report.given[where] = self._layer.origin(where) or "given"
+
+    def _refuse(self, where: str, problem: str, advice: str = "") -> None:
+        self._report.add(where, problem, advice, self._layer.origin(where))
+
+    def _unknown(self, section: _Section, name: str, where: str) -> None:
+        siblings = list(fields_of(section.config_class))
+        around = where[: -len(name)]
+        near = [around + sibling for sibling in near_names(name, siblings)]
+        elsewhere = [path for path in self._report.known if path.rpartition(".")[2] == name]
+        if is_inside(name, name.partition(".")[0]) and "." in name:
+            advice = "nest the keys, or write it as a.b=c in --params_override"
+        elif near or elsewhere:
+            advice = f"did you mean {' or '.join(near or elsewhere[:3])}?"
+        else:
+            advice = suggestion(name, siblings)
+        self._refuse(where, "there is no such key", advice)
+
+
+def _opened(value: Any) -> Any:
+    if isinstance(value, Config):
+        return _Section.of(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(item, Config) for item in value):
+        return [_opened(item) for item in value]
+    if isinstance(value, Mapping) and any(isinstance(item, Config) for item in value.values()):
+        return {key: _opened(item) for key, item in value.items()}
+    return value
+
+
+def _closed(value: Any, path: str, report: _Report) -> Any:
+    if isinstance(value, _Section):
+        return _build(value, path, report)
+    if isinstance(value, list):
+        return [_closed(item, join(path, index), report) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _closed(item, join(path, key), report) for key, item in value.items()}
+    return value
+
+
+def _build(section: _Section, path: str, report: _Report) -> Any:
+    """Returns the config of a section; reports its broken rules, with what is wrong elsewhere left at the value before."""
+    values = dict(section.values)
+    if is_oneof(section.config_class):
+        values = _chosen_only(section, path, report)
+    values = {name: _closed(value, join(path, name), report) for name, value in values.items()}
+    try:
+        return section.config_class(**values)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            _report_details(dict(details), path, report)
+    except Exception:
+        if not report.mistakes:  # else a rule stumbled over what could not be set
+            raise
+    return _unchecked(section.config_class, values)
+
+
+def _chosen_only(section: _Section, path: str, report: _Report) -> dict[str, Any]:
+    chosen = section.values.get("type")
+    if not section.type_given:
+        for name in dict.fromkeys(section.branches_given):
+            if name != chosen:
+                where = join(path, "type")
+                problem = f"has no effect while {where} is {show(chosen)}"
+                report.add_broken_rule(join(path, name), problem, f"set {where}={name} too, or remove it")
+    inner = {name for name, value in section.values.items() if isinstance(value, _Section) and name != chosen}
+    return {name: None if name in inner else value for name, value in section.values.items()}
+
+
+def _report_details(details: dict[str, Any], path: str, report: _Report) -> None:
+    where = join(path, *details["loc"])
+    if details["type"] == "rules":
+        for name, message in details["ctx"]["broken"]:
+            problem, _, advice = message.partition("; ")
+            report.add_broken_rule(join(where, name), problem, advice)
+    elif details["type"] == "missing":
+        report.add_broken_rule(where, "is needed", "give it a value")
+    else:
+        report.add_broken_rule(where, str(details["msg"]))
+
+
+def _unchecked(config_class: type[Config], values: dict[str, Any]) -> Config:
+    """A stand-in for a section that has a mistake, so that the rules of the sections around it can be checked."""
+    config = object.__new__(config_class)
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+    return config

@@ -1,0 +1,252 @@
+"""The typed, frozen config classes: ExperimentConfig(task, trainer, runtime) and DataConfig.
+
+Field names and defaults are those of TF Model Garden 2.20, so that its YAML files can be read. The exceptions, with
+their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from trainer_kit.config.base import Config, configclass
+from trainer_kit.config.optimization import OptimizationConfig
+
+MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
+    "RuntimeConfig.distribution_strategy": "'auto': mirroring over a single device costs up to 3 times",
+    "TrainerConfig.best_checkpoint_export_subdir": "'best_ckpt': naming the metric is enough to keep the best",
+    "TaskConfig.validation_data": "drop_remainder is False: validation keeps its last batch",
+    "OptimizerConfig": "types we do not build (lars, slide, *_experimental, adafactor_keras) are refused by name",
+    "TaskConfig.differential_privacy_config": "deprecated there; refused here rather than ignored",
+}
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+StepsOrAll = Annotated[int, Field(ge=-1)]
+
+
+@configclass
+class DataConfig(Config):
+    """What a dataset is made of. All of it reaches `Task.build_inputs`; the readers in `inputs/` use what fits them.
+
+    Attributes:
+      input_path: a path or glob, several separated by commas, a list of those, or a dict of those by name.
+      tfds_name, tfds_split, tfds_data_dir, tfds_as_supervised, tfds_skip_decoding_feature: for TensorFlow Datasets.
+      global_batch_size: examples in a batch, over all replicas.
+      is_training: whether to shuffle and repeat.
+      drop_remainder: whether a last batch that is not full is left out.
+      shuffle_buffer_size: examples; for readers that shuffle by buffer.
+      cache: keep decoded examples in memory.
+      cycle_length, block_length: how many files are read at once, and how many examples in a row from each.
+      ram_budget: gigabytes, for the tf.data service.
+      deterministic: whether the order is the same in each run (None: tf.data's default).
+      sharding: whether each worker reads its own part.
+      enable_tf_data_service, tf_data_service_address, tf_data_service_job_name,
+      enable_shared_tf_data_service_between_parallel_trainers, apply_tf_data_service_before_batching, trainer_id:
+        for the tf.data service.
+      seed: of the order and of random preprocessing.
+      prefetch_buffer_size: batches; None leaves it to tf.data.
+      autotune_algorithm: name in tf.data.experimental.AutotuneAlgorithm.
+    """
+
+    input_path: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = ""
+    tfds_name: str | dict[str, str] = ""
+    tfds_split: str = ""
+    global_batch_size: Count = 0
+    is_training: bool | None = None
+    drop_remainder: bool = True
+    shuffle_buffer_size: Count = 100
+    cache: bool = False
+    cycle_length: PositiveInt | None = None
+    block_length: PositiveInt = 1
+    ram_budget: int | None = None
+    deterministic: bool | None = None
+    sharding: bool = True
+    enable_tf_data_service: bool = False
+    tf_data_service_address: str | None = None
+    tf_data_service_job_name: str | None = None
+    tfds_data_dir: str = ""
+    tfds_as_supervised: bool = False
+    tfds_skip_decoding_feature: str = ""
+    enable_shared_tf_data_service_between_parallel_trainers: bool = False
+    apply_tf_data_service_before_batching: bool = False
+    trainer_id: str | None = None
+    seed: int | None = None
+    prefetch_buffer_size: Count | None = None
+    autotune_algorithm: str | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """At most one source of data."""
+        if self.input_path and self.tfds_name:
+            yield "tfds_name", "cannot be set together with input_path; choose one source of data"
+
+
+@configclass
+class RuntimeConfig(Config):
+    """On what the experiment runs.
+
+    Attributes:
+      distribution_strategy: auto (what the machine has), off, one_device, mirrored, multi_worker_mirrored,
+        parameter_server or tpu.
+      virtual_cpus: splits the CPU into so many devices, for real multi-replica runs without accelerators; 0: not.
+      random_seed: of Python, NumPy, TensorFlow and Keras.
+      deterministic_ops: use TensorFlow's deterministic kernels, where there is a choice.
+      enable_xla: compile the train step with XLA.
+      gpu_thread_mode, per_gpu_thread_count: TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT.
+      dataset_num_private_threads: threads that the input pipeline has for itself.
+      tpu: name or address of the TPU.
+      num_gpus: how many GPUs to use; 0 leaves it to the strategy (auto and mirrored: all there are).
+      worker_hosts, task_index: comma-separated host:port list and our place in it, for multi_worker_mirrored.
+      all_reduce_alg, num_packs: how mirrored strategies sum gradients (nccl, hierarchical_copy; ring for workers).
+      mixed_precision_dtype: float32, float16 or bfloat16, also spelt as Keras' policy names.
+      loss_scale: 'dynamic' or a fixed number; for float16.
+      run_eagerly: run tf.functions eagerly, to debug.
+      batchnorm_spatial_persistent: cuDNN's faster batch normalisation.
+      tpu_enable_xla_dynamic_padder, num_cores_per_replica, default_shard_dim, use_tpu_mp_strategy: for TPUs.
+    """
+
+    distribution_strategy: Literal[
+        "auto", "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu"
+    ] = "auto"
+    enable_xla: bool = False
+    gpu_thread_mode: Literal["global", "gpu_private", "gpu_shared"] | None = None
+    dataset_num_private_threads: PositiveInt | None = None
+    per_gpu_thread_count: Count = 0
+    tpu: str | None = None
+    num_gpus: Count = 0
+    worker_hosts: str | None = None
+    task_index: StepsOrAll = -1
+    all_reduce_alg: str | None = None
+    num_packs: Count = 1
+    mixed_precision_dtype: (
+        Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None
+    ) = None
+    loss_scale: Literal["dynamic"] | float | None = None
+    run_eagerly: bool = False
+    batchnorm_spatial_persistent: bool = False
+    tpu_enable_xla_dynamic_padder: bool | None = None
+    num_cores_per_replica: PositiveInt = 1
+    default_shard_dim: int = -1
+    use_tpu_mp_strategy: bool = False
+    virtual_cpus: Count = 0
+    random_seed: Count = 1
+    deterministic_ops: bool = False
+
+    def model_parallelism(self) -> dict[str, int]:
+        """Returns the TPU model parallelism settings as keywords."""
+        return {"num_cores_per_replica": self.num_cores_per_replica, "default_shard_dim": self.default_shard_dim}
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Settings that need another setting."""
+        if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
+            yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove it or set that"
+        if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
+            yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
+        if self.distribution_strategy != "tpu":
+            if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
+                yield "num_cores_per_replica", "model parallelism needs distribution_strategy=tpu"
+        if self.virtual_cpus and self.num_gpus:
+            yield "virtual_cpus", "cannot be combined with num_gpus; set one of them"
+
+
+@configclass
+class TaskConfig(Config):
+    """What a task is configured by. Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
+
+    Attributes:
+      init_checkpoint: a checkpoint, or a folder of them, to start from when model_dir has none.
+      model: the model's own section; subclasses give it a type.
+      train_data, validation_data: the two datasets.
+      name: of the task; default: the name of its class.
+      differential_privacy_config: not supported; has to be None.
+      allow_image_summary: whether tasks that can show images in TensorBoard do so.
+    """
+
+    init_checkpoint: str = ""
+    model: SerializeAsAny[Config] | None = None
+    train_data: DataConfig = DataConfig()
+    validation_data: DataConfig = DataConfig(drop_remainder=False)
+    name: str | None = None
+    differential_privacy_config: None = None
+    allow_image_summary: bool = False
+
+
+@configclass
+class TrainerConfig(Config):
+    """How long to train, and how often to report, save and evaluate. All intervals are in steps.
+
+    Attributes:
+      optimizer_config: optimizer, learning rate, warm-up and moving average.
+      train_tf_function, train_tf_while_loop: run the training loop as a tf.function, with its loop inside.
+      eval_tf_function, eval_tf_while_loop: the same for evaluation. A task that aggregates logs in Python is
+        evaluated step by step, unless eval_tf_while_loop asks for its aggregation inside the graph.
+      eval_recreate_iterator: start each evaluation at the first example; else go on where the last one stopped.
+      allow_tpu_summary: summaries from inside a TPU program; not supported, has to be False.
+      steps_per_loop: steps between two looks of Python at the run.
+      summary_interval: steps between summaries that the task itself writes.
+      checkpoint_interval: steps between checkpoints.
+      max_to_keep: how many of the newest checkpoints stay.
+      continuous_eval_timeout: seconds that continuous_eval waits for a checkpoint; None: for ever.
+      train_steps: the global step to train up to; -1: until the data is exhausted.
+      validation_steps: batches in an evaluation; -1: all.
+      validation_interval: steps between evaluations in train_and_eval.
+      best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint.
+      best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
+      best_checkpoint_metric_comp: whether a higher or a lower value is better.
+      loss_upper_bound, recovery_begin_steps, recovery_max_trials: a loss that is not finite, or above the bound after
+        so many steps, ends the run; a negative recovery_max_trials lets it go on.
+      validation_summary_subdir: folder, inside model_dir, of the validation summaries.
+      preemption_on_demand_checkpoint: save when SIGTERM or Ctrl-C stops the run.
+    """
+
+    optimizer_config: OptimizationConfig = OptimizationConfig()
+    train_tf_while_loop: bool = True
+    train_tf_function: bool = True
+    eval_tf_function: bool = True
+    eval_tf_while_loop: bool = False
+    eval_recreate_iterator: bool = True
+    allow_tpu_summary: Literal[False] = False
+    steps_per_loop: PositiveInt = 1000
+    summary_interval: PositiveInt = 1000
+    checkpoint_interval: PositiveInt = 1000
+    max_to_keep: PositiveInt = 5
+    continuous_eval_timeout: Annotated[float, Field(ge=0)] | None = 60 * 60
+    train_steps: StepsOrAll = 0
+    validation_steps: StepsOrAll = -1
+    validation_interval: PositiveInt = 1000
+    best_checkpoint_export_subdir: str = "best_ckpt"
+    best_checkpoint_eval_metric: str = ""
+    best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
+    loss_upper_bound: float = 1e6
+    recovery_begin_steps: Count = 0
+    recovery_max_trials: int = 0
+    validation_summary_subdir: str = "validation"
+    preemption_on_demand_checkpoint: bool = True
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Rules between intervals and switches."""
+        if self.summary_interval % self.steps_per_loop:
+            yield (
+                "summary_interval",
+                f"{self.summary_interval} is not a multiple of steps_per_loop ({self.steps_per_loop}); "
+                "summaries are written at the end of a loop",
+            )
+        if self.validation_steps == 0:
+            yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
+        if self.train_tf_while_loop and not self.train_tf_function:
+            yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
+        if self.eval_tf_while_loop and not self.eval_tf_function:
+            yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
+        if self.best_checkpoint_eval_metric and not self.best_checkpoint_export_subdir:
+            yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
+
+
+@configclass
+class ExperimentConfig(Config):
+    """All of an experiment: what is learned (task), for how long (trainer), on what (runtime)."""
+
+    task: SerializeAsAny[TaskConfig] = TaskConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()

@@ -1,0 +1,91 @@
+"""The shape of config classes: which fields are sections, which are leaves, and how each may be checked."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from trainer_kit.config.base import Config, OneOfConfig
+from trainer_kit.config.layers import join
+
+
+def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
+    """Returns the fields of a config class by name; none for the bare Config."""
+    return dict(getattr(config_class, "__pydantic_fields__", {}))
+
+
+def section_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of a field that is one section, or a section or None; else None."""
+    arms = [arm for arm in _arms(annotation) if arm is not type(None)]
+    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Config):
+        return arms[0]
+    return None
+
+
+def item_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of the items of a field that is a list, or a dict by name, of sections; else None."""
+    arms = [arm for arm in _arms(annotation) if arm is not type(None)]
+    if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list, dict):
+        return None
+    args = [arg for arg in get_args(arms[0]) if arg is not Ellipsis]
+    return section_class(args[-1]) if len(args) == (2 if get_origin(arms[0]) is dict else 1) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
+    """Returns what checks a value for one field alone, with the settings of config classes."""
+    field = fields_of(config_class)[name]
+    annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+def leaves(config: Config) -> dict[str, Any]:
+    """Returns every value of `config` by dotted path, as plain data; of a "oneof" only the chosen branch."""
+    return dict(_leaves(config, config.as_dict(), ""))
+
+
+def sections(config: Config) -> list[tuple[str, type[Config], bool]]:
+    """Returns (dotted path, class, whether it is there) of `config`, its sections and theirs, outer ones first.
+
+    Sections that are None now, and the branches of a "oneof" that are not chosen, are listed as not there.
+    """
+    return list(_sections(type(config), config, "", ()))
+
+
+def _arms(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _arms(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [arm for arg in get_args(annotation) for arm in _arms(arg)]
+    return [annotation]
+
+
+def _leaves(config: Config, plain: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in plain.items():
+        section = getattr(config, name)
+        if isinstance(section, Config):
+            yield from _leaves(section, value, join(path, name))
+        else:
+            yield join(path, name), value
+
+
+def _sections(
+    config_class: type[Config], config: Config | None, path: str, around: tuple[type, ...]
+) -> Iterator[tuple[str, type[Config], bool]]:
+    yield path, config_class, config is not None
+    for name, field in fields_of(config_class).items():
+        value = getattr(config, name, None)
+        inner = type(value) if isinstance(value, Config) else section_class(field.annotation)
+        if inner is None or (value is None and inner in (*around, config_class)):
+            continue  # a class that may hold itself ends where there is nothing
+        yield from _sections(inner, value, join(path, name), (*around, config_class))
+
+
+def is_oneof(config_class: type[Config]) -> bool:
+    """Whether the class is a choice between branches."""
+    return issubclass(config_class, OneOfConfig)

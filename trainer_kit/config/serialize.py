@@ -1,0 +1,39 @@
+"""Config <-> YAML, with an exact round trip."""
+
+from __future__ import annotations
+
+import os
+
+from trainer_kit import files
+from trainer_kit.config import yaml_loader
+from trainer_kit.config.layers import Layer
+from trainer_kit.config.overrides import apply
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import ConfigError, Mistake
+
+
+def to_yaml(config: ExperimentConfig) -> str:
+    """Returns every value of `config` as YAML; of a "oneof" its type and the chosen branch."""
+    return yaml_loader.dump(config.as_dict())
+
+
+def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the config that `text` describes; what it leaves out is as in `default_config`, whose classes it gets.
+
+    Raises:
+      ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
+    """
+    parsed = yaml_loader.parse(text, "params.yaml")
+    if not isinstance(parsed.values, dict):
+        raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
+    origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
+    return apply(default_config, [Layer(parsed.values, origins)]).config
+
+
+def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:
+    """Writes `config` to the YAML file at `path`, a local one, atomically.
+
+    Raises:
+      StorageError: when it cannot be written.
+    """
+    files.write_text(path, to_yaml(config), "params")

@@ -1,0 +1,108 @@
+"""Where experiments come from: the working directory, modules named on the command line, entry points. No TensorFlow,
+unless a user's module imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.experiment import experiments
+
+ENTRY_POINTS = "trainer_kit.experiments"
+
+
+def import_user_module(name: str) -> None:
+    """Imports a module by its dotted name or by the path of its file; the working directory is searched first.
+
+    Raises:
+      UsageError: when there is no such module or file. Errors inside the module are raised as they are.
+    """
+    _search_working_directory()
+    if name.endswith(".py") or os.sep in name:
+        _import_file(Path(name))
+        return
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise UsageError(f"--import_module: no module is called {name!r}; give a dotted name or the path of a .py file")
+    importlib.import_module(name)
+
+
+def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
+    """Makes sure that the experiment `name` is registered.
+
+    Looks, in this order, at what is registered already, at the module `experiments.<first part of the name>` in the
+    working directory, at `modules`, and at entry points of the group `trainer_kit.experiments`.
+
+    Raises:
+      UsageError: when none of these registers it, with near names.
+    """
+    first = name.split("/")[0]
+    for module in modules:
+        import_user_module(module)
+    if name not in experiments and first in local_experiments():
+        _search_working_directory()
+        importlib.import_module(f"experiments.{first}")
+    if name not in experiments:
+        for point in _entry_points():
+            if point.name in (name, first):
+                point.load()
+    if name not in experiments:
+        names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
+        raise UsageError(f"--experiment: none is called {name!r}; {suggestion(name, sorted(names))}")
+
+
+def find_all_experiments(modules: Iterable[str] = ()) -> list[str]:
+    """Imports every place that experiments come from and returns their names, sorted."""
+    for module in modules:
+        import_user_module(module)
+    _search_working_directory()
+    for name in local_experiments():
+        importlib.import_module(f"experiments.{name}")
+    for point in _entry_points():
+        point.load()
+    return experiments.names()
+
+
+def local_experiments() -> list[str]:
+    """Returns the names of the packages and modules in `experiments/` of the working directory."""
+    folder = Path("experiments")
+    if not folder.is_dir():
+        return []
+    packages = [path.parent.name for path in folder.glob("*/__init__.py")]
+    return sorted({*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")})
+
+
+def _entry_points() -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group=ENTRY_POINTS))
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        there = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"--import_module: there is no file {path}; {suggestion(str(path), there)}")
+    name = path.stem
+    if name in sys.modules:
+        known = getattr(sys.modules[name], "__file__", None)
+        if known and Path(known).resolve() == path.resolve():
+            return
+        raise UsageError(f"--import_module: {path} would be the module {name!r}, which is imported already; rename it")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+def _search_working_directory() -> None:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())

@@ -1,0 +1,146 @@
+"""Our exceptions, the report of several mistakes at once, and the one table of exit codes.
+
+Exit codes are an interface: supervisors and Kubernetes' podFailurePolicy act on them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class ExitCode(enum.IntEnum):
+    """What a process ends with; the only table of its kind."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    DIVERGED = 3
+    MODEL_DIR_IN_USE = 4
+    DATA = 5
+    STORAGE = 6
+    STALLED = 7
+    NOTHING_TO_WAIT_FOR = 8
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+EXIT_CODES: dict[ExitCode, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.BUG: "a bug, in trainer_kit or in the user's code",
+    ExitCode.USAGE: "usage or config: known from flags, files and config",
+    ExitCode.DIVERGED: "diverged: NaN or a bound passed, recovery used up",
+    ExitCode.MODEL_DIR_IN_USE: "model_dir is in use by another trainer",
+    ExitCode.DATA: "data: empty, unreadable, or not what the config says",
+    ExitCode.STORAGE: "storage: full, unwritable, or every checkpoint damaged",
+    ExitCode.STALLED: "stalled",
+    ExitCode.NOTHING_TO_WAIT_FOR: "nothing more to wait for: the trainer is gone",
+    ExitCode.PREEMPTED: "preempted after saving, or a peer worker is gone: run again",
+    ExitCode.INTERRUPTED: "Ctrl-C",
+}
+
+
+class TrainerKitError(Exception):
+    """A failure that is explained to the user in its message, without a traceback."""
+
+    exit_code: ExitCode = ExitCode.BUG
+
+
+class UsageError(TrainerKitError, ValueError):
+    """What was asked for cannot be done; flags, files and config alone tell."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DivergedError(TrainerKitError):
+    """The loss is not finite or passed its bound, and no recovery is left."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class ModelDirInUseError(TrainerKitError):
+    """Another trainer writes to the same model_dir."""
+
+    exit_code = ExitCode.MODEL_DIR_IN_USE
+
+
+class DataError(TrainerKitError):
+    """The data is empty, unreadable or not what the config says."""
+
+    exit_code = ExitCode.DATA
+
+
+class StorageError(TrainerKitError):
+    """A file or folder cannot be written or read."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class NothingToWaitForError(TrainerKitError):
+    """A sidecar waits for checkpoints that will not come."""
+
+    exit_code = ExitCode.NOTHING_TO_WAIT_FOR
+
+
+class PreemptedError(TrainerKitError):
+    """The run was asked to stop (SIGTERM) and did so after saving: run it again."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class InterruptedRunError(TrainerKitError):
+    """The run was asked to stop by Ctrl-C (SIGINT) and did so after saving."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that a user has to change.
+
+    Attributes:
+      path: dotted path of the value in the config, or the flag; empty when there is none.
+      problem: what was given and why it cannot be, e.g. "'abc' is not a whole number".
+      advice: what is allowed or what to do.
+      origin: where the value came from, e.g. "conf.yaml:12" or "--params_override".
+    """
+
+    path: str
+    problem: str
+    advice: str = ""
+    origin: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.origin})" if self.origin else ""
+        head = f"{self.path}{where}: " if self.path else f"{self.origin}: " if self.origin else ""
+        return f"{head}{self.problem}" + (f"; {self.advice}" if self.advice else "")
+
+
+class ConfigError(UsageError):
+    """All mistakes found in flags, files and config, in one report."""
+
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
+        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+
+
+def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """Returns the candidates that look like `name`, best first, at most `most`."""
+    known = sorted(set(candidates))
+    matches = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=most, cutoff=0.6)
+    by_lower = {c.lower(): c for c in known}
+    return tuple(dict.fromkeys(by_lower[match] for match in matches))
+
+
+def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:
+    """Returns the advice for a missed lookup: near names if any, else what there is."""
+    near = near_names(name, candidates)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if not candidates:
+        return "there are none"
+    known = sorted(candidates)
+    more = f", ... ({len(known)} in all)" if len(known) > listed else ""
+    return f"there are: {', '.join(known[:listed])}{more}"

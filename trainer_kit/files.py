@@ -1,0 +1,119 @@
+"""Local files: atomic writes with named write points, and appended records.
+
+A write is: temporary name in the same folder, flush to disk, rename. A reader therefore sees the old file or
+the new one, never half of either. No TensorFlow here; remote paths are for whoever may import it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer_kit.errors import StorageError
+
+# Called with (write point, path) just before each step of a write; fault injection sets it, nothing else does.
+on_write_point: Callable[[str, str], None] | None = None
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` names an object store (`gs://...`) rather than a local file."""
+    return "://" in os.fspath(path)
+
+
+def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> None:
+    """Replaces the file at `path` by `text` (UTF-8), atomically; makes the folder if it is missing.
+
+    Args:
+      path: a local path.
+      text: the new content.
+      point: the name under which fault injection knows this write.
+
+    Raises:
+      StorageError: when the folder or the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, text, point)
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") -> None:
+    """Replaces the file at `path` by `value` as indented JSON, atomically; NaN and infinity stay JavaScript's."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
+
+
+def append_line(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
+    """Appends `record` as one JSON line, flushed to disk. A line cut by a crash is dropped by `read_lines`.
+
+    Raises:
+      StorageError: when the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "ab+") as stream:
+            stream.seek(0, os.SEEK_END)
+            if stream.tell() > 0:
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) != b"\n":
+                    stream.write(b"\n")
+            stream.write(json.dumps(record).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yields the records of a file of JSON lines, leaving out lines that a crash cut; nothing if there is no file."""
+    if not os.path.exists(path):
+        return
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Raises StorageError unless files can be made in `folder` or, where it is missing, in what would hold it."""
+    place = Path(folder).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise StorageError(f"{folder} cannot be used: {place} is a file, not a folder")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror or error} ({place})") from error
+
+
+def _replace(target: Path, text: str, point: str) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    _reach(f"{point}.open", temporary)
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            _reach(f"{point}.flush", temporary)
+            stream.flush()
+            os.fsync(stream.fileno())
+        _reach(f"{point}.rename", target)
+        os.replace(temporary, target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _reach(point: str, path: Path) -> None:
+    if on_write_point is not None:
+        on_write_point(point, str(path))

@@ -1,0 +1,43 @@
+"""A dataset and its iterator, made when first needed: after a checkpoint has been restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Feed:
+    """Hands out the iterator of one dataset.
+
+    Args:
+      make: returns the dataset; called when it is first needed, and again after `forget`.
+      given: a ready-made dataset in its place, which `forget` keeps.
+    """
+
+    def __init__(self, make: Callable[[], Any], given: Any = None) -> None:
+        self._make, self._given = make, given
+        self._made: Any = None
+        self._iterator: Any = None
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+        if self._given is not None:
+            return self._given
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def replace(self, dataset: Any) -> None:
+        """Uses `dataset` from the next iterator on, which is made at the next call of `iterator`."""
+        self._given, self._iterator = dataset, None
+
+    def forget(self) -> None:
+        """Drops the iterator and the made dataset, because the position that they stand at no longer counts."""
+        self._made = self._iterator = None
+
+    def iterator(self, *, fresh: bool = False) -> Any:
+        """Returns the iterator; a new one at the first example if `fresh`."""
+        if fresh or self._iterator is None:
+            self._iterator = iter(self.dataset)
+        return self._iterator

@@ -1,0 +1,66 @@
+"""From a config to a finished run: devices, seeds, precision, strategy, task, run_experiment, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.distribution.batches import check_global_batch
+from trainer_kit.distribution.cluster import configure_cluster
+from trainer_kit.distribution.devices import configure_devices
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.experiment import task_class
+from trainer_kit.runner import run_experiment
+
+
+def launch(
+    config: ExperimentConfig,
+    mode: str,
+    model_dir: str,
+    *,
+    before_task: Callable[[], None] = lambda: None,
+    **arguments: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """Runs `config` in a fresh process, or one whose devices are as the config has them.
+
+    Args:
+      config: of the experiment.
+      mode: one of modes.MODES.
+      model_dir: folder of the run.
+      before_task: called when the task's module has been imported, before the task is made.
+      **arguments: keyword arguments of run_experiment.
+
+    Returns:
+      (model, logs) as run_experiment does.
+
+    Raises:
+      UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
+    """
+    task_type = task_class(config.task)
+    before_task()
+    strategy = prepare(config)
+    with strategy.scope():
+        task = task_type(config.task, logging_dir=model_dir)
+    return run_experiment(strategy, task, mode, config, model_dir, **arguments)
+
+
+def prepare(config: ExperimentConfig) -> Any:
+    """Configures devices, seeds and precision, and returns the strategy.
+
+    Raises:
+      UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
+    """
+    runtime = config.runtime
+    configure_cluster(runtime.worker_hosts, runtime.task_index)
+    configure_devices(runtime)
+    seed_everything(runtime.random_seed)
+    set_precision(runtime)
+    strategy = create_strategy(runtime)
+    for name in ("train_data", "validation_data"):
+        batch = getattr(getattr(config.task, name, None), "global_batch_size", 0)
+        if batch:
+            check_global_batch(batch, strategy.num_replicas_in_sync, f"task.{name}.global_batch_size")
+    return strategy

@@ -1,0 +1,42 @@
+"""The modes of a run: what each needs. Known without TensorFlow, so that a wrong name is reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer_kit.errors import UsageError, suggestion
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a mode needs.
+
+    Attributes:
+      trains: whether it changes weights, and so owns model_dir.
+      evaluates: whether it needs validation data.
+      meaning: one line for the help text.
+    """
+
+    trains: bool
+    evaluates: bool
+    meaning: str
+
+
+MODES: dict[str, Mode] = {
+    "train": Mode(True, False, "train up to trainer.train_steps"),
+    "eval": Mode(False, True, "evaluate one checkpoint: the latest, the best, a step or a path"),
+    "train_and_eval": Mode(True, True, "train, with an evaluation every trainer.validation_interval steps"),
+    "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run beside this one writes"),
+    "train_and_post_eval": Mode(True, True, "train, then evaluate once"),
+}
+
+
+def lookup_mode(name: str) -> Mode:
+    """Returns the mode called `name`.
+
+    Raises:
+      UsageError: when there is none, with those that there are.
+    """
+    if name not in MODES:
+        raise UsageError(f"no mode is called {name!r}; {suggestion(name, list(MODES))} (all: {', '.join(MODES)})")
+    return MODES[name]

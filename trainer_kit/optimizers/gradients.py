@@ -1,0 +1,178 @@
+"""From gradients to new weights, on one replica or several: sum over replicas, clip the sum, update.
+
+Keras clips on each replica, before it sums, so that several replicas train differently from one. Here the sum is
+clipped, and 1, 2 or 4 replicas with the same global batch do the same. Clipping lives in the attribute `clipping` of
+the optimizer, where `create_optimizer` puts it; with several replicas the clip arguments of a Keras optimizer are
+honoured in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from trainer_kit.config.optimization import AdamWeightDecayConfig, OptimizationConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.weight_decay import variable_path
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """Bounds of gradients; None: no bound. Several are applied in the order global_clipnorm, clipnorm, clipvalue.
+
+    Attributes:
+      clipnorm: of the L2 norm of each gradient.
+      clipvalue: of the absolute value of each element.
+      global_clipnorm: of the L2 norm of all gradients together.
+    """
+
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+
+    @classmethod
+    def from_config(cls, config: OptimizationConfig) -> Clipping:
+        """Returns the clipping that the chosen optimizer's config asks for; AdamW's gradient_clip_norm is global."""
+        chosen = config.optimizer.get()
+        if chosen is None:
+            return cls()
+        bounds = [chosen.global_clipnorm]
+        if isinstance(chosen, AdamWeightDecayConfig):
+            bounds.append(chosen.gradient_clip_norm)
+        return cls(chosen.clipnorm, chosen.clipvalue, min((bound for bound in bounds if bound), default=None))
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any bound."""
+        return any(bound is not None for bound in (self.clipnorm, self.clipvalue, self.global_clipnorm))
+
+
+def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
+    """Returns `gradients` within the bounds of `clipping`; eager or in graph.
+
+    Norms are summed in float32. Indices of IndexedSlices must not repeat. Gradients that are not finite stay so, except
+    under clipvalue, which bounds infinities like any number.
+    """
+    clipped = list(gradients)
+    if clipping.global_clipnorm is not None:
+        norm = tf.linalg.global_norm([tf.cast(_values(gradient), tf.float32) for gradient in clipped])
+        factor = clipping.global_clipnorm / tf.maximum(norm, clipping.global_clipnorm)
+        clipped = [scaled(gradient, factor) for gradient in clipped]
+    if clipping.clipnorm is not None:
+        clipped = [tf.clip_by_norm(gradient, clipping.clipnorm) for gradient in clipped]
+    if clipping.clipvalue is not None:
+        clipped = [tf.clip_by_value(gradient, -clipping.clipvalue, clipping.clipvalue) for gradient in clipped]
+    return clipped
+
+
+def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the loss to differentiate: times the loss scale, if `optimizer` has one; eager or in graph, on a replica.
+
+    `apply_gradients` undoes the scaling.
+
+    Raises:
+      UsageError: for a loss-scaling optimizer of tf_keras, which scales in another way.
+    """
+    if hasattr(optimizer, "get_scaled_loss"):
+        raise UsageError(
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is of tf_keras; scale the loss with "
+            "trainer_kit.optimizers.loss_scale.LossScaleOptimizer around an optimizer of Keras 3"
+        )
+    scale = getattr(optimizer, "scale_loss", None)
+    return loss if scale is None else scale(loss)
+
+
+def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any, Any]]) -> None:
+    """Updates variables by their gradients; eager or in graph, in a replica.
+
+    Each replica passes the gradient of its share of the loss (its mean loss divided by the number of replicas). The
+    gradients are summed over replicas, unscaled, clipped and applied. Variables without a gradient (None) keep their
+    values; one warning, when the step is traced, names them. Rows of an IndexedSlices that are for the same index are
+    summed first: Keras' optimizers would treat them as steps of their own.
+
+    Args:
+      optimizer: of Keras 3, made in the scope of the strategy; its attribute `clipping`, if any, is a Clipping.
+      gradients_and_variables: pairs; variables are of Keras 3, of a tf_keras model or tf.Variables.
+
+    Raises:
+      UsageError: when no variable has a gradient, or outside of a replica.
+    """
+    pairs = list(gradients_and_variables)
+    if tf.distribute.get_replica_context() is None:
+        raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
+    present = _with_gradient(pairs)
+    if not getattr(optimizer, "built", True):  # with all variables, so that one frozen for now can join later
+        with tf.init_scope():
+            optimizer.build([variable for _, variable in pairs])
+    gradients = _with_unique_rows([gradient for gradient, _ in present])
+    variables = [variable for _, variable in present]
+    if hasattr(optimizer, "inner_optimizer"):  # unscales first, then clips as its inner optimizer says
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    else:
+        clip_and_apply(optimizer, gradients, variables)
+
+
+def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+    """Sums over replicas, clips and applies gradients that are all there and not scaled; in a replica."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    clipping = _clipping(optimizer, replicas)
+    if clipping.active and replicas > 1:
+        context = tf.distribute.get_replica_context()
+        summed = clip(context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients)), clipping)
+        gradients = [scaled(gradient, 1.0 / replicas) for gradient in summed]  # Keras sums once more
+    elif clipping.active:
+        gradients = clip(gradients, clipping)
+    optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+
+def scaled(gradient: Gradient, factor: Any) -> Gradient:
+    """Returns `gradient` times a scalar, in its own dtype and form."""
+    values = _values(gradient)
+    values = values * tf.cast(factor, values.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values
+
+
+def _clipping(optimizer: Any, replicas: int) -> Clipping:
+    explicit = getattr(optimizer, "clipping", None)
+    if explicit is not None:
+        return explicit
+    names = [field.name for field in dataclasses.fields(Clipping)] if replicas > 1 else []
+    return Clipping(**{name: getattr(optimizer, name, None) for name in names})
+
+
+def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    missing = ", ".join(variable_path(variable) for gradient, variable in pairs if gradient is None)
+    if not present:
+        raise UsageError(
+            f"no variable has a gradient (of: {missing or 'none given'}); compute the loss from the model's outputs "
+            "inside the GradientTape, and differentiate by the model's trainable variables"
+        )
+    if missing:
+        warnings.warn(f"no gradient, so not trained: {missing}", stacklevel=1)  # the text makes it appear once
+    return present
+
+
+def _with_unique_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Sums rows for the same index; with several replicas, whose rows Keras would concatenate, in a dense tensor."""
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return [_unique_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+
+
+def _unique_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    indices, places = tf.unique(gradient.indices)
+    rows = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(rows, indices, gradient.dense_shape)
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

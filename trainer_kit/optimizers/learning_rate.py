@@ -1,0 +1,97 @@
+"""From config to learning rate: the nine schedules and the two warm-ups, and what an optimizer's rate is right now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.optimizers.schedules import CosineDecay, ExponentialDecay, PiecewiseConstantDecay, PolynomialDecay
+from keras.optimizers.schedules import LearningRateSchedule as Schedule
+
+from trainer_kit.config.optimization import LrConfig, OptimizationConfig, WarmupConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.rate_schedules import (
+    PowerAndLinearDecay,
+    PowerDecay,
+    PowerDecayWithOffset,
+    StepCosineDecay,
+    WithOffset,
+)
+from trainer_kit.optimizers.warmup import LinearWarmup, PolynomialWarmup
+
+_SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
+    "stepwise": lambda c: PiecewiseConstantDecay(list(c.boundaries), list(c.values), name=c.name),
+    "exponential": lambda c: ExponentialDecay(
+        c.initial_learning_rate, c.decay_steps, c.decay_rate, staircase=bool(c.staircase), name=c.name
+    ),
+    "polynomial": lambda c: PolynomialDecay(
+        c.initial_learning_rate, c.decay_steps, c.end_learning_rate, power=c.power, cycle=c.cycle, name=c.name
+    ),
+    "cosine": lambda c: CosineDecay(c.initial_learning_rate, c.decay_steps, alpha=c.alpha, name=c.name),
+    "power": lambda c: PowerDecay(c.initial_learning_rate, c.power),
+    "power_linear": lambda c: PowerAndLinearDecay(
+        c.initial_learning_rate, c.total_decay_steps, c.power, c.linear_decay_fraction
+    ),
+    "power_with_offset": lambda c: PowerDecayWithOffset(
+        c.initial_learning_rate, c.power, c.offset, c.pre_offset_learning_rate
+    ),
+    "step_cosine_with_offset": lambda c: StepCosineDecay(c.boundaries, c.values),
+}
+
+
+def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
+    """Returns the learning rate that `config` describes; eager, on the host.
+
+    A constant without a warm-up is a float, which can be changed while training; all else is a Keras schedule of the
+    optimizer's own iterations.
+
+    Raises:
+      UsageError: when no schedule is chosen, or the chosen one lacks what it needs.
+    """
+    rate = _schedule(config.learning_rate)
+    return rate if config.warmup.type is None else _with_warmup(rate, config.warmup)
+
+
+def current_learning_rate(optimizer: Any, step: Any = None) -> tf.Tensor:
+    """Returns the learning rate of `optimizer`, a float32 scalar; eager or in graph, in any context.
+
+    Args:
+      optimizer: of Keras, wrapped for loss scaling or not; or any object with a `learning_rate`.
+      step: where to evaluate a schedule; None: at the optimizer's own iterations, so what its next step will use.
+
+    Raises:
+      UsageError: when the optimizer has no learning rate.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    schedule = getattr(optimizer, "_learning_rate", None)  # Keras' public property evaluates it at iterations only
+    if step is None or not isinstance(schedule, Schedule):
+        schedule = getattr(optimizer, "learning_rate", None)
+    if schedule is None:
+        raise UsageError(f"{type(optimizer).__name__} has no learning_rate; give it an attribute of that name")
+    if callable(schedule):
+        schedule = schedule(optimizer.iterations if step is None else step)
+    return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
+
+
+def _schedule(config: LrConfig) -> float | Schedule:
+    chosen = config.get()
+    if chosen is None:
+        raise UsageError(
+            f"no learning rate was chosen; set learning_rate.type to one of {', '.join(config.branches())}"
+        )
+    if config.type == "constant":
+        return float(chosen.learning_rate)
+    if config.type == "stepwise" and not chosen.boundaries:
+        return float(chosen.values[0])  # Keras' class cannot do without a boundary
+    schedule = _SCHEDULES[str(config.type)](chosen)
+    keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
+    offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)
+    return WithOffset(schedule, offset) if offset else schedule
+
+
+def _with_warmup(rate: float | Schedule, config: WarmupConfig) -> Schedule:
+    chosen = config.get()
+    if config.type == "linear":
+        return LinearWarmup(rate, chosen.warmup_steps, chosen.warmup_learning_rate)
+    return PolynomialWarmup(rate, chosen.warmup_steps, chosen.power)

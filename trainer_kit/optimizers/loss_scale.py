@@ -1,0 +1,105 @@
+"""Loss scaling for float16, right under several replicas, dynamic or fixed.
+
+A step whose gradients are not finite on any replica is skipped on all of them: weights, slots and the optimizer's
+iterations stay, and a dynamic scale is halved. The trainer's global_step counts such a step all the same: it counts
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scaled
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Keras' LossScaleOptimizer, with the scale a variable from the start and the check made over all replicas.
+
+    Keras' own looks for infinities on the first replica only, and a loss scaled before it is built keeps the initial
+    scale for ever.
+
+    Args:
+      inner_optimizer: what updates the weights; its attribute `clipping` is applied to unscaled gradients.
+      initial_scale: the loss scale, at first or, if not dynamic, always.
+      dynamic_growth_steps: steps without a skip after which a dynamic scale is doubled.
+      dynamic: whether the scale changes; at least 1 while it does.
+      name: of the optimizer.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.Optimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        dynamic: bool = True,
+        name: str = "LossScale",
+    ) -> None:
+        super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
+        self.changes = dynamic
+        first = {"aggregation": "only_first_replica"}
+        self.step_counter = self.add_variable((), "zeros", "int", name="step_counter", **first)
+        initial = keras.initializers.Constant(initial_scale)
+        self.dynamic_scale = self.add_variable((), initial, "float32", name="dynamic_scale", **first)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the inner optimizer's variables for `variables`; in strategy scope."""
+        self.inner_optimizer.build(variables)
+        keras.optimizers.Optimizer.build(self, variables)  # past Keras' own, which would make the scale again
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns `loss` in float32, times the scale; eager or in graph, on a replica."""
+        return tf.cast(loss, tf.float32) * tf.convert_to_tensor(self.dynamic_scale)
+
+    def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Unscales, clips and applies the gradients of a scaled loss, or skips the step; in a replica.
+
+        Args:
+          grads: this replica's; None for variables that keep their values.
+          trainable_variables: as many; None: those it was built with.
+        """
+        given = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if not self.built:
+            self.build(given)
+        inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)
+        pairs = [(grad, variable) for grad, variable in zip(grads, given, strict=True) if grad is not None]
+        gradients = [scaled(gradient, inverse) for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+
+        def update(strategy: tf.distribute.Strategy, finite: Any, gradients: Any) -> None:
+            def step() -> tf.Tensor:
+                strategy.run(lambda replica: clip_and_apply(self.inner_optimizer, replica, variables), (gradients,))
+                return tf.constant(True)
+
+            finite = strategy.experimental_local_results(finite)[0]
+            # In cross-replica context: TensorFlow forbids a branch of one replica in which replicas meet.
+            tf.cond(finite, step, lambda: tf.constant(False))
+            self._adapt(finite)
+
+        tf.distribute.get_replica_context().merge_call(update, args=(_finite_everywhere(gradients), gradients))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "dynamic": self.changes}
+
+    def _adapt(self, finite: tf.Tensor) -> None:
+        """Halves the scale after a step that was not finite, doubles it after enough that were."""
+        if not self.changes:
+            return
+        scale = tf.convert_to_tensor(self.dynamic_scale)
+        good_steps = tf.where(finite, tf.convert_to_tensor(self.step_counter) + 1, 0)
+        grows = (good_steps >= self.dynamic_growth_steps) & tf.math.is_finite(2.0 * scale)
+        grown = tf.where(grows, 2.0 * scale, scale)
+        self.dynamic_scale.assign(tf.where(finite, grown, tf.maximum(scale / 2.0, 1.0)))
+        self.step_counter.assign(tf.where(grows, tf.zeros_like(good_steps), good_steps))
+
+
+def _finite_everywhere(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns a bool scalar, the same on all replicas: whether all gradients of all of them are finite."""
+    dense = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+    bad = tf.add_n([tf.cast(~tf.reduce_all(tf.math.is_finite(gradient)), tf.float32) for gradient in dense])
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, bad) == 0

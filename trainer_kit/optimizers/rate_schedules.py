@@ -1,0 +1,165 @@
+"""Learning-rate schedules that Keras does not have; values as in TF Model Garden's lr_schedule.
+
+Each is a function of the step, eager or in graph, on host or replica: an integer (tensor, variable or Python number)
+in, a float32 scalar tensor out. None branches in graph, so they compile with XLA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule as Schedule
+
+from trainer_kit.errors import UsageError
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class WithOffset(Schedule):
+    """Another schedule, started `offset` steps later: schedule(step - offset). Before that, its values below step 0."""
+
+    def __init__(self, schedule: Schedule, offset: int) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.offset = offset
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        return self.schedule(tf.convert_to_tensor(step) - self.offset)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "offset": self.offset}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WithOffset:
+        """Returns the schedule that `get_config` describes."""
+        return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["offset"])
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class PowerDecay(Schedule):
+    """initial_learning_rate * max(step, 1) ** power."""
+
+    def __init__(self, initial_learning_rate: float, power: float) -> None:
+        super().__init__()
+        self.initial_learning_rate = initial_learning_rate
+        self.power = power
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        return self.initial_learning_rate * _power(tf.cast(step, tf.float32), self.power)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"initial_learning_rate": self.initial_learning_rate, "power": self.power}
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class PowerAndLinearDecay(Schedule):
+    """PowerDecay, times a straight line down to 0 over the last part of the steps; 0 after them.
+
+    Args:
+      initial_learning_rate: at step 1.
+      total_decay_steps: where the learning rate reaches 0, if linear_decay_fraction is not 0.
+      power: exponent of the step.
+      linear_decay_fraction: the part of total_decay_steps in which it also falls linearly.
+    """
+
+    def __init__(
+        self, initial_learning_rate: float, total_decay_steps: int, power: float, linear_decay_fraction: float
+    ) -> None:
+        super().__init__()
+        self.initial_learning_rate = initial_learning_rate
+        self.total_decay_steps = total_decay_steps
+        self.power = power
+        self.linear_decay_fraction = linear_decay_fraction
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        step = tf.cast(step, tf.float32)
+        rate = self.initial_learning_rate * _power(step, self.power)
+        linear_steps = self.total_decay_steps * self.linear_decay_fraction
+        if linear_steps > 0:
+            rate *= tf.clip_by_value((self.total_decay_steps - step) / linear_steps, 0.0, 1.0)
+        return rate
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("initial_learning_rate", "total_decay_steps", "power", "linear_decay_fraction")
+        return {name: getattr(self, name) for name in names}
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class PowerDecayWithOffset(Schedule):
+    """pre_offset_learning_rate up to step `offset`; after it PowerDecay of step - offset, never above that value."""
+
+    def __init__(
+        self, initial_learning_rate: float, power: float, offset: int, pre_offset_learning_rate: float
+    ) -> None:
+        super().__init__()
+        self.initial_learning_rate = initial_learning_rate
+        self.power = power
+        self.offset = offset
+        self.pre_offset_learning_rate = pre_offset_learning_rate
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        since = tf.cast(tf.convert_to_tensor(step) - self.offset, tf.float32)
+        rate = self.initial_learning_rate * _power(since, self.power)
+        return tf.where(since > 0, tf.minimum(rate, self.pre_offset_learning_rate), self.pre_offset_learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("initial_learning_rate", "power", "offset", "pre_offset_learning_rate")
+        return {name: getattr(self, name) for name in names}
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class StepCosineDecay(Schedule):
+    """Half a cosine from values[i] at step boundaries[i] to values[i + 1] at boundaries[i + 1], for each i.
+
+    From the last boundary on it stays at the last value (Model Garden's gives NaN there), and up to a first boundary
+    above 0 at the first value.
+
+    Args:
+      boundaries: increasing steps; the first is where the first cosine begins, usually 0.
+      values: as many learning rates.
+
+    Raises:
+      UsageError: when there are none, or not as many of each.
+    """
+
+    def __init__(self, boundaries: Sequence[int], values: Sequence[float]) -> None:
+        super().__init__()
+        if not values or len(boundaries) != len(values):
+            raise UsageError(
+                f"step_cosine_with_offset was given {len(boundaries)} boundaries and {len(values)} values; "
+                "give at least one of each, and as many values as boundaries"
+            )
+        self.boundaries = list(boundaries)
+        self.values = list(values)
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        step = tf.cast(step, tf.float32)
+        rate = tf.constant(self.values[0], tf.float32)
+        for index in range(len(self.boundaries) - 1):
+            start, end = self.boundaries[index], self.boundaries[index + 1]
+            since = step - start if index else tf.maximum(step - start, tf.minimum(step, 0.0))
+            fraction = (1.0 + tf.cos(math.pi * since / (end - start))) / 2.0
+            below = self.values[index + 1]
+            piece = below + (self.values[index] - below) * fraction
+            rate = tf.where(step >= start, piece, rate) if index else piece
+        return tf.where(step >= self.boundaries[-1], self.values[-1], rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"boundaries": self.boundaries, "values": self.values}
+
+
+def _power(step: tf.Tensor, power: float) -> tf.Tensor:
+    return tf.pow(tf.maximum(step, 1.0), power)  # step 0 has no negative power

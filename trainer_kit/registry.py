@@ -1,0 +1,79 @@
+"""A generic registry of names; misses name the nearest entries.
+
+Names may have parts, `a/b/c`. A name that is the beginning of another (`a/b` beside `a/b/c`) is refused, so that a
+lookup never meets a folder where an object is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from trainer_kit.errors import UsageError, suggestion
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Generic[Entry]):
+    """Maps names to objects of one kind.
+
+    Args:
+      kind: what an entry is, for the messages: "experiment", "task".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Returns a decorator that registers what it decorates under `name`.
+
+        Raises:
+          UsageError: on an empty name, a name taken by another object, or one that is inside another or around it.
+        """
+        if not name or any(not part for part in name.split("/")):
+            raise UsageError(f"{name!r} is not a name for a {self.kind}: use words separated by single slashes")
+
+        def add(entry: Entry) -> Entry:
+            self._check_free(name, entry)
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def lookup(self, name: str) -> Entry:
+        """Returns the entry called `name`.
+
+        Raises:
+          UsageError: when there is none, with the nearest names.
+        """
+        if name in self._entries:
+            return self._entries[name]
+        inside = [known for known in self.names() if known.startswith(name + "/")]
+        if inside:
+            raise UsageError(f"{name!r} is not a whole {self.kind} name; it begins {', '.join(inside[:5])}")
+        raise UsageError(f"no {self.kind} is called {name!r}; {suggestion(name, self.names())}")
+
+    def names(self) -> list[str]:
+        """Returns all registered names, sorted."""
+        return sorted(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def _check_free(self, name: str, entry: Entry) -> None:
+        if name in self._entries:
+            known = self._entries[name]
+            raise UsageError(
+                f"the {self.kind} {name!r} is registered already, by {_whence(known)}; "
+                f"{_whence(entry)} needs another name"
+            )
+        for known_name in self._entries:
+            if known_name.startswith(name + "/") or name.startswith(known_name + "/"):
+                raise UsageError(
+                    f"the {self.kind} name {name!r} clashes with {known_name!r}: one would be inside the other"
+                )
+
+
+def _whence(entry: object) -> str:
+    return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', type(entry).__name__)}"

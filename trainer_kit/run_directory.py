@@ -1,0 +1,126 @@
+"""The files of a run beside its checkpoints: params.yaml, manifest.json, final.json, and where each thing lies."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.config.drift import Change, check_resume
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.serialize import to_yaml, write_params
+from trainer_kit.errors import UsageError
+
+PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
+
+
+class RunDirectory:
+    """Names and writes the files in `model_dir`. No TensorFlow.
+
+    Args:
+      model_dir: of the run.
+      best: name of the folder of the best checkpoint.
+      validation: name of the folder of the validation summaries.
+    """
+
+    def __init__(self, model_dir: str, best: str = "best_ckpt", validation: str = "validation") -> None:
+        self.path = model_dir
+        self.best = os.path.join(model_dir, best)
+        self.train_summaries = os.path.join(model_dir, "train")
+        self.validation_summaries = os.path.join(model_dir, validation)
+        self.metrics = os.path.join(model_dir, "metrics.jsonl")
+        self.params = os.path.join(model_dir, "params.yaml")
+        self.manifest = os.path.join(model_dir, "manifest.json")
+        self.final = os.path.join(model_dir, "final.json")
+
+    def evals(self, eval_name: str) -> str:
+        """The folder of an evaluation sidecar: its own best checkpoint and summaries; its ledger has `.jsonl` added."""
+        return os.path.join(self.path, "evals", eval_name)
+
+    def write_record(self, config: ExperimentConfig, experiment: str, mode: str, texts: Mapping[str, str]) -> None:
+        """Writes params.yaml, manifest.json and the given further files, name -> text."""
+        write_params(self.params, config)
+        record = {
+            "experiment": experiment,
+            "mode": mode,
+            "command": sys.argv,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "packages": {name: _version(name) for name in PACKAGES},
+            "random_seed": config.runtime.random_seed,
+        }
+        files.write_json(self.manifest, record, point="manifest")
+        for name, text in texts.items():
+            files.write_text(os.path.join(self.path, name), text)
+
+    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], best: tuple[str, float, int] | None) -> None:
+        """Writes final.json: what the finished run ended with."""
+        record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
+        if best is not None:
+            record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}
+        files.write_json(self.final, record, point="final")
+
+    def read_final(self) -> dict[str, Any] | None:
+        """Returns final.json; None if the run has not finished, or the file cannot be read."""
+        return _read_json(self.final)
+
+    def check_experiment(self, experiment: str) -> None:
+        """Raises UsageError when model_dir holds a run of another experiment."""
+        manifest = _read_json(self.manifest) or {}
+        there = manifest.get("experiment")
+        if there and experiment and there != experiment:
+            raise UsageError(
+                f"--model_dir: {self.path} holds a run of the experiment {there!r}, not of {experiment!r}; "
+                "give another folder"
+            )
+
+
+def check_model_dir(
+    directory: RunDirectory, config: ExperimentConfig, experiment: str, allowed: Iterable[str]
+) -> list[Change]:
+    """Before a training run: can model_dir be written, and does the run in it, if any, fit this config?
+
+    Returns:
+      The changes since that run was started, which are safe or allowed.
+
+    Raises:
+      StorageError: when it cannot be written.
+      UsageError: when it holds another experiment, or a change is dangerous and not allowed.
+    """
+    if files.is_remote(directory.path):
+        return []
+    files.check_writable(directory.path)
+    directory.check_experiment(experiment)
+    if not (os.path.exists(directory.params) and glob.glob(os.path.join(glob.escape(directory.path), "ckpt-*.index"))):
+        return []
+    with open(directory.params, encoding="utf-8") as stream:
+        return check_resume(stream.read(), config, tuple(allowed))
+
+
+def config_hash(config: ExperimentConfig) -> str:
+    """Returns twelve hex digits that tell one config from another."""
+    import hashlib
+
+    return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            value = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

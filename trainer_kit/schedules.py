@@ -1,0 +1,44 @@
+"""When: how many steps the next loop has, and whether something is due. Pure; steps are global steps.
+
+Intervals count from step 0 and are crossed, not met: a loop that runs over a multiple of an interval makes its event
+due, once, at the loop's end. So the events of a resumed run fall on the steps of one that was never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+StepsPerLoop = int | Callable[[int], int]
+
+
+def is_due(before: int, after: int, interval: int) -> bool:
+    """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
+    return after // interval > before // interval
+
+
+def next_multiple(step: int, interval: int) -> int:
+    """Returns the first multiple of `interval` above `step`."""
+    return (step // interval + 1) * interval
+
+
+def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
+    """Returns how many steps the next loop has.
+
+    Args:
+      step: the global step now.
+      target: the global step to reach; negative: there is none.
+      steps_per_loop: a number, or a function of the global step.
+
+    Raises:
+      ValueError: when `steps_per_loop` is a function that returns no positive number.
+    """
+    wanted = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
+    if wanted < 1:
+        raise ValueError(f"steps_per_loop returned {wanted} at step {step}; a loop has at least one step")
+    return wanted if target < 0 else min(wanted, target - step)
+
+
+def next_stop(step: int, target: int, interval: int) -> int:
+    """Returns the step at which training pauses next: a multiple of `interval`, or `target` if that comes first."""
+    pause = next_multiple(step, interval)
+    return pause if target < 0 else min(pause, target)

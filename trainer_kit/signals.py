@@ -1,0 +1,70 @@
+"""SIGTERM and Ctrl-C, seen at once although Python's own handlers wait for the running TensorFlow call.
+
+A thread reads the pipe that `signal.set_wakeup_fd` writes to. The first signal asks the run to stop; a second Ctrl-C
+ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from trainer_kit.errors import ExitCode
+
+_WATCHED = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """While entered, calls `on_stop` from a thread when SIGTERM or SIGINT arrives. Outside the main thread: does nothing.
+
+    Args:
+      on_stop: makes the run stop soon; called once.
+    """
+
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        self._on_stop = on_stop
+        self._received: list[int] = []
+        self._handlers: dict[int, object] = {}
+        self._reader, self._writer, self._wakeup = -1, -1, -1
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The first signal that arrived, if any."""
+        return signal.Signals(self._received[0]) if self._received else None
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            self._handlers = {number: signal.signal(number, _leave_it_to_the_thread) for number in _WATCHED}
+            self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer >= 0:
+            signal.set_wakeup_fd(self._wakeup)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+            os.close(self._writer)  # ends the thread, which closes the reader
+
+    def _watch(self) -> None:
+        with os.fdopen(self._reader, "rb", buffering=0) as pipe:
+            while numbers := pipe.read(1):
+                number = numbers[0]
+                if number not in _WATCHED:
+                    continue
+                self._received.append(number)
+                if len(self._received) == 1:
+                    self._on_stop()
+                elif number == signal.SIGINT:
+                    os._exit(ExitCode.INTERRUPTED)
+
+
+def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
+    """Python's handler: only there so that the signal reaches the pipe."""

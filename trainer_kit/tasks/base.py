@@ -1,0 +1,202 @@
+"""Task: what is learned. A single-replica view of model, data, losses, metrics and the two steps.
+
+A task knows nothing of strategies, files or the trainer. Four methods are enough to train: build_model, build_inputs,
+build_losses and build_metrics; every other one has a sound default. Names and meanings are TF Model Garden's.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.initialization import load_initial_weights
+from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.config.schema import DataConfig, RuntimeConfig, TaskConfig
+from trainer_kit.inputs.source import Source
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
+
+
+
+class Task(abc.ABC):
+    """What is learned.
+
+    Args:
+      params: the task's config.
+      logging_dir: where the run keeps its files; the same as model_dir.
+      name: of the task; default: `params.name`, else the class's name.
+    """
+
+    loss = "loss"  # the key of the loss in the logs of train_step and validation_step
+
+    def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
+        self._task_config = params
+        self._logging_dir = logging_dir or ""
+        self.name = name or getattr(params, "name", None) or type(self).__name__
+
+    @property
+    def task_config(self) -> Any:
+        """The config this task was made of."""
+        return self._task_config
+
+    @property
+    def logging_dir(self) -> str:
+        """Where the run keeps its files; empty outside a run."""
+        return self._logging_dir
+
+    @classmethod
+    def create_optimizer(cls, optimizer_config: OptimizationConfig, runtime_config: RuntimeConfig | None = None) -> Any:
+        """Returns the optimizer, in strategy scope: a Keras 3 optimizer, or a dict of them by name.
+
+        Raises:
+          UsageError: when the config names no optimizer.
+        """
+        return create_optimizer(
+            optimizer_config,
+            mixed_precision_dtype=runtime_config.mixed_precision_dtype if runtime_config else None,
+            loss_scale=runtime_config.loss_scale if runtime_config else None,
+        )
+
+    def initialize(self, model: Any) -> None:
+        """Loads `task_config.init_checkpoint`, a checkpoint or a folder of them, into `model`; nothing if it is empty.
+
+        Called, eagerly, only when model_dir has no checkpoint.
+
+        Raises:
+          UsageError: when there is no such checkpoint, or it lacks a variable of the model or has it in another shape.
+        """
+        path = getattr(self.task_config, "init_checkpoint", "")
+        if path:
+            load_initial_weights(model, path)
+
+    @abc.abstractmethod
+    def build_model(self) -> Any:
+        """Returns the model, in strategy scope: a Keras 3 or tf_keras model with its variables built, or a tf.Module."""
+
+    @abc.abstractmethod
+    def build_inputs(
+        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset | Source:
+        """Returns the data of `params` (the config's train_data or validation_data), in batches for one replica.
+
+        Args:
+          params: a DataConfig, or what the task has in its place.
+          input_context: this worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
+        """
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+        """Returns the total loss, a float scalar: by default the sum of `aux_losses`, what the model's layers added.
+
+        Args:
+          labels: as in the batch.
+          model_outputs: what `inference_step` or the model returned.
+          aux_losses: `model.losses`; an override has to add them.
+        """
+        del labels, model_outputs
+        return tf.add_n(list(aux_losses)) if aux_losses else tf.constant(0.0)
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        """Returns new Keras metrics, for training or for validation; none by default."""
+        del training
+        return []
+
+    def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
+        """Updates the metrics of `build_metrics` by one batch; in graph, on a replica."""
+        del kwargs
+        for metric in metrics:
+            metric.update_state(labels, model_outputs)
+
+    def process_compiled_metrics(self, model: Any, features: Any, labels: Any, model_outputs: Any) -> None:
+        """Updates the metrics that the model was compiled with by one batch; in graph, on a replica."""
+        model.compute_metrics(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Does one forward and backward pass and updates the weights; in graph, on a replica.
+
+        The gradient is that of the mean loss over all replicas. Losses that layers added are in it, once.
+
+        Args:
+          inputs: one batch: (features, labels), or features that are their own labels.
+          model: of build_model.
+          optimizer: of create_optimizer.
+          metrics: of build_metrics.
+
+        Returns:
+          Logs; `self.loss` names the loss before scaling.
+        """
+        features, labels = split_batch(inputs)
+        with tf.GradientTape() as tape:
+            outputs = model(features, training=True)
+            loss = self._total_loss(model, features, labels, outputs)
+            replica_loss = scale_loss(optimizer, loss / tf.distribute.get_strategy().num_replicas_in_sync)
+        gradients = tape.gradient(replica_loss, model.trainable_variables)
+        apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+        self._update_metrics(metrics, model, features, labels, outputs)
+        return {self.loss: loss}
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Does one forward pass and updates the metrics; in graph, on a replica.
+
+        Returns:
+          Logs; `self.loss`, if it is there, is the mean loss over the batch.
+        """
+        features, labels = split_batch(inputs)
+        outputs = self.inference_step(features, model)
+        loss = self._total_loss(model, features, labels, outputs)
+        self._update_metrics(metrics, model, features, labels, outputs)
+        return {self.loss: loss}
+
+    def inference_step(self, inputs: Any, model: Any) -> Any:
+        """Returns the model's outputs for `inputs` (features only), not in training; in graph, on a replica."""
+        return model(inputs, training=False)
+
+    def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
+        """Returns `state` with the logs of one validation step added; state is None at the first; on the host, eager.
+
+        Values of `step_logs` are tuples with one entry for each replica. Override it together with
+        `reduce_aggregated_logs` for what a Keras metric cannot hold. Without an override nothing is kept.
+        """
+        del state, step_logs
+        return None
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
+        """Returns the metrics that follow from the aggregated logs at the end of an evaluation; on the host, eager."""
+        del aggregated_logs, global_step
+        return {}
+
+    def aggregates(self) -> bool:
+        """Whether this task aggregates logs over an evaluation."""
+        return type(self).aggregate_logs is not Task.aggregate_logs
+
+    def _total_loss(self, model: Any, features: Any, labels: Any, outputs: Any) -> tf.Tensor:
+        added = list(getattr(model, "losses", None) or [])
+        if is_compiled(model):  # Keras' own loss holds what the layers added
+            loss = model.compute_loss(x=features, y=labels, y_pred=outputs)
+            loss += self.build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
+        else:
+            loss = self.build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
+        return tf.cast(loss, tf.float32)
+
+    def _update_metrics(
+        self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any
+    ) -> None:
+        if metrics:
+            self.process_metrics(metrics, labels, outputs)
+        if is_compiled(model):
+            self.process_compiled_metrics(model, features, labels, outputs)
+
+
+def split_batch(inputs: Any) -> tuple[Any, Any]:
+    """Returns (features, labels) of a batch; features are their own labels when there are no others."""
+    if isinstance(inputs, tuple) and len(inputs) == 2:
+        return inputs
+    return inputs, inputs
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether `model` is a Keras model, of either version, with a loss of its own from `compile`."""
+    return bool(getattr(model, "compiled", False) or getattr(model, "compiled_loss", None))
+

@@ -1,0 +1,561 @@
+"""Trainer: Orbit's train and eval step functions for a Task, under any strategy; the only caller of strategy.run.
+
+The methods keep the names and meanings of TF Model Garden's Trainer. A training loop is one call of one tf.function:
+metrics are reset, the steps run, and the results come back in one transfer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import orbit
+import tensorflow as tf
+from orbit.utils import loop_fns
+
+from trainer_kit.checkpoints.state import holds_average, training_checkpoint, weights_checkpoint
+from trainer_kit.distribution.datasets import distribute_dataset
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.feed import Feed
+from trainer_kit.inputs.source import Source
+from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, stop_variable
+from trainer_kit.optimizers.learning_rate import current_learning_rate
+from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
+
+_LOG = logging.getLogger(__name__)
+
+
+class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
+    """Trains and evaluates a task. To be made in the scope of its strategy.
+
+    Args:
+      config: an ExperimentConfig, or anything with the same sections.
+      task: what is learned.
+      model: of `task.build_model`, its variables built.
+      optimizer: of `task.create_optimizer`; a dict of them by name; None if train is False.
+      train: whether this trainer will train.
+      evaluate: whether this trainer will evaluate.
+      train_dataset: used in place of the task's; with replicas, a distributed dataset.
+      validation_dataset: the same for evaluation; each evaluation starts it anew.
+      checkpoint_exporter: keeps the best checkpoint; has `maybe_export_checkpoint` and `best_ckpt_logs`.
+
+    Raises:
+      AttributeError: when the config lacks a section that is needed.
+      UsageError: when the model has no variables yet, or XLA is asked for with several replicas.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        task: Any,
+        model: Any,
+        optimizer: Any,
+        train: bool = True,
+        evaluate: bool = True,
+        train_dataset: Any = None,
+        validation_dataset: Any = None,
+        checkpoint_exporter: Any = None,
+    ) -> None:
+        _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
+        self._strategy = tf.distribute.get_strategy()
+        self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
+        self._checkpoint_exporter = checkpoint_exporter
+        self._global_step = orbit.utils.create_global_step()
+        self._build_variables()
+        self._average = self._moving_average()
+        self._checkpoint = training_checkpoint(
+            global_step=self._global_step,
+            model=model,
+            optimizer=optimizer,
+            average=self._average.variables if self._average else None,
+        )
+        self._weights_checkpoint = weights_checkpoint(global_step=self._global_step, model=model)
+        self._train_loss = keras.metrics.Mean("training_loss", dtype="float32")
+        self._validation_loss = keras.metrics.Mean("validation_loss", dtype="float32")
+        own = _model_metrics(model)
+        self._train_metrics = task.build_metrics(training=True) + own if train else []
+        self._validation_metrics = task.build_metrics(training=False) + own if evaluate else []
+        self._train_feed = Feed(lambda: self._task_dataset("train_data"), train_dataset)
+        self._eval_feed = Feed(lambda: self._task_dataset("validation_data"), validation_dataset)
+        self._stop = stop_variable()
+        self._train_loop: Any = None
+        self._eval_loops: dict[bool, Any] = {}
+        self._run_options = _run_options(config.runtime)
+        self._results: dict[str, Any] = {}
+        self._has_validation_loss = False
+        self.data_ended = False
+        self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
+        self.init_async()
+
+    # ---- what it is made of
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy in whose scope this trainer was made."""
+        return self._strategy
+
+    @property
+    def config(self) -> Any:
+        """The experiment's config."""
+        return self._config
+
+    @property
+    def task(self) -> Any:
+        """The task."""
+        return self._task
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, a dict of them, or None."""
+        return self._optimizer
+
+    @property
+    def global_step(self) -> tf.Variable:
+        """int64 scalar: training iterations done, whatever the number of optimizers."""
+        return self._global_step
+
+    @property
+    def train_loss(self) -> Any:
+        """The metric of the training loss, a mean over the loop."""
+        return self._train_loss
+
+    @property
+    def validation_loss(self) -> Any:
+        """The metric of the validation loss, a mean over examples."""
+        return self._validation_loss
+
+    @property
+    def train_metrics(self) -> list[Any]:
+        """All training metrics but the loss."""
+        return self._train_metrics
+
+    @property
+    def validation_metrics(self) -> list[Any]:
+        """All validation metrics but the loss."""
+        return self._validation_metrics
+
+    @property
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """All that a checkpoint of the run holds."""
+        return self._checkpoint
+
+    @property
+    def checkpoint_exporter(self) -> Any:
+        """Keeps the best checkpoint; None if there is none to keep."""
+        return self._checkpoint_exporter
+
+    @property
+    def train_dataset(self) -> Any:
+        """The training data, made when first needed; setting it takes effect with the next loop."""
+        return self._train_feed.dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Any) -> None:
+        self._train_feed.replace(dataset)
+
+    @property
+    def eval_dataset(self) -> Any:
+        """The validation data, made when first needed; setting it takes effect with the next evaluation."""
+        return self._eval_feed.dataset
+
+    @eval_dataset.setter
+    def eval_dataset(self, dataset: Any) -> None:
+        self._eval_feed.replace(dataset)
+
+    def initialize(self) -> None:
+        """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
+        self.task.initialize(self.model)
+        self.after_restore()
+
+    def after_restore(self, path: str | None = None) -> None:
+        """Forgets the training iterator, which stands at the position of another step. Called after every restore.
+
+        Args:
+          path: of the checkpoint that was restored; when it holds no moving average, that starts from the weights.
+        """
+        self._train_feed.forget()
+        if self._average is not None and (path is None or not holds_average(path)):
+            self._average.reset()
+
+    # ---- asynchronous training, for parameter servers
+
+    def init_async(self) -> None:
+        """Makes the coordinator when the strategy is a parameter-server strategy."""
+        self._is_async = isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy)
+        self._coordinator = (
+            tf.distribute.experimental.coordinator.ClusterCoordinator(self._strategy) if self._is_async else None
+        )
+
+    def coordinator_for_async(self) -> Any:
+        """Returns the coordinator of asynchronous training.
+
+        Raises:
+          UsageError: when the strategy is synchronous.
+        """
+        if self._coordinator is None:
+            raise UsageError(
+                "asynchronous training needs a parameter-server strategy; this trainer was made under "
+                f"{type(self._strategy).__name__}: set runtime.distribution_strategy=parameter_server"
+            )
+        return self._coordinator
+
+    def join(self) -> None:
+        """Waits for all scheduled steps; returns at once in synchronous training."""
+        if self._is_async:
+            self.coordinator_for_async().join()
+
+    def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns a dataset distributed over the replicas.
+
+        Args:
+          dataset_or_fn: a tf.data.Dataset in global batches, or a function that returns one in batches for one
+            replica; the function may have an argument `input_context`.
+          *args: for the function.
+          **kwargs: for the function.
+        """
+        if self._is_async:
+            make = functools.partial(distribute_dataset, self._strategy, dataset_or_fn, *args, **kwargs)
+            return self.coordinator_for_async().create_per_worker_dataset(tf.function(make))
+        return distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
+
+    # ---- training
+
+    def train(self, num_steps: Any) -> dict[str, Any]:
+        """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
+
+        `loop_steps` tells how many were done: fewer when a stop was asked for, or the data ended.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        self.train_loop_begin()
+        iterator = self._train_feed.iterator()
+        self._train_loop = self._train_loop or self.create_train_loop_fn()
+        self._train_loop(iterator, num_steps)
+        return self.train_loop_end()
+
+    def create_train_loop_fn(self) -> Any:
+        """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
+        options = self.config.trainer
+        loop = TrainLoop(
+            self._reset_train_metrics,
+            self.train_step,
+            self._train_results,
+            self._stop,
+            use_tf_function=options.train_tf_function,
+            use_tf_while_loop=options.train_tf_while_loop,
+        )
+
+        def loop_fn(iterator: Any, num_steps: Any) -> None:
+            try:
+                self.loop_steps, self._results["train"] = loop(iterator, num_steps)
+            except (tf.errors.OutOfRangeError, StopIteration):
+                self._end_of_data()
+
+        def schedule(iterator: Any, num_steps: Any) -> None:
+            self.coordinator_for_async().schedule(loop.whole, args=(iterator, num_steps))
+            self.loop_steps = None
+
+        return schedule if self._is_async else loop_fn
+
+    def train_loop_begin(self) -> None:
+        """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
+
+    def train_loop_end(self) -> dict[str, Any]:
+        """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
+        self.join()
+        if "train" not in self._results:
+            return {name: _numpy(value) for name, value in self._train_results().items()}
+        return dict(self._results.pop("train"))
+
+    def next_train_inputs(self, iterator: Any) -> Any:
+        """Returns the next batch for the model; in graph, on the host. Override to change what the model is fed."""
+        return next(iterator)
+
+    def train_step(self, iterator: Any) -> None:
+        """Uses one element of the iterator for one step on every replica; in graph."""
+        inputs = self.next_train_inputs(iterator)
+        self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+        self._global_step.assign_add(1)
+        if self._average is not None:
+            self._average.update(self._global_step)
+
+    def _replica_train_step(self, inputs: Any) -> None:
+        step = self.task.train_step
+        if self.config.runtime.enable_xla:
+            step = tf.function(step, jit_compile=True)
+        logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
+        self._train_loss.update_state(logs[self.task.loss])
+
+    # ---- evaluation
+
+    def evaluate(self, num_steps: Any) -> dict[str, Any]:
+        """Runs an evaluation over `num_steps` batches, -1 for all, and returns what `eval_end` returns.
+
+        Weights that a moving average replaced come back in any case. Eager, on the host.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        try:
+            state = self.eval_begin()
+            iterator = self._eval_feed.iterator(fresh=self.config.trainer.eval_recreate_iterator)
+            has_state = state is not None or self._aggregates()
+            if has_state not in self._eval_loops:
+                self._eval_loops[has_state] = self.create_eval_loop_fn(has_state)
+            loop = self._eval_loops[has_state]
+            state = loop(iterator, num_steps, state, self.eval_reduce) if has_state else loop(iterator, num_steps)
+            return self.eval_end(state)
+        finally:
+            self._swap_back()
+
+    def create_eval_loop_fn(self, has_state: bool) -> Any:
+        """Returns the evaluation loop.
+
+        Args:
+          has_state: whether outputs of the steps are reduced to a state: then it is
+            `loop_fn(iterator, num_steps, state, reduce_fn) -> state`, else `loop_fn(iterator, num_steps)`.
+
+        Raises:
+          UsageError: for a state in asynchronous training.
+        """
+        if self._is_async and has_state:
+            raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
+        options = self.config.trainer
+        in_graph = None
+        if options.eval_tf_while_loop and has_state:
+            in_graph = loop_fns.create_tf_while_loop_fn_with_state
+        by_step = StatefulEvalLoop(
+            self._reset_validation_metrics,
+            self.eval_step,
+            self._stop,
+            use_tf_function=options.eval_tf_function,
+            in_graph=in_graph,
+        )
+        whole = EvalLoop(self._reset_validation_metrics, self.eval_step, self._validation_results, self._stop)
+
+        def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
+            done, state = by_step(iterator, num_steps, state, reduce_fn)
+            _check_evaluated(done, int(num_steps), self.stop_requested)
+            return state
+
+        def loop_fn(iterator: Any, num_steps: Any) -> None:
+            if options.eval_tf_function:
+                done, self._results["validation"] = whole(iterator, num_steps)
+            else:
+                done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
+            _check_evaluated(done, int(num_steps), self.stop_requested)
+
+        return stateful_loop_fn if has_state else loop_fn
+
+    def eval_begin(self) -> Any:
+        """Called before an evaluation: swaps in the moving average, if there is one; may return an initial state."""
+        if self._average is not None and not self._average.swapped:
+            self._average.swap()
+
+    def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
+        """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.
+
+        The logs do not reach the model; they are merged with its outputs for `aggregate_logs`.
+        """
+        return next(iterator), {}
+
+    def eval_step(self, iterator: Any) -> dict[str, Any]:
+        """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
+        inputs, passthrough = self.next_eval_inputs(iterator)
+        outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
+        logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
+        conflicts = sorted(passthrough.keys() & logs.keys())
+        if conflicts:
+            _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", ", ".join(conflicts))
+        return {**passthrough, **logs}
+
+    def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
+        logs = self.task.validation_step(inputs, model=self.model, metrics=self.validation_metrics)
+        if self.task.loss in logs:
+            self._has_validation_loss = True
+            examples = _examples(inputs)
+            loss = tf.where(examples > 0, tf.cast(logs[self.task.loss], tf.float32), 0.0)  # the mean of none is NaN
+            self._validation_loss.update_state(loss, sample_weight=examples)
+        return logs
+
+    def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
+        """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
+        return self.task.aggregate_logs(state, step_outputs)
+
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.
+
+        Args:
+          aggregated_logs: the state that `eval_reduce` made, if any.
+        """
+        self.join()
+        results = self._results.pop("validation", None)
+        logs = results if results is not None else {k: _numpy(v) for k, v in self._validation_results().items()}
+        if not self._has_validation_loss:
+            logs.pop(self._validation_loss.name)
+        if aggregated_logs is not None:
+            logs.update(self.task.reduce_aggregated_logs(aggregated_logs, global_step=self.global_step))
+        if self._checkpoint_exporter and not self.stop_requested:
+            self._checkpoint_exporter.maybe_export_checkpoint(
+                self._weights_checkpoint, logs, int(self.global_step.numpy())
+            )
+            best = self._checkpoint_exporter.best_ckpt_logs
+            name = self.config.trainer.best_checkpoint_eval_metric
+            if best is not None:
+                logs[f"best_{name}"] = best[name]
+        self._swap_back()
+        return logs
+
+    def validation_metric_names(self) -> list[str] | None:
+        """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
+        if type(self).eval_end is not Trainer.eval_end or self._aggregates():
+            return None
+        names = [self._validation_loss.name]
+        for metric in self.validation_metrics:
+            result = metric.result()
+            names += [str(key) for key in result] if isinstance(result, Mapping) else [metric.name]
+        return names
+
+    # ---- stopping
+
+    def request_stop(self) -> None:
+        """Ends the running loop before its next step; safe from another thread."""
+        self._stop.assign(True)
+
+    def clear_stop(self) -> None:
+        """Lets loops run again after `request_stop`."""
+        self._stop.assign(False)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop was asked for."""
+        return bool(self._stop.numpy())
+
+    # ---- how it is done
+
+    def _build_variables(self) -> None:
+        """Builds optimizers and checks that there is something to train and to save."""
+        if not getattr(self._model, "variables", None):
+            raise UsageError(
+                f"the model {type(self._model).__name__} has no variables yet; build it in build_model, "
+                "for instance by calling it once on a batch of zeros"
+            )
+        if self._config.runtime.enable_xla and self._strategy.num_replicas_in_sync > 1:
+            raise UsageError(
+                f"runtime.enable_xla needs one replica, and there are {self._strategy.num_replicas_in_sync}: XLA cannot "
+                "update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
+            )
+        optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
+        for optimizer in optimizers:
+            if isinstance(optimizer, keras.Optimizer) and not optimizer.built:
+                optimizer.build(self._model.trainable_variables)
+
+    def _moving_average(self) -> MovingAverage | None:
+        config = self._config.trainer.optimizer_config.ema
+        return MovingAverage(averaged_variables(self._model, config), config) if config is not None else None
+
+    def _task_dataset(self, section: str) -> Any:
+        """Returns the task's dataset of `train_data` or `validation_data`, distributed, from the run's position on."""
+        params = getattr(self.config.task, section)
+        position = int(self._global_step.numpy()) if section == "train_data" else 0
+
+        def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+            takes_context = "input_context" in inspect.signature(self.task.build_inputs).parameters
+            made = self.task.build_inputs(params, **({"input_context": input_context} if takes_context else {}))
+            return made.at(position, input_context) if isinstance(made, Source) else made
+
+        return self.distribute_dataset(dataset_fn)
+
+    def _reset_train_metrics(self) -> None:
+        for metric in [*self._train_metrics, self._train_loss]:
+            metric.reset_state()
+
+    def _reset_validation_metrics(self) -> None:
+        for metric in [*self._validation_metrics, self._validation_loss]:
+            metric.reset_state()
+
+    def _train_results(self) -> dict[str, Any]:
+        logs = _results([*self._train_metrics, self._train_loss])
+        if isinstance(self._optimizer, Mapping):
+            logs["learning_rate"] = {n: current_learning_rate(o, self._global_step) for n, o in self._optimizer.items()}
+        else:
+            logs["learning_rate"] = current_learning_rate(self._optimizer, self._global_step)
+        return logs
+
+    def _validation_results(self) -> dict[str, Any]:
+        return _results([*self._validation_metrics, self._validation_loss])
+
+    def _end_of_data(self) -> None:
+        """The data ended inside a loop: what was done is done, and only global_step tells how much."""
+        self.loop_steps, self.data_ended = None, True
+        self._train_feed.forget()
+        if int(self._global_step.numpy()) == 0:
+            raise DataError("task.train_data has no batch: no files, no examples, or fewer than a batch of them")
+
+    def _aggregates(self) -> bool:
+        return self.task.aggregates() or type(self).eval_reduce is not Trainer.eval_reduce
+
+    def _swap_back(self) -> None:
+        if self._average is not None and self._average.swapped:
+            self._average.swap()
+
+
+def _check_sections(config: Any, train: bool, evaluate: bool) -> None:
+    needed = [(config, "trainer"), (config, "task"), (config, "runtime")]
+    for section, name in needed:
+        if not hasattr(section, name):
+            raise AttributeError(f"the trainer needs a config with a section {name!r}")
+    for wanted, name in ((train, "train_data"), (evaluate, "validation_data")):
+        if wanted and not hasattr(config.task, name):
+            raise AttributeError(f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset")
+
+
+def _check_evaluated(done: int, wanted: int, stopped: bool) -> None:
+    if done == 0 and not stopped:
+        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
+    if 0 <= done < wanted and not stopped:
+        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
+
+
+def _model_metrics(model: Any) -> list[Any]:
+    """The metrics that a compiled model has, without the tracker of its loss."""
+    return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
+
+
+def _results(metrics: list[Any]) -> dict[str, Any]:
+    logs: dict[str, Any] = {}
+    for metric in metrics:
+        result = metric.result()
+        logs.update(result if isinstance(result, Mapping) else {metric.name: result})
+    return logs
+
+
+def _run_options(runtime: Any) -> tf.distribute.RunOptions | None:
+    padder = runtime.tpu_enable_xla_dynamic_padder
+    if padder is None:
+        return None
+    return tf.distribute.RunOptions(
+        experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder)
+    )
+
+
+def _examples(inputs: Any) -> tf.Tensor:
+    """The number of examples in a replica's batch, float32: the first dimension of its first tensor."""
+    first = tf.nest.flatten(inputs)[0]
+    return tf.cast(tf.shape(first)[0], tf.float32) if first.shape.rank else tf.constant(1.0)
+
+
+def _numpy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _numpy(item) for name, item in value.items()}
+    return value.numpy() if hasattr(value, "numpy") else value
