@@ -22,8 +22,10 @@ _HOME = {
     "get_experiment": "experiment",
     "register_experiment": "experiment",
     "register_task": "experiment",
+    "ArraySource": "inputs.arrays",
     "Task": "tasks.base",
     "Trainer": "trainer",
+    "launch": "launch",
     "run_experiment": "runner",
 }
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from trainer_kit.experiment import get_experiment as get_experiment
     from trainer_kit.experiment import register_experiment as register_experiment
     from trainer_kit.experiment import register_task as register_task
+    from trainer_kit.inputs.arrays import ArraySource as ArraySource
+    from trainer_kit.launch import launch as launch
     from trainer_kit.runner import run_experiment as run_experiment
     from trainer_kit.tasks.base import Task as Task
     from trainer_kit.trainer import Trainer as Trainer

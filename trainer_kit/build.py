@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def create_exporter(config: ExperimentConfig, folder: str) -> BestCheckpoint | N
 
 
 def create_manager(
-    trainer: Trainer, config: ExperimentConfig, model_dir: str, *, chief: bool, asynchronous: bool
+    trainer: Trainer, config: ExperimentConfig, model_dir: str, chief: bool, asynchronous: bool
 ) -> CheckpointManager:
     """Returns the manager of the run's checkpoints.
 
@@ -75,28 +76,22 @@ def create_manager(
     )
 
 
+def summaries(folder: str, wanted: bool) -> SummaryManager:
+    """Returns what writes TensorBoard summaries to `folder`, or to nothing."""
+    return SummaryManager(folder if wanted else None)
+
+
 def open_reports(
-    directory: RunDirectory,
-    *,
-    trains: bool,
-    eval_summary_dir: str,
-    save_summary: bool,
-    chief: bool,
-    console: Writer | None,
-    summary_manager: Any = None,
-    eval_summary_manager: Any = None,
+    directory: RunDirectory | None, *, trains: bool, console: Writer | None, train_summaries: Any, eval_summaries: Any
 ) -> Reports:
-    """Opens all that a run reports to; a worker that is not the chief reports to nothing."""
-    summaries = save_summary and chief
-    train = summary_manager or SummaryManager(directory.train_summaries if summaries and trains else None)
-    validation = eval_summary_manager or SummaryManager(eval_summary_dir if summaries else None)
-    history = JsonLinesWriter(directory.metrics) if trains and chief else None
-    writers: list[Writer] = [TensorBoardWriter(train, validation)]
+    """Opens all that a run reports to; without a directory, on a worker that is not the chief, next to nothing."""
+    writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries)]
+    history = JsonLinesWriter(directory.metrics) if directory is not None and trains else None
     if history is not None:
         writers.append(history)
-    if chief:
-        writers.append(console or ConsoleWriter())
-    return Reports(BackgroundWriter(writers), train, validation, history)
+    if directory is not None:
+        writers.append(console or ConsoleWriter(sys.stdout))
+    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history)
 
 
 def ledger(path: str, config: ExperimentConfig, dataset: str) -> Callable[[int, Mapping[str, Any], float], None]:

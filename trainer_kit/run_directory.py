@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_kit import files
 from trainer_kit.config.drift import Change, check_resume
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml, write_params
 from trainer_kit.errors import UsageError
 
@@ -25,23 +25,23 @@ class RunDirectory:
 
     Args:
       model_dir: of the run.
-      best: name of the folder of the best checkpoint.
-      validation: name of the folder of the validation summaries.
+      trainer: the config's section, which names the folders of the best checkpoint and of validation summaries.
+      sidecar: name of an evaluation beside the run; what it writes lies apart from the run's own files.
     """
 
-    def __init__(self, model_dir: str, best: str = "best_ckpt", validation: str = "validation") -> None:
+    def __init__(self, model_dir: str, trainer: TrainerConfig, sidecar: str = "") -> None:
+        evals = os.path.join(model_dir, "evals")
+        own = os.path.join(evals, sidecar) if sidecar else ""
         self.path = model_dir
-        self.best = os.path.join(model_dir, best)
+        self.best = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
+        self.own_best = os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
         self.train_summaries = os.path.join(model_dir, "train")
-        self.validation_summaries = os.path.join(model_dir, validation)
+        self.eval_summaries = own or os.path.join(model_dir, trainer.validation_summary_subdir)
+        self.ledger = os.path.join(evals, f"{sidecar or 'validation'}.jsonl")
         self.metrics = os.path.join(model_dir, "metrics.jsonl")
         self.params = os.path.join(model_dir, "params.yaml")
         self.manifest = os.path.join(model_dir, "manifest.json")
         self.final = os.path.join(model_dir, "final.json")
-
-    def evals(self, eval_name: str) -> str:
-        """The folder of an evaluation sidecar: its own best checkpoint and summaries; its ledger has `.jsonl` added."""
-        return os.path.join(self.path, "evals", eval_name)
 
     def write_record(self, config: ExperimentConfig, experiment: str, mode: str, texts: Mapping[str, str]) -> None:
         """Writes params.yaml, manifest.json and the given further files, name -> text."""

@@ -98,11 +98,8 @@ def run_experiment(
         raise UsageError("model_dir must be specified, but got None")
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
-    directory = RunDirectory(
-        model_dir, params.trainer.best_checkpoint_export_subdir, params.trainer.validation_summary_subdir
-    )
-    sidecar = directory.evals(eval_name) if mode == "continuous_eval" else ""
     evaluates = chosen.evaluates or run_post_eval
+    directory = RunDirectory(model_dir, params.trainer, sidecar=eval_name if mode == "continuous_eval" else "")
     if chosen.trains:
         for change in check_model_dir(directory, params, experiment, allow_config_change):
             _LOG.info("changed since the run was started: %s", change)
@@ -110,55 +107,50 @@ def run_experiment(
         checkpoint = select_checkpoint(model_dir, checkpoint, directory.best)
 
     with strategy.scope():
-        exporter = None
-        if evaluates and chief and mode != "eval":
-            exporter = build.create_exporter(params, os.path.join(sidecar, "best_ckpt") if sidecar else directory.best)
+        keeps_best = evaluates and chief and mode != "eval"
+        exporter = build.create_exporter(params, directory.own_best) if keeps_best else None
         trainer = trainer or build.create_trainer(
             params, task, train=chosen.trains, evaluate=evaluates, checkpoint_exporter=exporter
         )
         _check_best_metric(trainer, exporter)
 
     reports = build.open_reports(
-        directory,
+        directory if chief else None,
         trains=chosen.trains,
-        eval_summary_dir=sidecar or directory.validation_summaries,
-        save_summary=save_summary,
-        chief=chief,
         console=console,
-        summary_manager=summary_manager,
-        eval_summary_manager=eval_summary_manager,
+        train_summaries=summary_manager or build.summaries(directory.train_summaries, save_summary and chief),
+        eval_summaries=eval_summary_manager or build.summaries(directory.eval_summaries, save_summary and chief),
     )
     with contextlib.closing(reports.writer), StopSignals(trainer.request_stop) as signals:
-        manager = build.create_manager(
-            trainer, params, model_dir, chief=chief, asynchronous=enable_async_checkpointing
-        )
         controller = controller_cls(
             strategy=strategy,
             trainer=trainer if chosen.trains else None,
             evaluator=trainer if evaluates else None,
             global_step=trainer.global_step,
             steps_per_loop=params.trainer.steps_per_loop,
-            checkpoint_manager=manager,
+            checkpoint_manager=build.create_manager(trainer, params, model_dir, chief, enable_async_checkpointing),
             summary_interval=params.trainer.summary_interval if save_summary else None,
             summary_manager=reports.train_summaries,
             eval_summary_manager=reports.eval_summaries,
             train_actions=train_actions,
             eval_actions=eval_actions,
-            **_extras(controller_cls, params, reports, signals, directory, sidecar, chief),
+            **_extras(controller_cls, params, reports, signals, directory if chief else None),
         )
-        _LOG.info("%s at step %d; %s", mode, trainer.global_step.numpy(), count_parameters(trainer.model))
+        start = int(trainer.global_step.numpy())
+        _LOG.info("%s from step %d; %s", mode, start, count_parameters(trainer.model))
         if chosen.trains and chief:
             directory.write_record(params, experiment, mode, records())
-            reports.history.resume(int(trainer.global_step.numpy()))
-        logs = _finished_logs(trainer, directory, params, evaluates) if chosen.trains else None
+            reports.history.resume(start)
+        logs = _finished_logs(directory, start, params, evaluates) if chosen.trains else None
         if logs is None:
             with strategy.scope():
                 logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
-                if run_post_eval and not signals.received:
+                if run_post_eval and signals.received is None:
                     logs = controller.evaluate(steps=params.trainer.validation_steps)
-            _raise_if_stopped(signals, int(trainer.global_step.numpy()))
+            step = int(trainer.global_step.numpy())
+            _raise_if_stopped(signals, step)
             if chosen.trains and chief:
-                directory.write_final(int(trainer.global_step.numpy()), mode, build.plain(logs), getattr(exporter, "best", None))
+                directory.write_final(step, mode, build.plain(logs), getattr(exporter, "best", None))
     return trainer.model, logs
 
 
@@ -221,34 +213,30 @@ def _extras(
     config: ExperimentConfig,
     reports: build.Reports,
     signals: StopSignals,
-    directory: RunDirectory,
-    sidecar: str,
-    chief: bool,
+    directory: RunDirectory | None,
 ) -> dict[str, Any]:
     """What our Controller takes beside Orbit's arguments; nothing for another one."""
     if not issubclass(controller_cls, Controller):
         return {}
     options = config.trainer
-    ledger = f"{sidecar or directory.evals('validation')}.jsonl"
     extras: dict[str, Any] = {
         "writer": reports.writer,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,
-        "loss_bound": (options.loss_upper_bound, options.recovery_begin_steps)
-        if options.recovery_max_trials >= 0
-        else None,
         "save_on_stop": options.preemption_on_demand_checkpoint,
     }
-    if chief:
-        extras["on_evaluation"] = build.ledger(ledger, config, "validation")
+    if options.recovery_max_trials >= 0:
+        extras["loss_bound"] = (options.loss_upper_bound, options.recovery_begin_steps)
+    if directory is not None:
+        extras["on_evaluation"] = build.ledger(directory.ledger, config, "validation")
     return extras
 
 
 def _finished_logs(
-    trainer: Trainer, directory: RunDirectory, config: ExperimentConfig, evaluates: bool
+    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool
 ) -> dict[str, Any] | None:
     """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something."""
-    final, step, wanted = directory.read_final(), int(trainer.global_step.numpy()), config.trainer.train_steps
+    final, wanted = directory.read_final(), config.trainer.train_steps
     if final is None or final["step"] != step or step < wanted or (evaluates and not final["metrics"]):
         return None
     _LOG.info("nothing to do: %s was finished at step %d; raise trainer.train_steps to train on", directory.path, step)

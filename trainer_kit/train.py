@@ -15,8 +15,9 @@ from typing import Any
 from absl import flags
 
 from trainer_kit import discovery
+from trainer_kit.config.layers import Layer
 from trainer_kit.config.resolve import Resolved, Sources, resolve
-from trainer_kit.config.sources import Layer, check_gin, operative_gin
+from trainer_kit.config.sources import gin_second_pass, operative_gin
 from trainer_kit.errors import ConfigError, ExitCode, Mistake, TrainerKitError, UsageError
 from trainer_kit.experiment import experiments
 from trainer_kit.modes import MODES, lookup_mode
@@ -73,19 +74,27 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
 
 def sources(values: flags.FlagValues) -> Sources:
     """Returns the sources of config values that the flags name."""
-    layer = {"tpu": "runtime.tpu", "tf_data_service": "task.train_data.tf_data_service_address"}
-    given = {path: values[flag].value for flag, path in layer.items() if values[flag].value is not None}
-    origins = {path: f"--{flag}" for flag, path in layer.items() if path in given}
-    if values.tf_data_service:
-        given["task.train_data.enable_tf_data_service"] = True
-        origins["task.train_data.enable_tf_data_service"] = "--tf_data_service"
     return Sources(
         config_files=tuple(values.config_file),
         gin_files=tuple(values.gin_file),
         gin_params=tuple(values.gin_params),
         params_overrides=tuple(values.params_override),
-        flags=Layer.of_paths(given, origins),
+        flags=_layer(values),
     )
+
+
+def _layer(values: flags.FlagValues) -> Layer:
+    """The config values that flags of their own set; they win over every other source."""
+    given: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if values.tpu is not None:
+        given["runtime"] = {"tpu": values.tpu}
+        origins["runtime.tpu"] = "--tpu"
+    if values.tf_data_service is not None:
+        service = {"tf_data_service_address": values.tf_data_service, "enable_tf_data_service": True}
+        given["task"] = {"train_data": service}
+        origins["task.train_data"] = "--tf_data_service"
+    return Layer(given, origins)
 
 
 def configure(values: flags.FlagValues) -> Resolved:
@@ -117,7 +126,7 @@ def configure(values: flags.FlagValues) -> Resolved:
     if mistakes or resolved is None:
         raise ConfigError(mistakes)
     if MODES[values.mode].trains:
-        check_model_dir(RunDirectory(values.model_dir), resolved.config, values.experiment, values.allow_config_change)
+        check_model_dir(RunDirectory(values.model_dir, resolved.config.trainer), resolved.config, values.experiment, values.allow_config_change)
     return resolved
 
 
@@ -126,12 +135,11 @@ def run(values: flags.FlagValues) -> None:
     resolved = configure(values)
     from trainer_kit.launch import launch
 
-    given = sources(values)
     launch(
         resolved.config,
         values.mode,
         values.model_dir,
-        before_task=lambda: check_gin(given),
+        before_task=lambda: gin_second_pass(values.gin_file, values.gin_params),
         experiment=values.experiment,
         checkpoint=values.checkpoint,
         eval_name=values.eval_name,

@@ -6,7 +6,6 @@ metrics are reset, the steps run, and the results come back in one transfer.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Mapping
@@ -17,19 +16,21 @@ import orbit
 import tensorflow as tf
 from orbit.utils import loop_fns
 
+from trainer_kit.async_training import AsyncTraining
 from trainer_kit.checkpoints.state import holds_average, training_checkpoint, weights_checkpoint
-from trainer_kit.distribution.datasets import distribute_dataset
+from trainer_kit.distribution.datasets import distribute_dataset, with_threads
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.source import Source
 from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, stop_variable
+from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
 
 _LOG = logging.getLogger(__name__)
 
 
-class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
+class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
@@ -74,11 +75,9 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
             average=self._average.variables if self._average else None,
         )
         self._weights_checkpoint = weights_checkpoint(global_step=self._global_step, model=model)
-        self._train_loss = keras.metrics.Mean("training_loss", dtype="float32")
-        self._validation_loss = keras.metrics.Mean("validation_loss", dtype="float32")
-        own = _model_metrics(model)
-        self._train_metrics = task.build_metrics(training=True) + own if train else []
-        self._validation_metrics = task.build_metrics(training=False) + own if evaluate else []
+        own = model_metrics(model)
+        self._train_set = MetricSet("training_loss", task.build_metrics(training=True) + own if train else [])
+        self._eval_set = MetricSet("validation_loss", task.build_metrics(training=False) + own if evaluate else [])
         self._train_feed = Feed(lambda: self._task_dataset("train_data"), train_dataset)
         self._eval_feed = Feed(lambda: self._task_dataset("validation_data"), validation_dataset)
         self._stop = stop_variable()
@@ -86,7 +85,6 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         self._eval_loops: dict[bool, Any] = {}
         self._run_options = _run_options(config.runtime)
         self._results: dict[str, Any] = {}
-        self._has_validation_loss = False
         self.data_ended = False
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.init_async()
@@ -126,22 +124,22 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     @property
     def train_loss(self) -> Any:
         """The metric of the training loss, a mean over the loop."""
-        return self._train_loss
+        return self._train_set.loss
 
     @property
     def validation_loss(self) -> Any:
         """The metric of the validation loss, a mean over examples."""
-        return self._validation_loss
+        return self._eval_set.loss
 
     @property
     def train_metrics(self) -> list[Any]:
         """All training metrics but the loss."""
-        return self._train_metrics
+        return self._train_set.metrics
 
     @property
     def validation_metrics(self) -> list[Any]:
         """All validation metrics but the loss."""
-        return self._validation_metrics
+        return self._eval_set.metrics
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
@@ -186,32 +184,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         if self._average is not None and (path is None or not holds_average(path)):
             self._average.reset()
 
-    # ---- asynchronous training, for parameter servers
-
-    def init_async(self) -> None:
-        """Makes the coordinator when the strategy is a parameter-server strategy."""
-        self._is_async = isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy)
-        self._coordinator = (
-            tf.distribute.experimental.coordinator.ClusterCoordinator(self._strategy) if self._is_async else None
-        )
-
-    def coordinator_for_async(self) -> Any:
-        """Returns the coordinator of asynchronous training.
-
-        Raises:
-          UsageError: when the strategy is synchronous.
-        """
-        if self._coordinator is None:
-            raise UsageError(
-                "asynchronous training needs a parameter-server strategy; this trainer was made under "
-                f"{type(self._strategy).__name__}: set runtime.distribution_strategy=parameter_server"
-            )
-        return self._coordinator
-
-    def join(self) -> None:
-        """Waits for all scheduled steps; returns at once in synchronous training."""
-        if self._is_async:
-            self.coordinator_for_async().join()
+    # ---- training
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns a dataset distributed over the replicas.
@@ -222,12 +195,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
           *args: for the function.
           **kwargs: for the function.
         """
-        if self._is_async:
-            make = functools.partial(distribute_dataset, self._strategy, dataset_or_fn, *args, **kwargs)
-            return self.coordinator_for_async().create_per_worker_dataset(tf.function(make))
-        return distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
-
-    # ---- training
+        return self.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
 
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
@@ -247,7 +215,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
         options = self.config.trainer
         loop = TrainLoop(
-            self._reset_train_metrics,
+            self._train_set.reset,
             self.train_step,
             self._train_results,
             self._stop,
@@ -274,7 +242,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
         self.join()
         if "train" not in self._results:
-            return {name: _numpy(value) for name, value in self._train_results().items()}
+            return dict(to_numpy(self._train_results()))
         return dict(self._results.pop("train"))
 
     def next_train_inputs(self, iterator: Any) -> Any:
@@ -284,17 +252,18 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def train_step(self, iterator: Any) -> None:
         """Uses one element of the iterator for one step on every replica; in graph."""
         inputs = self.next_train_inputs(iterator)
-        self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
-        self._global_step.assign_add(1)
-        if self._average is not None:
-            self._average.update(self._global_step)
+        with tf.control_dependencies(_local_tensors(inputs, self._strategy)):  # no count moves when the data has ended
+            self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+            self._global_step.assign_add(1)
+            if self._average is not None:
+                self._average.update(self._global_step)
 
     def _replica_train_step(self, inputs: Any) -> None:
         step = self.task.train_step
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True)
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
-        self._train_loss.update_state(logs[self.task.loss])
+        self._train_set.update_loss(logs[self.task.loss])
 
     # ---- evaluation
 
@@ -335,13 +304,13 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         if options.eval_tf_while_loop and has_state:
             in_graph = loop_fns.create_tf_while_loop_fn_with_state
         by_step = StatefulEvalLoop(
-            self._reset_validation_metrics,
+            self._eval_set.reset,
             self.eval_step,
             self._stop,
             use_tf_function=options.eval_tf_function,
             in_graph=in_graph,
         )
-        whole = EvalLoop(self._reset_validation_metrics, self.eval_step, self._validation_results, self._stop)
+        whole = EvalLoop(self._eval_set.reset, self.eval_step, self._eval_set.results, self._stop)
 
         def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
             done, state = by_step(iterator, num_steps, state, reduce_fn)
@@ -382,10 +351,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
         logs = self.task.validation_step(inputs, model=self.model, metrics=self.validation_metrics)
         if self.task.loss in logs:
-            self._has_validation_loss = True
-            examples = _examples(inputs)
-            loss = tf.where(examples > 0, tf.cast(logs[self.task.loss], tf.float32), 0.0)  # the mean of none is NaN
-            self._validation_loss.update_state(loss, sample_weight=examples)
+            self._eval_set.update_loss(logs[self.task.loss], inputs)
         return logs
 
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
@@ -400,9 +366,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """
         self.join()
         results = self._results.pop("validation", None)
-        logs = results if results is not None else {k: _numpy(v) for k, v in self._validation_results().items()}
-        if not self._has_validation_loss:
-            logs.pop(self._validation_loss.name)
+        logs = to_numpy(self._eval_set.results()) if results is None else results
         if aggregated_logs is not None:
             logs.update(self.task.reduce_aggregated_logs(aggregated_logs, global_step=self.global_step))
         if self._checkpoint_exporter and not self.stop_requested:
@@ -420,11 +384,7 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
         if type(self).eval_end is not Trainer.eval_end or self._aggregates():
             return None
-        names = [self._validation_loss.name]
-        for metric in self.validation_metrics:
-            result = metric.result()
-            names += [str(key) for key in result] if isinstance(result, Mapping) else [metric.name]
-        return names
+        return self._eval_set.names()
 
     # ---- stopping
 
@@ -472,28 +432,18 @@ class Trainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
             takes_context = "input_context" in inspect.signature(self.task.build_inputs).parameters
             made = self.task.build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-            return made.at(position, input_context) if isinstance(made, Source) else made
+            dataset = made.at(position, input_context) if isinstance(made, Source) else made
+            return with_threads(dataset, self.config.runtime)
 
         return self.distribute_dataset(dataset_fn)
 
-    def _reset_train_metrics(self) -> None:
-        for metric in [*self._train_metrics, self._train_loss]:
-            metric.reset_state()
-
-    def _reset_validation_metrics(self) -> None:
-        for metric in [*self._validation_metrics, self._validation_loss]:
-            metric.reset_state()
-
     def _train_results(self) -> dict[str, Any]:
-        logs = _results([*self._train_metrics, self._train_loss])
+        logs = self._train_set.results()
         if isinstance(self._optimizer, Mapping):
             logs["learning_rate"] = {n: current_learning_rate(o, self._global_step) for n, o in self._optimizer.items()}
         else:
             logs["learning_rate"] = current_learning_rate(self._optimizer, self._global_step)
         return logs
-
-    def _validation_results(self) -> dict[str, Any]:
-        return _results([*self._validation_metrics, self._validation_loss])
 
     def _end_of_data(self) -> None:
         """The data ended inside a loop: what was done is done, and only global_step tells how much."""
@@ -527,17 +477,9 @@ def _check_evaluated(done: int, wanted: int, stopped: bool) -> None:
         _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
 
 
-def _model_metrics(model: Any) -> list[Any]:
-    """The metrics that a compiled model has, without the tracker of its loss."""
-    return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
-
-
-def _results(metrics: list[Any]) -> dict[str, Any]:
-    logs: dict[str, Any] = {}
-    for metric in metrics:
-        result = metric.result()
-        logs.update(result if isinstance(result, Mapping) else {metric.name: result})
-    return logs
+def _local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
+    values = [local for value in tf.nest.flatten(inputs) for local in strategy.experimental_local_results(value)]
+    return [tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)]
 
 
 def _run_options(runtime: Any) -> tf.distribute.RunOptions | None:
@@ -547,15 +489,3 @@ def _run_options(runtime: Any) -> tf.distribute.RunOptions | None:
     return tf.distribute.RunOptions(
         experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder)
     )
-
-
-def _examples(inputs: Any) -> tf.Tensor:
-    """The number of examples in a replica's batch, float32: the first dimension of its first tensor."""
-    first = tf.nest.flatten(inputs)[0]
-    return tf.cast(tf.shape(first)[0], tf.float32) if first.shape.rank else tf.constant(1.0)
-
-
-def _numpy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _numpy(item) for name, item in value.items()}
-    return value.numpy() if hasattr(value, "numpy") else value

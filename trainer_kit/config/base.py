@@ -7,6 +7,7 @@ refuse the nested dicts, hence the rewriting of annotations.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import sys
 import types
@@ -37,7 +38,8 @@ def configclass(cls: type[Section]) -> type[Section]:
     hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
     cls.__annotations__ = {name: _strict(hints[name]) for name in own}
     settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
-    return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    return made  # type: ignore[return-value]
 
 
 def is_configclass(cls: object) -> bool:
@@ -97,7 +99,7 @@ class OneOfConfig(Config):
         super().__post_init__()
 
     @classmethod
-    def branches(cls) -> dict[str, type[Config]]:
+    def branches(cls) -> dict[str, builtins.type[Config]]:
         """Returns the name and the config class of each branch."""
         found = {}
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]

@@ -106,7 +106,8 @@ def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Seque
     refused = [
         change
         for change in changes
-        if change.kind == "dangerous" and not any(is_inside(change.path, allowed) for allowed in allowed_paths if allowed)
+        if change.kind == "dangerous"
+        and not any(is_inside(change.path, allowed) for allowed in allowed_paths if allowed)
     ]
     if refused:
         raise ConfigError(

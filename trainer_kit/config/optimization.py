@@ -214,7 +214,7 @@ class StepwiseLrConfig(_PiecewiseConfig):
 
 @configclass
 class StepCosineLrConfig(_PiecewiseConfig):
-    """Cosine from `values[i]` to `values[i + 1]` between boundaries, the last one down to 0; as many of each."""
+    """Cosine from `values[i]` at `boundaries[i]`, of which the first is usually 0, to the next; then the last value."""
 
     name: str = "StepCosineDecayWithOffset"
 

@@ -7,6 +7,7 @@ merged, so a mistake in one layer hides none in another; the rules across fields
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer_kit.config.base import Config, is_configclass
-from trainer_kit.config.layers import Layer, given_inside, is_inside, join
+from trainer_kit.config.layers import Layer, given_inside, join
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sections import checker, fields_of, is_oneof, item_class, leaves, section_class
 from trainer_kit.config.wording import describe, hint, show
@@ -83,19 +84,19 @@ class _Report:
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
     def add_broken_rule(self, path: str, problem: str, advice: str = "") -> None:
-        """Adds a mistake that was found in the result, unless its value has one already."""
-        if any(mistake.path == path for mistake in self.mistakes):
-            return
-        self.add(path, problem, advice, self._culprit(path, problem))
+        """Adds a mistake found in the result, unless its value, or one that its message names, was refused before."""
+        section = path.rpartition(".")[0]
+        named = [join(section, word) for word in re.findall(r"\w+", f"{problem} {advice}")]
+        refused = {mistake.path for mistake in self.mistakes}
+        if path not in refused and refused.isdisjoint(named):
+            self.add(path, problem, advice, self._culprit(path, named))
 
-    def _culprit(self, path: str, problem: str) -> str:
-        """A rule may name a field that nobody touched: then its message tells which other field was given."""
+    def _culprit(self, path: str, named: list[str]) -> str:
+        """A rule may be about a field that nobody touched: then the other field that it names was given."""
         inside = given_inside(self.given, path)
         if inside:
             return self.given[inside[0]]
-        section = path.rpartition(".")[0]
-        words = set(problem.replace("(", " ").replace(",", " ").replace(";", " ").replace("=", " ").split())
-        others = [given for given in given_inside(self.given, section) if given.rpartition(".")[2] in words]
+        others = [given for given in named if given in self.given]
         return f"{DEFAULT}, beside {others[0]} of {self.given[others[0]]}" if others else DEFAULT
 
 
@@ -116,8 +117,8 @@ class _Merge:
             inner = current.config_class if isinstance(current, _Section) else section_class(info.annotation)
             if inner is not None and value is not None:
                 self._section(section, name, inner, value, where)
-            elif (items := item_class(info.annotation)) and isinstance(value, (list, tuple, dict)):
-                self._items(section, name, items, value, where)
+            elif (items := item_class(info.annotation)) and isinstance(value, items[1]):
+                self._items(section, name, items[0], value, where)
             else:
                 self._leaf(section, name, value, where)
 
@@ -126,7 +127,9 @@ class _Merge:
             fields = ", ".join(list(fields_of(config_class))[:4])
             self._refuse(where, f"{show(value)} is not a section", f"give its fields ({fields}, ...)" if fields else "")
         elif not is_configclass(config_class):
-            self._refuse(where, "this experiment has no such section", "remove it, or let the task's config class type it")
+            self._refuse(
+                where, "this experiment has no such section", "remove it, or let the task's config class type it"
+            )
         else:
             current = around.values.get(name)
             section = current if isinstance(current, _Section) else _Section.fresh(config_class)
@@ -171,10 +174,10 @@ class _Merge:
         around = where[: -len(name)]
         near = [around + sibling for sibling in near_names(name, siblings)]
         elsewhere = [path for path in self._report.known if path.rpartition(".")[2] == name]
-        if is_inside(name, name.partition(".")[0]) and "." in name:
+        if "." in name:
             advice = "nest the keys, or write it as a.b=c in --params_override"
         elif near or elsewhere:
-            advice = f"did you mean {' or '.join(near or elsewhere[:3])}?"
+            advice = f"did you mean {' or '.join([*elsewhere, *near][:3])}?"
         else:
             advice = suggestion(name, siblings)
         self._refuse(where, "there is no such key", advice)
@@ -201,7 +204,7 @@ def _closed(value: Any, path: str, report: _Report) -> Any:
 
 
 def _build(section: _Section, path: str, report: _Report) -> Any:
-    """Returns the config of a section; reports its broken rules, with what is wrong elsewhere left at the value before."""
+    """Returns the config of a section; reports its broken rules. What was refused keeps the value it had before."""
     values = dict(section.values)
     if is_oneof(section.config_class):
         values = _chosen_only(section, path, report)

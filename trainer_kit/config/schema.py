@@ -26,6 +26,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 StepsOrAll = Annotated[int, Field(ge=-1)]
 
+ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
+
 
 @configclass
 class DataConfig(Config):
@@ -139,16 +141,57 @@ class RuntimeConfig(Config):
         return {"num_cores_per_replica": self.num_cores_per_replica, "default_shard_dim": self.default_shard_dim}
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Settings that need another setting."""
+        """Settings that need another setting, or exclude one."""
         if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
             yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove it or set that"
         if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
             yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
-        if self.distribution_strategy != "tpu":
-            if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
-                yield "num_cores_per_replica", "model parallelism needs distribution_strategy=tpu"
+        if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
+            yield (
+                "num_cores_per_replica",
+                "model parallelism is not supported, with distribution_strategy=tpu either: a replica is one device; "
+                "leave num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false",
+            )
+        if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
+            yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; remove it or set that"
+        if self.random_seed >= 2**32:
+            yield "random_seed", f"{self.random_seed} is too large; use a number below 2**32, the limit of NumPy"
+        yield from self._strategy_rules()
+        yield from self._all_reduce_rules()
+
+    def _strategy_rules(self) -> Iterator[tuple[str, str]]:
+        """What each distribution_strategy can use; what depends on the machine is checked by distribution/."""
+        strategy = self.distribution_strategy
+        if strategy in ("off", "one_device") and self.num_gpus > 1:
+            yield "num_gpus", f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use mirrored"
+        if strategy == "tpu" and self.num_gpus:
+            yield "num_gpus", "distribution_strategy=tpu uses no GPUs; remove num_gpus"
         if self.virtual_cpus and self.num_gpus:
             yield "virtual_cpus", "cannot be combined with num_gpus; set one of them"
+        if self.virtual_cpus > 1 and strategy not in ("auto", "mirrored"):
+            yield "virtual_cpus", f"distribution_strategy={strategy} does not split the CPU; use mirrored"
+        if self.tpu and strategy not in ("auto", "tpu"):
+            yield "tpu", f"distribution_strategy={strategy} does not use the TPU {self.tpu!r}; remove it, or use tpu"
+        if self.worker_hosts and strategy not in ("auto", "multi_worker_mirrored"):
+            yield "worker_hosts", f"distribution_strategy={strategy} has no workers; use multi_worker_mirrored"
+        hosts = self.worker_hosts.split(",") if self.worker_hosts else []
+        if hosts and self.task_index >= len(hosts):
+            yield "task_index", f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0"
+
+    def _all_reduce_rules(self) -> Iterator[tuple[str, str]]:
+        """Algorithms that the strategy has; one that sums nothing over devices takes any, so that it can be tried."""
+        every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
+        known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
+        if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
+            yield (
+                "all_reduce_alg",
+                f"{self.all_reduce_alg!r} is not an algorithm of distribution_strategy={self.distribution_strategy}; "
+                f"it has: {', '.join(known)}",
+            )
+        if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
+            yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; remove it or set that"
+        if self.virtual_cpus > 1 and self.all_reduce_alg == "nccl":
+            yield "all_reduce_alg", "nccl needs GPUs, not virtual_cpus; use hierarchical_copy or auto"
 
 
 @configclass

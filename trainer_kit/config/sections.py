@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -27,20 +26,27 @@ def section_class(annotation: Any) -> type[Config] | None:
     return None
 
 
-def item_class(annotation: Any) -> type[Config] | None:
-    """Returns the config class of the items of a field that is a list, or a dict by name, of sections; else None."""
+def item_class(annotation: Any) -> tuple[type[Config], tuple[type, ...]] | None:
+    """Returns, for a field that is a list or a dict of sections, their class and what may hold them; else None."""
     arms = [arm for arm in _arms(annotation) if arm is not type(None)]
     if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list, dict):
         return None
+    holders: tuple[type, ...] = (dict,) if get_origin(arms[0]) is dict else (list, tuple)
     args = [arg for arg in get_args(arms[0]) if arg is not Ellipsis]
-    return section_class(args[-1]) if len(args) == (2 if get_origin(arms[0]) is dict else 1) else None
+    inner = section_class(args[-1])
+    return (inner, holders) if inner is not None and len(args) == (2 if holders == (dict,) else 1) else None
 
 
-@functools.lru_cache(maxsize=4096)
 def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
     """Returns what checks a value for one field alone, with the settings of config classes."""
     field = fields_of(config_class)[name]
-    annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    if (
+        isinstance(_arms(annotation)[0], type)
+        and issubclass(_arms(annotation)[0], Config)
+        and len(_arms(annotation)) == 1
+    ):
+        return TypeAdapter(annotation)  # a config class has its own settings and takes no others
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 

@@ -26,8 +26,8 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
       path: a local file. It is JSON when its name ends in .json or its text is a JSON object; else YAML.
 
     Raises:
-      ConfigError: when the file is missing (with the near names in its folder) or unreadable, when the text is broken or
-        has a key twice (all of them, as file:line:column), or when its top level is not a mapping.
+      ConfigError: when the file is missing (with the near names in its folder) or unreadable, when the text is broken
+        or has a key twice (all of them, as file:line:column), or when its top level is not a mapping.
     """
     name = os.fspath(path)
     text = read_text(name)

@@ -95,4 +95,5 @@ def _bounds(metadata: tuple[Any, ...]) -> str:
     found = {key: limit for key, _ in _BOUNDS for item in flat if (limit := getattr(item, key, None)) is not None}
     if "ge" in found and found.get("le") == found["ge"]:
         return f" that is {found['ge']}"
-    return "".join(f" {word} {found[key]}" for key, word in _BOUNDS if key in found)
+    limits = " and ".join(f"{word} {found[key]}" for key, word in _BOUNDS if key in found)
+    return f" {limits}" if limits else ""

@@ -1,8 +1,8 @@
 """YAML and JSON text -> plain values and the line of each; plain values -> YAML.
 
-YAML 1.1 turns `off` into a truth value, `1e-3` into text, `010` into 8 and `12:30` into 750. Here a scalar means what it
-looks like: only true and false are truth values, 1e-3 is a number, 010 is ten, 12:30 and 2024-01-01 stay words. What is
-written is quoted wherever a YAML 1.1 reader would misread it, so that other tools read the same values.
+YAML 1.1 turns `off` into a truth value, `1e-3` into text, `010` into 8 and `12:30` into 750. Here a scalar means what
+it looks like: only true and false are truth values, 1e-3 is a number, 010 is ten, 12:30 and 2024-01-01 stay words. What
+is written is quoted wherever a YAML 1.1 reader would misread it, so that other tools read the same values.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parse(text: str, name: str, as_json: bool = False) -> Parsed:
 def parse_scalar(text: str) -> Any:
     """Returns what a bare word means: "1e-3" a number, "true" a truth value, "off" and "*.txt" themselves."""
     loader = _Loader("")
-    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
 
 

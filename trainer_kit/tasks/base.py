@@ -198,5 +198,7 @@ def split_batch(inputs: Any) -> tuple[Any, Any]:
 
 def is_compiled(model: Any) -> bool:
     """Whether `model` is a Keras model, of either version, with a loss of its own from `compile`."""
-    return bool(getattr(model, "compiled", False) or getattr(model, "compiled_loss", None))
+    if hasattr(model, "compiled"):  # Keras 3
+        return bool(model.compiled)
+    return getattr(model, "compiled_loss", None) is not None  # tf_keras
 

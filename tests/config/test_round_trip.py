@@ -1,0 +1,149 @@
+"""Random valid configs survive YAML bit by bit; random corruptions of them are all reported, and none accepted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trainer_kit.config.base import Config, OneOfConfig
+from trainer_kit.config.layers import Layer
+from trainer_kit.config.overrides import apply
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.sections import checker, fields_of, item_class, leaves, section_class, sections
+from trainer_kit.config.serialize import from_yaml, to_yaml
+from trainer_kit.errors import ConfigError
+
+# The default config is never changed, so one of them serves all examples.
+calm = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+WORDS = st.sampled_from(["off", "yes", "null", "1e-3", "010", "12:30", "0x1f", "2024-01-01", "~", "<<", "=", "a: b", "# c"])
+SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
+TEXTS = st.text(max_size=12) | WORDS
+
+
+def values_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
+    """Values that a leaf allows, as far as its own field tells."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values_of(args[0], (*args[1:], *metadata))
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is Union or type(annotation).__name__ == "UnionType":
+        return st.one_of([values_of(arg, metadata) for arg in args])
+    if origin is tuple:
+        return st.lists(values_of(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=3)
+    low, high = limits(metadata)
+    if annotation is int:
+        return st.integers(min_value=low, max_value=high)
+    if annotation is float:
+        return st.floats(min_value=low, max_value=high, allow_nan=False, allow_infinity=False, exclude_min=above(metadata))
+    return {bool: st.booleans(), str: TEXTS, type(None): st.none()}[annotation]
+
+
+def limits(metadata: tuple[Any, ...]) -> tuple[Any, Any]:
+    flat = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
+    low = [limit for item in flat for key in ("ge", "gt") if (limit := getattr(item, key, None)) is not None]
+    high = [limit for item in flat if (limit := getattr(item, "le", None)) is not None]
+    return (low[0] if low else None), (high[0] if high else None)
+
+
+def above(metadata: tuple[Any, ...]) -> bool:
+    return any(getattr(inner, "gt", None) is not None for item in metadata for inner in (item, *getattr(item, "metadata", ())))
+
+
+@st.composite
+def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
+    """A config of the class of `default`; drawn fields that break a rule are left out. `full`: no leaf keeps None."""
+    values: dict[str, Any] = {}
+    for name, info in fields_of(type(default)).items():
+        inner, items = section_class(info.annotation), item_class(info.annotation)
+        present = getattr(default, name)
+        if isinstance(present, Config):
+            values[name] = draw(configs(present))
+        elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
+            values[name] = draw(st.none() | configs(inner()))
+        elif items is not None:
+            drawn = configs(items[0]())
+            several = st.dictionaries(TEXTS, drawn, max_size=2) if items[1] is dict else st.lists(drawn, max_size=2)
+            values[name] = draw(several)
+        elif inner is None and (draw(st.integers(0, 3)) == 0 or (full and present is None)):
+            drawn = values_of(info.annotation, tuple(info.metadata))
+            values[name] = draw(drawn.filter(lambda value: value is not None) if full else drawn)
+    if isinstance(default, OneOfConfig):
+        kind = draw(values_of(fields_of(type(default))["type"].annotation))
+        branch = {kind: draw(configs(default.branches()[kind](), kind in SCHEDULES))} if kind else {}
+        return whole(default, type=kind, **branch)
+    made = default
+    for name, value in values.items():
+        with contextlib.suppress(ValidationError):
+            made = made.replace(**{name: value})
+    return made
+
+
+@calm
+@given(st.data())
+def test_a_random_config_comes_back_equal_from_yaml(default: ExperimentConfig, data: st.DataObject) -> None:
+    config: Any = data.draw(configs(default))
+    again = from_yaml(to_yaml(config), default)
+    assert again == config
+    assert leaves(again) == leaves(config)
+
+
+def whole(default: Config, **values: Any) -> Config:
+    try:
+        return type(default)(**values)
+    except ValidationError:
+        return default
+
+
+def corrupted(draw: st.DrawFn, path: str, config: ExperimentConfig, values: dict[str, Any]) -> str:
+    """Puts one mistake into the section at `path` of nested values; returns where."""
+    section: Any = config
+    for part in filter(None, path.split(".")):
+        section, values = getattr(section, part), values[part]
+    shown = {name: fields_of(type(section))[name] for name in values}
+    leaves = [name for name, info in shown.items() if not isinstance(getattr(section, name), Config) and name != "type"]
+    name = draw(st.sampled_from(["no_such_key", *leaves]))
+    inside = f"{path}.{name}".lstrip(".")
+    if name == "no_such_key":
+        values[name] = draw(st.none() | st.integers())
+        return inside
+    low, high = limits(tuple(shown[name].metadata))
+    wrong = ["words", 0.5, True, 7, [[]], {"a": 0.5}, {}, None, float("nan"), *([low - 1] if low is not None else [])]
+    wrong += [high + 1] if high is not None else []
+    wrong = [value for value in wrong if not allowed(section, name, value)]
+    values[name] = draw(st.sampled_from(wrong))
+    return inside
+
+
+def allowed(section: Config, name: str, value: object) -> bool:
+    try:
+        checker(type(section), name).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@calm
+@given(st.data())
+def test_random_corruptions_are_all_reported_and_none_is_accepted(default: ExperimentConfig, data: st.DataObject) -> None:
+    config: Any = data.draw(configs(default))
+    values = copy.deepcopy(config.as_dict())
+    there = [path for path, _, is_there in sections(config) if is_there and ".blocks" not in path]
+    chosen = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=4, unique=True))
+    wrong = {data.draw(st.composite(corrupted)(path, config, values)) for path in sorted(chosen, key=len, reverse=True)}
+    try:
+        apply(default, [Layer(values)])
+    except ConfigError as error:
+        reported = [mistake.path for mistake in error.mistakes]
+        item_of = {path for path in reported if any(path.startswith(f"{place}.") for place in wrong)}
+        assert wrong <= {*reported, *(path.rpartition(".")[0] for path in item_of)}
+        assert len(reported) == len(set(reported))
+    else:
+        raise AssertionError(f"accepted: {wrong}")

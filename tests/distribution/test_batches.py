@@ -1,0 +1,47 @@
+"""Batches over replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_kit.distribution.batches import check_global_batch, describe_batch
+from trainer_kit.errors import ExitCode, UsageError
+
+
+@pytest.mark.parametrize(("batch", "replicas", "share"), [(8, 4, 2), (7, 1, 7), (4, 4, 1)])
+def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int) -> None:
+    assert check_global_batch(batch, replicas, "task.train_data.global_batch_size") == share
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "message"),
+    [
+        (
+            10,
+            4,
+            "task.train_data.global_batch_size: batch 10 on 4 replicas leaves 2 over; "
+            "the nearest that can be shared equally: 8 or 12",
+        ),
+        (3, 4, "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the nearest .* equally: 4$"),
+        (0, 4, "a batch of 0 examples is none; use 4 or a multiple of it"),
+        (0, 1, "a batch of 0 examples is none; use 1 or more"),
+    ],
+)
+def test_what_cannot_be_shared_names_the_nearest_that_can(batch: int, replicas: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        check_global_batch(batch, replicas, "task.train_data.global_batch_size")
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((64, 1), "64 examples on 1 replica"),
+        ((1, 1), "1 example on 1 replica"),
+        ((64, 4), "64 examples = 4 replicas x 16"),
+        ((64, 2, 2), "64 examples = 2 workers x 32"),
+        ((64, 8, 2), "64 examples = 2 workers x 4 replicas x 8"),
+    ],
+)
+def test_the_account_of_a_batch_is_one_line(arguments: tuple[int, ...], line: str) -> None:
+    assert describe_batch(*arguments) == line

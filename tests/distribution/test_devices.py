@@ -1,0 +1,216 @@
+"""What can be set only in a process that has not used TensorFlow yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+FRESH_PROCESS = """
+import json, os, sys
+import tensorflow as tf
+from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.distribution.devices import configure_devices
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.errors import UsageError
+
+def message(function, *arguments):
+    try:
+        function(*arguments)
+    except UsageError as error:
+        return str(error)
+
+def attempt(function, *arguments):
+    try:
+        return str(function(*arguments))
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+
+found = {}
+runtime = RuntimeConfig(
+    virtual_cpus=2, gpu_thread_mode="gpu_private", per_gpu_thread_count=3, batchnorm_spatial_persistent=True,
+    run_eagerly=True, deterministic_ops=True,
+)
+configure_devices(runtime)
+configure_devices(runtime)
+found["eager"] = [tf.config.functions_run_eagerly()]
+found["threads"] = [(os.environ["TF_GPU_THREAD_MODE"], os.environ["TF_GPU_THREAD_COUNT"])]
+found["batch_norm"] = os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"]
+configure_devices(RuntimeConfig(virtual_cpus=2, gpu_thread_mode="gpu_shared"))
+found["eager"].append(tf.config.functions_run_eagerly())
+found["threads"].append((os.environ["TF_GPU_THREAD_MODE"], os.environ["TF_GPU_THREAD_COUNT"]))
+found["unseeded"] = attempt(tf.random.normal, [])
+seed_everything(1)
+found["seeded"] = attempt(tf.random.normal, [])
+
+strategy = create_strategy(RuntimeConfig(virtual_cpus=2))
+with strategy.scope():
+    variable = tf.Variable(1.0)
+found["strategy"] = type(strategy).__name__
+found["devices"] = sorted({copy.device[-5:] for copy in strategy.experimental_local_results(variable)})
+found["too_late"] = message(configure_devices, RuntimeConfig(virtual_cpus=3))
+os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker"}}'
+found["workers_too_late"] = message(create_strategy, RuntimeConfig())
+del os.environ["TF_CONFIG"]
+
+found["tpu_here"] = message(create_strategy, RuntimeConfig(distribution_strategy="tpu"))
+found["tpu_there"] = message(create_strategy, RuntimeConfig(tpu=sys.argv[1]))
+os.environ["TPU_NAME"] = sys.argv[1]
+found["tpu_announced"] = message(create_strategy, RuntimeConfig())
+print(json.dumps(found))
+"""
+
+PARAMETER_SERVER = """
+import json, os, sys
+import tensorflow as tf
+from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.errors import UsageError
+
+tasks = {name: [address] for name, address in zip(("chief", "worker", "ps"), sys.argv[1:])}
+servers = [tf.distribute.Server(tasks, job_name=name, task_index=0, start=True) for name in ("worker", "ps")]
+os.environ["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": {"type": "chief", "index": 0}})
+strategy = create_strategy(RuntimeConfig())
+with strategy.scope():
+    variable = tf.Variable(1.0)
+found = {"strategy": type(strategy).__name__, "device": variable.device}
+print(json.dumps(found), flush=True)
+os._exit(0)  # servers in the process of the chief do not end by themselves
+"""
+
+WORKER = """
+import json, logging, os, sys
+import tensorflow as tf
+from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.distribution.cluster import configure_cluster
+from trainer_kit.distribution.datasets import distribute_dataset
+from trainer_kit.distribution.devices import configure_devices
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.errors import UsageError
+
+runtime = RuntimeConfig(
+    distribution_strategy=sys.argv[1], worker_hosts=sys.argv[2], task_index=int(sys.argv[3]), all_reduce_alg="ring",
+    mixed_precision_dtype="float32",
+)
+found = {"workers": configure_cluster(runtime.worker_hosts, runtime.task_index)}
+configure_devices(runtime)
+seed_everything(runtime.random_seed)
+set_precision(runtime)
+strategy = create_strategy(runtime)
+found |= {"strategy": type(strategy).__name__, "replicas": strategy.num_replicas_in_sync}
+
+def total():
+    return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(10.0 ** runtime.task_index))
+
+def read(input_context):
+    dataset = tf.data.Dataset.range(9)
+    dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    return dataset.batch(input_context.get_per_replica_batch_size(4))
+
+found["total"] = float(tf.function(lambda: strategy.run(total))())
+steps = distribute_dataset(strategy, read)
+found["batches"] = [strategy.experimental_local_results(step)[0].numpy().tolist() for step in steps]
+print(json.dumps(found), flush=True)
+"""
+
+
+def addresses(count: int) -> list[str]:
+    """Free ports of this machine; held all at once, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    for free in sockets:
+        free.bind(("localhost", 0))
+    names = [f"localhost:{free.getsockname()[1]}" for free in sockets]
+    for free in sockets:
+        free.close()
+    return names
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "TF_", "COLAB_TPU"))}
+    environment = {**keep, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What the process printed; ends it if it hangs."""
+    try:
+        output, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, Any]:
+    return result(start(FRESH_PROCESS, f"grpc://{addresses(1)[0]}"))
+
+
+def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
+    assert fresh["strategy"] == "MirroredStrategy"
+    assert fresh["devices"] == ["CPU:0", "CPU:1"]
+
+
+def test_more_virtual_cpus_once_tensorflow_runs_are_refused(fresh: dict[str, Any]) -> None:
+    assert fresh["too_late"].startswith(
+        "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 CPU device(s) instead of 3; "
+    )
+
+
+def test_threads_and_batch_normalisation_go_into_the_environment(fresh: dict[str, Any]) -> None:
+    assert fresh["threads"] == [["gpu_private", "3"], ["gpu_shared", "2"]]
+    assert fresh["batch_norm"] == "1"
+
+
+def test_eager_functions_are_switched_on_and_off_again(fresh: dict[str, Any]) -> None:
+    assert fresh["eager"] == [True, False]
+
+
+def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str, Any]) -> None:
+    assert fresh["unseeded"].startswith("RuntimeError: Random ops require a seed")
+    assert fresh["seeded"].startswith("tf.Tensor")
+
+
+def test_workers_after_tensorflow_was_used_are_refused(fresh: dict[str, Any]) -> None:
+    assert fresh["workers_too_late"].startswith(
+        "runtime.distribution_strategy: multi_worker_mirrored failed: Collective ops must be configured at program "
+        "startup; create the strategy before anything else of TensorFlow"
+    )
+
+
+def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> None:
+    assert fresh["tpu_here"].startswith("runtime.distribution_strategy: tpu (a TPU of this machine) failed: TPUs not")
+    assert fresh["tpu_there"].startswith("runtime.distribution_strategy: tpu (runtime.tpu=grpc://localhost:")
+    assert "failed: [Errno 111] Connection refused; give the name or address of a TPU" in fresh["tpu_there"]
+    assert fresh["tpu_announced"].startswith("runtime.distribution_strategy: tpu (TPU_NAME) failed: ")
+
+
+def test_two_workers_sum_over_the_network_and_read_their_own_share() -> None:
+    hosts = ",".join(addresses(2))
+    processes = [start(WORKER, strategy, hosts, str(index)) for index, strategy in enumerate(("auto",) * 2)]
+    first, second = (result(process) for process in processes)
+    for found in (first, second):
+        assert (found["workers"], found["replicas"], found["total"]) == (2, 2, 11.0)
+        assert found["strategy"] == "CollectiveAllReduceStrategy"
+    assert first["batches"] == [[0, 2], [4, 6], [8]]
+    assert second["batches"] == [[1, 3], [5, 7], []]
+
+
+def test_the_chief_of_parameter_servers_puts_variables_on_them() -> None:
+    found = result(start(PARAMETER_SERVER, *addresses(3)))
+    assert found["strategy"] == "ParameterServerStrategyV2"
+    assert "/job:ps/" in found["device"]

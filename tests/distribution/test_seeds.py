@@ -1,0 +1,61 @@
+"""One seed, equal runs."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from types import ModuleType
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import UsageError
+
+
+def run(library: ModuleType, seed: int) -> str:
+    """Trains a model with dropout on shuffled data for 10 steps; returns a checksum of its weights."""
+    seed_everything(seed)
+    layers = library.layers
+    model = library.Sequential([layers.Dense(8, activation="relu"), layers.Dropout(0.5), layers.Dense(1)])
+    optimizer = library.optimizers.Adam(0.01)
+    features = np.random.normal(size=[40, 4]).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices(features).shuffle(40).batch(4)
+    model.build([None, 4])
+
+    @tf.function
+    def step(batch: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            noise = tf.random.normal(tf.shape(batch), stddev=0.1)
+            loss = tf.reduce_mean(tf.square(model(batch + noise, training=True) - 1.0))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for batch in dataset:
+        step(batch)
+    return hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_two_runs_of_one_process_with_one_seed_have_equal_weights(library: ModuleType) -> None:
+    first, second, other = run(library, 7), run(library, 7), run(library, 8)
+    assert first == second
+    assert first != other
+
+
+def test_python_numpy_and_tensorflow_are_seeded() -> None:
+    def draw() -> tuple[float, float, float, float]:
+        seed_everything(3)
+        normal = keras.ops.convert_to_numpy(keras.random.normal([])).item()
+        return random.random(), float(np.random.rand()), float(tf.random.uniform([]).numpy()), normal
+
+    assert draw() == draw()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_numpy_refuses_is_a_usage_error(seed: int) -> None:
+    with pytest.raises(UsageError, match=rf"runtime\.random_seed: {seed} is not a seed; use 0 to 4294967295"):
+        seed_everything(seed)

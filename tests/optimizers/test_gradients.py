@@ -1,0 +1,246 @@
+"""Clipping, missing and sparse gradients, and equal training on 1, 2 and 4 replicas."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradients import Clipping, apply_gradients, clip, scale_loss
+
+ConfigMaker = Callable[..., OptimizationConfig]
+StrategyMaker = Callable[[int], Any]
+
+GRADIENTS = [np.array([3.0, 4.0], np.float32), np.array([[12.0]], np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({}, GRADIENTS),
+        ({"global_clipnorm": 6.5}, [g / 2 for g in GRADIENTS]),
+        ({"global_clipnorm": 20.0}, GRADIENTS),
+        ({"clipnorm": 6.0}, [GRADIENTS[0], GRADIENTS[1] / 2]),
+        ({"clipvalue": 3.5}, [np.array([3.0, 3.5]), np.array([[3.5]])]),
+        ({"global_clipnorm": 6.5, "clipnorm": 3.0}, [GRADIENTS[0] / 2, GRADIENTS[1] / 4]),
+    ],
+)
+def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> None:
+    clipping = Clipping(**bounds)
+    assert clipping.active == bool(bounds)
+    for given, wanted in zip(clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [{"global_clipnorm": 1.0}, {"clipnorm": 1.0}, {"clipvalue": 1.0}])
+def test_sparse_gradients_stay_sparse_and_are_clipped_like_dense_ones(bounds: dict[str, float]) -> None:
+    sparse = tf.IndexedSlices(tf.constant([[3.0, 0.0], [0.0, 4.0]]), tf.constant([5, 1]), tf.constant([6, 2]))
+    (clipped,) = clip([sparse], Clipping(**bounds))
+    (dense,) = clip([tf.convert_to_tensor(sparse)], Clipping(**bounds))
+    assert isinstance(clipped, tf.IndexedSlices)
+    np.testing.assert_allclose(tf.convert_to_tensor(clipped), dense)
+
+
+def test_half_precision_norms_do_not_overflow() -> None:
+    (clipped,) = clip([tf.constant([300.0, 400.0], tf.float16)], Clipping(global_clipnorm=5.0))
+    assert clipped.dtype == tf.float16
+    np.testing.assert_allclose(clipped, [3.0, 4.0], rtol=2e-3)
+
+
+def test_clipping_comes_from_the_config(optimization: ConfigMaker) -> None:
+    assert Clipping.from_config(OptimizationConfig()) == Clipping()
+    assert Clipping.from_config(optimization("sgd", clipvalue=2.0)) == Clipping(clipvalue=2.0)
+    assert Clipping.from_config(optimization("adamw")) == Clipping(global_clipnorm=1.0)
+    assert Clipping.from_config(optimization("adamw", gradient_clip_norm=0.0)) == Clipping()
+    assert Clipping.from_config(optimization("adamw", global_clipnorm=0.5)) == Clipping(global_clipnorm=0.5)
+    both = Clipping.from_config(optimization("adamw", clipnorm=0.5, gradient_clip_norm=2.0))
+    assert both == Clipping(clipnorm=0.5, global_clipnorm=2.0)
+
+
+TOKENS = np.array([1, 1, 2, 5, 1, 0, 5, 5])
+TARGETS = np.linspace(-3.0, 3.0, 8, dtype=np.float32)
+
+
+def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> list[np.ndarray]:
+    """Trains an embedding (tokens repeat) and a dense layer on 8 examples over all replicas; returns the weights."""
+    count = strategy.num_replicas_in_sync
+    with strategy.scope():
+        ones = keras.initializers.Constant(0.5)
+        model = keras.Sequential(
+            [
+                keras.Input((), dtype="int32"),
+                keras.layers.Embedding(6, 3, ones),
+                keras.layers.Dense(1, None, True, ones),
+            ]
+        )
+        optimizer = make_optimizer()
+        optimizer.build(model.trainable_variables)
+    values = [variable.value for variable in model.trainable_variables]
+
+    def replica_step(index: tf.Tensor) -> None:
+        tokens = tf.reshape(tf.gather(tf.reshape(TOKENS, [count, -1]), index), [8 // count])
+        targets = tf.reshape(tf.gather(tf.reshape(TARGETS, [count, -1]), index), [8 // count])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(tokens)[:, 0] - targets) ** 2) / count
+            loss = scale_loss(optimizer, loss)
+        apply_gradients(optimizer, list(zip(tape.gradient(loss, values), model.trainable_variables, strict=True)))
+
+    @tf.function
+    def step() -> None:
+        strategy.run(lambda: replica_step(tf.distribute.get_replica_context().replica_id_in_sync_group))
+
+    for _ in range(steps):
+        step()
+    return [value.numpy() for value in values]
+
+
+TRAINING: dict[str, dict[str, Any]] = {
+    "sgd": {"type": "sgd", "clipvalue": 0.2},
+    "sgd momentum": {"type": "sgd", "momentum": 0.9, "clipnorm": 0.5},
+    "adam": {"type": "adam", "epsilon": 1e-3},
+    "adam clipped": {"type": "adam", "epsilon": 1e-3, "global_clipnorm": 0.3},
+    "adamw": {"type": "adamw", "epsilon": 1e-3, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)},
+}
+
+
+@pytest.mark.parametrize("case", TRAINING)
+def test_replicas_change_nothing(case: str, optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+    def make() -> Any:
+        return create_optimizer(optimization(**TRAINING[case]))
+
+    one = train(replicas(1), make)
+    for count in (2, 4):
+        for given, wanted in zip(train(replicas(count), make), one, strict=True):
+            np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_the_clip_arguments_of_a_keras_optimizer_bound_the_sum_over_replicas(replicas: StrategyMaker) -> None:
+    one = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+    two = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+    for given, wanted in zip(two, one, strict=True):
+        np.testing.assert_allclose(given, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adagrad", "rmsprop", "lamb", "adafactor"])
+def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(
+    kind: str, compiled: bool, optimization: ConfigMaker
+) -> None:
+    sparse = tf.IndexedSlices(tf.constant([[1.0, 2], [3, 4], [1, 1]]), tf.constant([1, 1, 2]), tf.constant([4, 2]))
+    results = []
+    for gradient in (sparse, tf.convert_to_tensor(sparse)):
+        weights = keras.Variable(np.ones((4, 2)), dtype="float32")
+        optimizer = create_optimizer(optimization(kind, global_clipnorm=2.0))
+        optimizer.build([weights])
+        pairs = [(gradient, weights)]
+        step = tf.function(functools.partial(apply_gradients, optimizer, pairs), jit_compile=compiled)
+        step(), step()
+        results.append(weights.numpy())
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+class Module(tf.Module):
+    """A model without Keras."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = tf.Variable([[1.0], [2.0]])
+        self.bias = tf.Variable([0.5])
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns a linear function of x."""
+        return x @ self.kernel + self.bias
+
+
+def tf_keras_model() -> Any:
+    """The same function, of tf_keras."""
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
+    model.set_weights([np.array([[1.0], [2.0]]), np.array([0.5])])
+    return model
+
+
+@pytest.mark.parametrize("make_model", [Module, tf_keras_model])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "adafactor"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
+    make_model: Callable[[], Any], kind: str, count: int, optimization: ConfigMaker, replicas: StrategyMaker
+) -> None:
+    strategy = replicas(count)
+    with strategy.scope():
+        model = make_model()
+        optimizer = create_optimizer(optimization(kind, 0.01, clipnorm=1.0))
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step() -> Any:
+        def replica_step() -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(tf.constant([[1.0, 1.0]])) ** 2)
+                share = loss / count
+            gradients = tape.gradient(share, model.trainable_variables)
+            apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+            return loss
+
+        return strategy.experimental_local_results(strategy.run(replica_step))[0]
+
+    losses = [float(step()) for _ in range(5)]
+    assert losses[0] == pytest.approx(3.5**2)
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_variable_without_a_gradient_is_named_once_and_kept(optimization: ConfigMaker) -> None:
+    used, unused = keras.Variable([1.0], name="used"), keras.Variable([1.0], name="unused")
+    optimizer = create_optimizer(optimization("sgd", momentum=0.9))
+    step = tf.function(lambda: apply_gradients(optimizer, [(tf.ones(1), used), (None, unused)]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        step(), step()
+    assert [str(w.message) for w in caught] == ["no gradient, so not trained: unused"]
+    assert (used.numpy(), unused.numpy()) == (pytest.approx(0.71), 1.0)
+    apply_gradients(optimizer, [(tf.ones(1), used), (tf.ones(1), unused)])
+    assert unused.numpy() == pytest.approx(0.9)
+
+
+def test_no_gradient_at_all_is_an_error(optimization: ConfigMaker) -> None:
+    optimizer = create_optimizer(optimization("sgd"))
+    with pytest.raises(UsageError, match=r"no variable has a gradient \(of: a, b\); compute the loss .* GradientTape"):
+        apply_gradients(optimizer, [(None, keras.Variable(1.0, name=name)) for name in ("a", "b")])
+    with pytest.raises(UsageError, match="none given"):
+        apply_gradients(optimizer, [])
+
+
+def test_outside_of_a_replica_it_is_an_error(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+    with replicas(2).scope():
+        weights, optimizer = keras.Variable(1.0), create_optimizer(optimization("sgd"))
+        with pytest.raises(UsageError, match=r"inside strategy\.run"):
+            apply_gradients(optimizer, [(tf.constant(1.0), weights)])
+
+
+def test_an_optimizer_that_is_not_built_is_built_inside_a_loop_in_graph(optimization: ConfigMaker) -> None:
+    weights, optimizer = keras.Variable([4.0]), create_optimizer(optimization("sgd", 1.0, momentum=0.5))
+
+    @tf.function
+    def loop() -> None:
+        for _ in tf.range(2):
+            apply_gradients(optimizer, [(tf.ones(1), weights)])
+
+    loop()
+    np.testing.assert_allclose(weights.numpy(), [4.0 - 1.0 - 1.5])
+
+
+def test_a_loss_without_a_scale_is_itself_and_tf_keras_scaling_is_refused(optimization: ConfigMaker) -> None:
+    assert float(scale_loss(create_optimizer(optimization("sgd")), tf.constant(2.0))) == 2.0
+    assert float(scale_loss(object(), tf.constant(2.0))) == 2.0
+    theirs = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD())
+    with pytest.raises(UsageError, match=r"is of tf_keras; scale the loss with trainer_kit\.optimizers"):
+        scale_loss(theirs, tf.constant(2.0))

@@ -1,0 +1,115 @@
+"""From config to learning rate: each schedule and warm-up beside what Model Garden makes of the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from official.modeling.optimization import OptimizationConfig as GardenConfig
+from official.modeling.optimization import OptimizerFactory
+
+from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.learning_rate import create_learning_rate, current_learning_rate
+
+STEPS = (0, 1, 4, 5, 6, 19, 20, 21, 49, 50, 51, 99, 100, 101, 1000)
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "stepwise": {"boundaries": [5, 20, 50], "values": [0.4, 0.3, 0.2, 0.1]},
+    "exponential": {"initial_learning_rate": 0.4, "decay_steps": 20, "decay_rate": 0.9},
+    "polynomial": {"initial_learning_rate": 0.4, "decay_steps": 50, "end_learning_rate": 0.01, "power": 2.0},
+    "cosine": {"initial_learning_rate": 0.4, "decay_steps": 100, "alpha": 0.1},
+    "power": {"initial_learning_rate": 0.4, "power": -0.5},
+    "power_linear": {"initial_learning_rate": 0.4, "total_decay_steps": 100, "linear_decay_fraction": 0.5},
+    "power_with_offset": {"initial_learning_rate": 0.4, "offset": 20, "pre_offset_learning_rate": 0.3},
+    "step_cosine_with_offset": {"boundaries": [0, 50, 2000], "values": [0.4, 0.1, 0.0]},
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in SCHEDULES},
+    "stepwise, offset": ("stepwise", {"offset": 5}),
+    "exponential, offset": ("exponential", {"offset": 5}),
+    "exponential, staircase": ("exponential", {"staircase": True}),
+    "polynomial, offset": ("polynomial", {"offset": 5}),
+    "polynomial, cycle": ("polynomial", {"cycle": True}),
+    "cosine, offset": ("cosine", {"offset": 5}),
+    "power_linear, offset": ("power_linear", {"offset": 5}),
+    "step_cosine_with_offset, offset": ("step_cosine_with_offset", {"offset": 5}),
+}
+WARMUPS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "linear": {"type": "linear", "linear": {"warmup_steps": 20, "warmup_learning_rate": 0.01}},
+    "polynomial": {"type": "polynomial", "polynomial": {"warmup_steps": 20, "power": 2.0}},
+}
+
+
+def both(schedule: dict[str, Any], warmup: dict[str, Any]) -> tuple[Any, Any]:
+    """The learning rates that we and Model Garden make of the same config."""
+    values = {"optimizer": {"type": "sgd"}, "learning_rate": schedule, "warmup": warmup}
+    theirs = OptimizerFactory(GardenConfig(values)).build_learning_rate()
+    return create_learning_rate(OptimizationConfig(**values)), theirs
+
+
+@pytest.mark.parametrize("warmup", WARMUPS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_equal_those_of_model_garden(variant: str, warmup: str) -> None:
+    kind, changes = VARIANTS[variant]
+    ours, theirs = both({"type": kind, kind: {**SCHEDULES[kind], **changes}}, WARMUPS[warmup])
+    expected = [float(theirs(tf.constant(step, tf.int64))) for step in STEPS]
+    given = [float(ours(tf.constant(step, tf.int64))) for step in STEPS]
+    np.testing.assert_allclose(given, expected, rtol=5e-6, atol=1e-8)
+
+
+def test_a_constant_is_a_float_and_with_a_warmup_a_schedule() -> None:
+    constant = {"type": "constant", "constant": {"learning_rate": 0.25}}
+    assert both(constant, {})[0] == 0.25
+    assert isinstance(both(constant, {})[0], float)
+    ours, theirs = both(constant, WARMUPS["linear"])
+    assert [float(ours(s)) for s in STEPS] == pytest.approx([float(theirs(s)) for s in STEPS])
+
+
+def test_stepwise_without_a_boundary_is_its_one_value() -> None:
+    schedule = {"type": "stepwise", "stepwise": {"boundaries": [], "values": [0.3]}}
+    assert create_learning_rate(OptimizationConfig(learning_rate=schedule)) == 0.3
+
+
+def test_no_schedule_is_an_error_that_names_them() -> None:
+    with pytest.raises(UsageError, match=r"learning_rate\.type to one of constant, .*step_cosine_with_offset"):
+        create_learning_rate(OptimizationConfig())
+
+
+COSINE = {
+    "optimizer": {"type": "sgd"},
+    "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.4, "decay_steps": 100}},
+}
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_the_current_rate_is_that_of_the_next_step(dtype: str | None) -> None:
+    optimizer = create_optimizer(OptimizationConfig(**COSINE), mixed_precision_dtype=dtype)
+    rate = tf.function(lambda: current_learning_rate(optimizer))
+    assert float(rate()) == pytest.approx(0.4)
+    optimizer.iterations.assign(50)
+    assert float(rate()) == pytest.approx(0.2)
+    assert rate().dtype == tf.float32
+    assert float(current_learning_rate(optimizer, step=100)) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_the_current_rate_follows_a_changed_variable_whatever_the_step() -> None:
+    optimizer = keras.optimizers.SGD(0.5)
+    rate = tf.function(lambda: current_learning_rate(optimizer, step=7))
+    assert float(rate()) == 0.5
+    optimizer.learning_rate = 0.125
+    assert float(rate()) == 0.125
+
+
+def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
+    class Plain:
+        learning_rate = 0.75
+
+    assert float(current_learning_rate(Plain())) == 0.75
+    with pytest.raises(UsageError, match="object has no learning_rate"):
+        current_learning_rate(object())

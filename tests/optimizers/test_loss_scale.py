@@ -1,0 +1,159 @@
+"""Loss scaling: skipped steps, how the scale changes, clipping of unscaled gradients, several replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
+from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
+
+ConfigMaker = Callable[..., OptimizationConfig]
+StrategyMaker = Callable[[int], Any]
+
+
+class Trial:
+    """One weight vector, trained by given gradients of one entry for each replica, before scaling."""
+
+    def __init__(self, strategy: Any, make_optimizer: Callable[[], Any]) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.weights = keras.Variable([1.0, 1.0], name="weights")
+            self.optimizer = make_optimizer()
+            self.optimizer.build([self.weights])
+        self.step = tf.function(self._step, input_signature=[tf.TensorSpec((None, 2))])
+
+    def _step(self, gradients: tf.Tensor) -> None:
+        def replica_step() -> None:
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = tf.gather(gradients, index)
+            with tf.GradientTape() as tape:
+                loss = scale_loss(self.optimizer, tf.reduce_sum(self.weights.value * gradient))
+            apply_gradients(self.optimizer, [(tape.gradient(loss, self.weights.value), self.weights)])
+
+        self.strategy.run(replica_step)
+
+    @property
+    def scale(self) -> float:
+        """The loss scale now."""
+        return float(self.optimizer.dynamic_scale.numpy())
+
+    def everywhere(self) -> list[np.ndarray]:
+        """The weights on each replica."""
+        return [part.numpy() for part in self.strategy.experimental_local_results(self.weights.value)]
+
+
+def repeated(row: list[float], count: int) -> np.ndarray:
+    """The gradient that sums to `row` over the replicas."""
+    return np.array([row] * count, np.float32) / count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_finite_step_is_that_of_the_optimizer_alone(
+    count: int, optimization: ConfigMaker, replicas: StrategyMaker
+) -> None:
+    config = optimization("adam", global_clipnorm=0.5, epsilon=0.1)
+    plain = Trial(replicas(count), lambda: create_optimizer(config))
+    scaled = Trial(replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16"))
+    for row in ([3.0, 4.0], [-1.0, 0.25], [0.0, 0.1]):
+        plain.step(repeated(row, count))
+        scaled.step(repeated(row, count))
+    for given in scaled.everywhere():
+        np.testing.assert_allclose(given, plain.weights.numpy(), rtol=1e-6)
+    assert int(scaled.optimizer.iterations.numpy()) == 3
+    assert scaled.scale == 2.0**15
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all_and_halves_the_scale(
+    count: int, bad: float, optimization: ConfigMaker, replicas: StrategyMaker
+) -> None:
+    config = optimization("sgd", momentum=0.9, clipvalue=1.0)
+    trial = Trial(replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16"))
+    trial.step(repeated([0.5, 0.5], count))
+    slots = [variable.numpy() for variable in trial.optimizer.inner_optimizer.variables]
+    before = trial.everywhere()
+    gradients = repeated([0.5, 0.5], count)
+    gradients[-1, 1] = bad
+    trial.step(gradients)
+    np.testing.assert_array_equal(trial.everywhere(), before)
+    for given, wanted in zip(trial.optimizer.inner_optimizer.variables, slots, strict=True):
+        np.testing.assert_array_equal(given.numpy(), wanted)
+    assert int(trial.optimizer.iterations.numpy()) == 1
+    assert trial.scale == 2.0**14
+    trial.step(repeated([0.5, 0.5], count))
+    assert int(trial.optimizer.iterations.numpy()) == 2
+    assert np.all(np.array(trial.everywhere()) < before)
+
+
+def test_a_fixed_scale_stays_and_still_skips(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+    make = lambda: create_optimizer(optimization("sgd"), mixed_precision_dtype="float16", loss_scale=64.0)  # noqa: E731
+    trial = Trial(replicas(1), make)
+    for row in ([1.0, 1.0], [np.inf, 1.0]):
+        trial.step(repeated(row, 1))
+    assert trial.scale == 64.0
+    np.testing.assert_allclose(trial.weights.numpy(), [0.9, 0.9], rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_scale_doubles_after_enough_good_steps_in_a_row(count: int, replicas: StrategyMaker) -> None:
+    make = lambda: LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0, dynamic_growth_steps=2)  # noqa: E731
+    trial = Trial(replicas(count), make)
+    scales = []
+    for bad in (False, False, False, True, False, False):
+        trial.step(repeated([np.nan if bad else 1.0, 1.0], count))
+        scales.append(trial.scale)
+    assert scales == [8.0, 16.0, 16.0, 8.0, 8.0, 16.0]
+
+
+def test_the_scale_never_falls_below_one(replicas: StrategyMaker) -> None:
+    trial = Trial(replicas(1), lambda: LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0))
+    for _ in range(3):
+        trial.step(repeated([np.inf, 1.0], 1))
+    assert trial.scale == 1.0
+
+
+def test_a_half_precision_loss_is_scaled_in_float32() -> None:
+    scaled = scale_loss(LossScaleOptimizer(keras.optimizers.SGD(0.1)), tf.constant(8.0, tf.float16))
+    assert scaled.dtype == tf.float32
+    assert float(scaled) == 8.0 * 2**15
+
+
+def test_a_loss_scaled_before_the_optimizer_is_built_follows_the_scale() -> None:
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    scaled = tf.function(lambda: scale_loss(optimizer, tf.constant(1.0)))
+    assert float(scaled()) == 2.0**15
+    optimizer.dynamic_scale.assign(4.0)
+    assert float(scaled()) == 4.0
+
+
+def test_keras_fit_trains_with_it(optimization: ConfigMaker) -> None:
+    dense = keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((2,)), dense])
+    optimizer = create_optimizer(optimization("sgd", 0.2), mixed_precision_dtype="float16")
+    model.compile(optimizer, "mse")
+    x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+    losses = model.fit(x, x[:, :1] * 2, epochs=15, shuffle=False, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 4
+
+
+def test_keras_can_save_and_load_it(optimization: ConfigMaker) -> None:
+    optimizer = create_optimizer(optimization("adam"), mixed_precision_dtype="float16", loss_scale=64.0)
+    loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert isinstance(loaded, LossScaleOptimizer)
+    assert (loaded.changes, loaded.initial_scale, loaded.inner_optimizer.name) == (False, 64.0, "Adam")
+
+
+def test_variables_have_paths_of_their_own(optimization: ConfigMaker, replicas: StrategyMaker) -> None:
+    trial = Trial(replicas(1), lambda: create_optimizer(optimization("adam"), mixed_precision_dtype="float16"))
+    paths = [variable.path for variable in trial.optimizer.variables]
+    assert len(paths) == len(set(paths))
+    assert {"LossScale/dynamic_scale", "LossScale/step_counter", "Adam/weights_momentum"} <= set(paths)

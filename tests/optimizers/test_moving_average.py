@@ -1,0 +1,191 @@
+"""The moving average of weights: closed form, exchange, replicas, all kinds of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.config.optimization import EMAConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
+
+StrategyMaker = Callable[[int], Any]
+
+
+def expected(values: list[float], config: EMAConfig) -> list[float]:
+    """The averages after each of `values`, of which the first is the initial one."""
+    average, averages = values[0], []
+    for step, value in enumerate(values[1:], start=1):
+        n = step - config.start_step
+        limit = (1 + max(n, 0)) / (10 + max(n, 0)) if config.dynamic_decay else 1.0
+        decay = 0.0 if n < 0 else min(config.average_decay, limit)
+        average = decay * average + (1 - decay) * value
+        averages.append(average)
+    return averages
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 4, 13])
+def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
+    config = EMAConfig(average_decay=0.6, start_step=start, dynamic_decay=dynamic)
+    weights = keras.Variable(1.0, name="w")
+    average = MovingAverage([weights], config)
+    values = [1.0, *np.random.default_rng(0).normal(size=20)]
+    step = tf.Variable(0, dtype=tf.int64)
+    update = tf.function(lambda: average.update(step))
+    given = []
+    for value in values[1:]:
+        weights.assign(value)
+        step.assign_add(1)
+        update()
+        given.append(float(average.variables["w"].numpy()))
+    np.testing.assert_allclose(given, expected(values, config), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_stand_still_are_their_own_average() -> None:
+    weights = keras.Variable(np.random.default_rng(0).normal(size=50).astype("float32"), name="w")
+    average = MovingAverage([weights], EMAConfig())
+    for step in range(1, 6):
+        average.update(step)
+    np.testing.assert_array_equal(average.variables["w"].numpy(), weights.numpy())
+
+
+def keras_model(library: Any = keras) -> Any:
+    """A model with batch statistics."""
+    model = library.Sequential([library.layers.Dense(3), library.layers.BatchNormalization(), library.layers.Dense(1)])
+    model.build((None, 2))
+    return model
+
+
+class Module(tf.Module):
+    """A model whose variables share a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = tf.Variable([1.0, 2.0])
+        self.b = tf.Variable([[3.0]])
+        self.calls = tf.Variable(0, trainable=False)
+
+
+def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
+    model = keras.Sequential([keras_model(), keras.layers.Dropout(0.5)])
+    trainable = averaged_variables(model, EMAConfig())
+    everything = averaged_variables(model, EMAConfig(trainable_weights_only=False))
+    assert (len(trainable), len(everything)) == (6, 8)
+    assert {v.name for v in everything} - {v.name for v in trainable} == {"moving_mean", "moving_variance"}
+    assert len(averaged_variables(Module(), EMAConfig(trainable_weights_only=False))) == 2
+
+
+@pytest.mark.parametrize("kind", ["keras", "tf_keras", "module"])
+def test_names_are_the_variables_paths_and_unique(kind: str) -> None:
+    model = Module() if kind == "module" else keras_model(keras if kind == "keras" else tf_keras)
+    variables = averaged_variables(model, EMAConfig())
+    average = MovingAverage(variables, EMAConfig())
+    assert len(average.variables) == len(variables)
+    for name, shadow in average.variables.items():
+        assert isinstance(shadow, tf.Variable)
+        assert ":" not in name
+    if kind == "keras":
+        assert list(average.variables) == [variable.path for variable in variables]
+
+
+def everywhere(strategy: Any, variable: Any) -> list[np.ndarray]:
+    """The variable's value on each replica."""
+    variable = variable if isinstance(variable, tf.Variable) else variable.value
+    return [part.numpy() for part in strategy.experimental_local_results(variable)]
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_swapping_exchanges_bits_on_every_replica_and_twice_is_nothing(
+    library: Any, count: int, replicas: StrategyMaker
+) -> None:
+    strategy, config = replicas(count), EMAConfig(trainable_weights_only=False)
+    with strategy.scope():
+        model = keras_model(library)
+        variables = averaged_variables(model, config)
+        average = MovingAverage(variables, config)
+        for seed, variable in enumerate(variables):
+            variable.assign(tf.random.stateless_normal(variable.shape, [seed, 0]) * 1e3)
+    shadows = list(average.variables.values())
+    with strategy.scope():  # of another size: a sum and a difference would not give the bits back
+        for seed, shadow in enumerate(shadows):
+            shadow.assign(tf.random.stateless_normal(shadow.shape, [seed, 1]) / 7.0)
+    weights_before = [everywhere(strategy, variable) for variable in variables]
+    shadows_before = [everywhere(strategy, shadow) for shadow in shadows]
+    average.swap()
+    assert average.swapped
+    for variable, shadow, weight, mean in zip(variables, shadows, weights_before, shadows_before, strict=True):
+        np.testing.assert_array_equal(everywhere(strategy, variable), mean)
+        np.testing.assert_array_equal(everywhere(strategy, shadow), weight)
+        assert not np.array_equal(weight, mean)
+    average.swap()
+    assert not average.swapped
+    for variable, shadow, weight, mean in zip(variables, shadows, weights_before, shadows_before, strict=True):
+        np.testing.assert_array_equal(everywhere(strategy, variable), weight)
+        np.testing.assert_array_equal(everywhere(strategy, shadow), mean)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in a replica", "across replicas"])
+def test_replicas_average_alike_wherever_update_is_called(inside: bool, replicas: StrategyMaker) -> None:
+    strategy, config = replicas(2), EMAConfig(average_decay=0.5, dynamic_decay=False)
+    with strategy.scope():
+        weights = keras.Variable([2.0], name="w")
+        average = MovingAverage([weights], config)
+        weights.assign([4.0])
+
+    @tf.function
+    def step(count: tf.Tensor) -> None:
+        if inside:
+            strategy.run(lambda: average.update(count))
+        else:
+            average.update(count)
+
+    for count in (1, 2):
+        step(tf.constant(count))
+    np.testing.assert_array_equal(everywhere(strategy, average.variables["w"]), [[3.5], [3.5]])
+
+
+def test_statistics_that_differ_between_replicas_are_averaged_over_them(replicas: StrategyMaker) -> None:
+    strategy = replicas(2)
+    with strategy.scope():
+        statistic = tf.Variable(
+            0.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+            name="statistic",
+        )
+        average = MovingAverage([statistic], EMAConfig(average_decay=0.5, dynamic_decay=False))
+    strategy.run(
+        lambda: statistic.assign(tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32))
+    )
+    average.update(1)
+    assert everywhere(strategy, average.variables["statistic"]) == [0.25, 0.25]
+    average.swap()
+    assert everywhere(strategy, statistic) == [0.25, 0.25]
+    average.swap()
+    assert everywhere(strategy, statistic) == [0.0, 1.0]
+
+
+def test_reset_forgets_what_was_averaged() -> None:
+    weights = keras.Variable([1.0], name="w")
+    average = MovingAverage([weights], EMAConfig())
+    weights.assign([5.0])
+    average.reset()
+    assert average.variables["w"].numpy() == 5.0
+
+
+def test_nothing_to_average_and_variables_of_another_strategy_are_refused(replicas: StrategyMaker) -> None:
+    with pytest.raises(UsageError, match="no variables to average; build the model first"):
+        MovingAverage([], EMAConfig())
+    with replicas(2).scope():
+        weights = keras.Variable([1.0], name="w")
+    with pytest.raises(UsageError, match=r"belongs to another strategy; make the average in that one's scope"):
+        MovingAverage([weights], EMAConfig())

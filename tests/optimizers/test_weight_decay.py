@@ -1,0 +1,106 @@
+"""Which variables decay: rules alone, and each optimizer that has weight decay."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradients import apply_gradients
+from trainer_kit.optimizers.weight_decay import AdamW, DecayRule, variable_path
+
+ConfigMaker = Callable[..., OptimizationConfig]
+
+
+def layers(library: Any) -> Any:
+    """A model with the variables dense/kernel, dense/bias, layer_norm/gamma and layer_norm/beta, all ones."""
+    layers = [
+        library.layers.Dense(2, name="dense", kernel_initializer="ones", bias_initializer="ones"),
+        library.layers.LayerNormalization(name="layer_norm", beta_initializer="ones"),
+    ]
+    model = library.Sequential(layers, name="net")
+    model.build((None, 3))
+    return model
+
+
+def decayed(optimizer: Any, model: Any) -> set[str]:
+    """Names of the variables, all ones, that a step with zero gradients changes."""
+    variables = model.trainable_variables
+    apply_gradients(optimizer, [(tf.zeros_like(tf.convert_to_tensor(v)), v) for v in variables])
+    changed = {variable_path(v).removeprefix("net/") for v in variables if not np.all(np.asarray(v) == 1.0)}
+    for variable in variables:
+        variable.assign(np.ones(variable.shape))
+    return changed
+
+
+RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "all": ({}, {"dense/kernel", "dense/bias", "layer_norm/gamma", "layer_norm/beta"}),
+    "by layer and by name": ({"exclude_from_weight_decay": ("layer_norm", "bias")}, {"dense/kernel"}),
+    "anchored": ({"exclude_from_weight_decay": ("kernel$",)}, {"dense/bias", "layer_norm/gamma", "layer_norm/beta"}),
+    "include wins": (
+        {"exclude_from_weight_decay": ("layer_norm", "bias"), "include_in_weight_decay": ("norm/g",)},
+        {"dense/kernel", "layer_norm/gamma"},
+    ),
+}
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("rule", RULES)
+def test_adamw_decays_what_the_patterns_say(rule: str, library: Any, optimization: ConfigMaker) -> None:
+    fields, expected = RULES[rule]
+    optimizer = create_optimizer(optimization("adamw", weight_decay_rate=0.5, **fields))
+    assert decayed(optimizer, layers(library)) == expected
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_lamb_leaves_excluded_variables_alone(library: Any, optimization: ConfigMaker) -> None:
+    fields = {"weight_decay_rate": 0.5, "exclude_from_weight_decay": ("layer_norm", "bias")}
+    assert decayed(create_optimizer(optimization("lamb", **fields)), layers(library)) == {"dense/kernel"}
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_adafactor_decays_only_what_is_included(library: Any, optimization: ConfigMaker) -> None:
+    fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
+    assert decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {"dense/kernel"}
+    assert len(decayed(create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library))) == 4
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "adafactor"])
+def test_without_weight_decay_zero_gradients_change_nothing(kind: str, optimization: ConfigMaker) -> None:
+    assert decayed(create_optimizer(optimization(kind)), layers(keras)) == set()
+
+
+def test_the_rule_holds_when_a_loss_scale_wraps_the_optimizer(optimization: ConfigMaker) -> None:
+    config = optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("layer_norm", "bias"))
+    optimizer = create_optimizer(config, mixed_precision_dtype="float16")
+    assert decayed(optimizer, layers(keras)) == {"dense/kernel"}
+
+
+def test_a_pattern_that_finds_nothing_is_named(optimization: ConfigMaker, caplog: pytest.LogCaptureFixture) -> None:
+    config = optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("LayerNorm", "bias"))
+    with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.weight_decay"):
+        create_optimizer(config).build(layers(keras).trainable_variables)
+    assert [record.getMessage() for record in caplog.records] == [
+        "weight decay: 'LayerNorm' finds none of the variables "
+        "net/dense/kernel, net/dense/bias, net/layer_norm/gamma, net/layer_norm/beta"
+    ]
+
+
+def test_a_broken_pattern_is_refused(optimization: ConfigMaker) -> None:
+    with pytest.raises(UsageError, match=r"'norm\(' is not a regular expression .* use 'norm"):
+        create_optimizer(optimization("adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("norm(",)))
+
+
+def test_keras_can_save_and_load_the_rule() -> None:
+    optimizer = AdamW(0.1, weight_decay=0.2, decay_rule=DecayRule(exclude=("bias",)))
+    loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert (loaded.decay_rule, loaded.weight_decay) == (optimizer.decay_rule, 0.2)

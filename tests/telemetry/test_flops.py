@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.telemetry.flops import FlopsResult, count_flops
+
+BOTH = pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
+
+
+def mlp(api: Any) -> Any:
+    layers = api.layers
+    return api.Sequential([api.Input((64,)), layers.Dense(32, activation="relu"), layers.Dense(10)])
+
+
+class Einsum(tf.Module):
+    def __init__(self, equation: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.equation, self.kernel = equation, tf.ones(shape)
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.einsum(self.equation, inputs, self.kernel)
+
+
+@BOTH
+def test_a_perceptrons_flops_are_exact(api: Any) -> None:
+    # ReLU is not among the operations that the profiler counts; bias is.
+    expected = (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)
+    assert count_flops(mlp(api), tf.TensorSpec((None, 64))) == FlopsResult(expected)
+
+
+@BOTH
+def test_the_batch_makes_no_difference(api: Any) -> None:
+    assert count_flops(mlp(api), tf.TensorSpec((256, 64))) == count_flops(mlp(api), tf.TensorSpec((None, 64)))
+
+
+@BOTH
+def test_a_convolutions_flops_are_exact(api: Any) -> None:
+    model = api.Sequential([api.Input((10, 10, 3)), api.layers.Conv2D(8, 3, strides=2, padding="same")])
+    outputs = 5 * 5 * 8
+    assert count_flops(model, tf.TensorSpec((None, 10, 10, 3))) == FlopsResult(outputs * 2 * 3 * 3 * 3 + outputs)
+
+
+def test_a_depthwise_convolution_is_counted() -> None:
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.DepthwiseConv2D(3, use_bias=False)])
+    assert count_flops(model, tf.TensorSpec((None, 8, 8, 3))) == FlopsResult(6 * 6 * 3 * 2 * 9)
+
+
+@pytest.mark.parametrize(
+    ("equation", "inputs", "kernel", "expected"),
+    [
+        ("ij,jk->ik", (1, 4), (4, 5), 2 * 4 * 5),
+        ("...ij,jk->...ik", (1, 2, 3, 4), (4, 5), 2 * 2 * 3 * 4 * 5),
+        ("abd,dnh->abnh", (1, 8, 16), (16, 2, 4), 2 * 8 * 16 * 2 * 4),
+        ("ij...,jk...->ik...", (1, 4, 3, 2), (4, 5, 2), 2 * 4 * 5 * 3 * 2),
+    ],
+)
+def test_einsum_is_counted(equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...], expected: int) -> None:
+    assert count_flops(Einsum(equation, kernel), tf.TensorSpec(inputs)) == FlopsResult(expected)
+
+
+def test_einsum_is_counted_once_when_another_package_counts_it_too() -> None:
+    import official.core.train_utils  # noqa: F401 -- registers its own rule for Einsum
+
+    test_einsum_is_counted("ij,jk->ik", (1, 4), (4, 5), 40)
+    test_einsum_is_counted("ij...,jk...->ik...", (1, 4, 3, 2), (4, 5, 2), 240)
+
+
+def test_called_functions_are_counted() -> None:
+    class Calls(tf.Module):
+        kernel = tf.ones((3, 4))
+
+        @tf.function
+        def product(self, inputs: tf.Tensor) -> tf.Tensor:
+            return inputs @ self.kernel
+
+        def __call__(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+            return self.product(inputs["x"])
+
+    assert count_flops(Calls(), {"x": tf.TensorSpec((None, 3))}) == FlopsResult(2 * 3 * 4)
+
+
+def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    before = [variable.numpy() for variable in model.variables]
+    assert count_flops(model, tf.TensorSpec((None, 4))).problem == ""
+    assert all((variable.numpy() == value).all() for variable, value in zip(model.variables, before, strict=True))
+
+
+def test_what_is_not_counted_is_told() -> None:
+    model = keras.Sequential([keras.Input((8, 3)), keras.layers.LSTM(5)])
+    result = count_flops(model, tf.TensorSpec((None, 8, 3)))
+    assert result.flops is not None
+    assert "1 While" in result.problem
+    assert "lower bound" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (tf.TensorSpec((None, 65)), "expected axis -1 of input shape to have value 64"),
+        (tf.TensorSpec((None, None)), "known size in every dimension"),
+        (tf.TensorSpec(None), "known size in every dimension"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_failure_says_why_in_one_plain_line(spec: Any, reason: str) -> None:
+    result = count_flops(mlp(keras), spec)
+    assert result.flops is None
+    assert reason in result.problem
+    assert result.problem.isprintable()
+    assert str(result).startswith("FLOPs unknown: ")
+
+
+@BOTH
+def test_a_model_that_is_not_built_is_left_so(api: Any) -> None:
+    model = api.Sequential([api.layers.Dense(3)])
+    assert "not built" in count_flops(model, tf.TensorSpec((None, 4))).problem
+    assert not model.built

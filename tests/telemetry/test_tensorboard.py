@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbit.utils
+import pytest
+import tensorflow as tf
+from tensorboard import context
+from tensorboard.backend.event_processing import data_provider, event_accumulator, plugin_event_multiplexer
+
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.telemetry.background import BackgroundWriter
+from trainer_kit.telemetry.history import JsonLinesWriter, active_history
+from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+
+
+def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """The curves that TensorBoard itself shows for `folder`: by run and tag."""
+    runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(folder))
+    runs.Reload()
+    provider = data_provider.MultiplexerDataProvider(runs, str(folder))
+    found = provider.read_scalars(context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=10_000)
+    return {
+        run: {tag: [(point.step, point.value) for point in points] for tag, points in tags.items()}
+        for run, tags in found.items()
+    }
+
+
+def event_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*tfevents*"))
+
+
+def report(step: int, metrics: Mapping[str, Any], kind: str = "train", **rates: Any) -> Report:
+    return Report(kind=kind, step=step, total_steps=None, metrics=metrics, **rates)
+
+
+def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    for step in (10, 20):
+        manager.write_summaries({"loss": 1.5 / step, "n": np.int64(step), "ok": True}, step=step)
+    manager.close()
+    assert read_curves(tmp_path) == {
+        ".": {
+            "loss": [(10, pytest.approx(0.15)), (20, pytest.approx(0.075))],
+            "n": [(10, 10.0), (20, 20.0)],
+            "ok": [(10, 1.0), (20, 1.0)],
+        }
+    }
+
+
+def test_the_events_are_those_of_tf_summary(tmp_path: Path) -> None:
+    ours, theirs = SummaryManager(str(tmp_path / "ours")), tf.summary.create_file_writer(str(tmp_path / "theirs"))
+    ours.write_summaries({"loss": 0.1}, step=3)
+    with theirs.as_default():
+        tf.summary.scalar("loss", 0.1, step=3)
+    ours.close()
+    theirs.close()
+    values = []
+    for name in ("ours", "theirs"):
+        (file,) = event_files(tmp_path / name)
+        *_, event = tf.compat.v1.train.summary_iterator(str(file))
+        (value,) = event.summary.value
+        assert event.step == 3 and event.wall_time > 0
+        number = tf.make_ndarray(value.tensor)
+        values.append((value.tag, value.metadata, number.dtype, number.shape, number.item()))
+    assert values[0] == values[1]
+
+
+def test_groups_become_folders_with_a_curve_each(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    manager.write_summaries({"a": {"loss": 1.0, "deep": {"loss": 2.0}}, "b": {"loss": 3.0}}, step=1)
+    manager.close()
+    assert read_curves(tmp_path) == {
+        "a": {"loss": [(1, 1.0)]},
+        "a/deep": {"loss": [(1, 2.0)]},
+        "b": {"loss": [(1, 3.0)]},
+    }
+    assert {file.parent for file in event_files(tmp_path)} == {tmp_path / "a", tmp_path / "a" / "deep", tmp_path / "b"}
+
+
+def test_the_curves_are_those_that_orbits_manager_writes(tmp_path: Path) -> None:
+    values = {"loss": 0.5, "a": {"loss": 1.0, "deep": {"x": 2.0}}}
+    step = tf.Variable(7, dtype=tf.int64)
+    theirs = orbit.utils.SummaryManager(str(tmp_path / "theirs"), tf.summary.scalar, global_step=step)
+    theirs.write_summaries(values)
+    theirs.flush()
+    ours = SummaryManager(str(tmp_path / "ours"))
+    ours.write_summaries(values, step=7)
+    ours.flush()
+    assert read_curves(tmp_path / "ours") == read_curves(tmp_path / "theirs") != {}
+
+
+def test_tf_summary_calls_of_the_user_share_the_one_file(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    for step in (1, 2):
+        manager.write_summaries({"loss": float(step)}, step=step)
+        with manager.summary_writer().as_default():
+            tf.summary.scalar("mine", 10.0 * step, step=step)
+            tf.summary.text("note", "hello", step=step)
+    manager.close()
+    assert len(event_files(tmp_path)) == 1
+    assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0)], "mine": [(1, 10.0), (2, 20.0)]}}
+    reader = event_accumulator.EventAccumulator(str(tmp_path))
+    reader.Reload()
+    assert set(reader.Tags()["tensors"]) == {"loss", "mine", "note"}
+
+
+def test_one_writer_per_folder_from_several_threads(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    ready = threading.Barrier(8)
+    writers: list[Any] = []
+
+    def ask() -> None:
+        ready.wait()
+        writers.append(manager.summary_writer("inner"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(writer) for writer in writers}) == 1
+    manager.close()
+
+
+def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    manager = SummaryManager(None)
+    manager.write_summaries({"loss": 1.0, "a": {"b": 2.0}}, step=1)
+    with manager.summary_writer("x").as_default():
+        tf.summary.scalar("mine", 1.0, step=1)
+    manager.flush()
+    manager.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_made_before_the_first_summary(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path / "train"))
+    manager.write_summaries({}, step=1)
+    manager.flush()
+    manager.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_scalar_is_skipped_with_one_warning_per_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = SummaryManager(str(tmp_path))
+    for step in (1, 2, 3):
+        values = {"loss": 1.0, "image": np.zeros((4, 4)), "set": {"note": "text", "acc": tf.constant(0.5)}}
+        manager.write_summaries(values, step=step)
+    manager.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "image is not written to TensorBoard: it is a ndarray of shape (4, 4), not a single number",
+        "set/note is not written to TensorBoard: it is a str, not a single number",
+    ]
+    assert set(read_curves(tmp_path)["."]) == {"loss"}
+    assert read_curves(tmp_path)["set"] == {"acc": [(1, 0.5), (2, 0.5), (3, 0.5)]}
+
+
+def test_nan_and_infinity_are_written(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    manager.write_summaries({"nan": float("nan"), "inf": float("-inf"), "large": 1e300}, step=1)
+    manager.close()
+    curves = read_curves(tmp_path)["."]
+    assert np.isnan(curves["nan"][0][1])
+    assert curves["inf"] == [(1, -np.inf)]
+    assert curves["large"] == [(1, np.inf)]
+
+
+def test_the_step_may_be_tf_summarys_and_has_to_be_known(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    with pytest.raises(UsageError, match="step"):
+        manager.write_summaries({"loss": 1.0})
+    tf.summary.experimental.set_step(5)
+    try:
+        manager.write_summaries({"loss": 1.0})
+    finally:
+        tf.summary.experimental.set_step(None)
+    manager.close()
+    assert read_curves(tmp_path) == {".": {"loss": [(5, 1.0)]}}
+
+
+def test_reports_go_to_their_folder_with_their_rates(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(SummaryManager(str(tmp_path / "train")), SummaryManager(str(tmp_path / "validation")))
+    writer.write(report(10, {"loss": 1.0}, steps_per_second=5.0, examples_per_second=160.0))
+    writer.write(report(10, {"acc": 0.5, "set": {"acc": 0.25}}, kind="validation"))
+    writer.close()
+    assert read_curves(tmp_path) == {
+        "train": {"loss": [(10, 1.0)], "steps_per_second": [(10, 5.0)], "examples_per_second": [(10, 160.0)]},
+        "validation": {"acc": [(10, 0.5)]},
+        "validation/set": {"acc": [(10, 0.25)]},
+    }
+
+
+def test_a_manager_without_a_step_is_called_at_once_and_as_orbit_calls_it(tmp_path: Path) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    foreign = orbit.utils.SummaryManager(str(tmp_path), tf.summary.scalar, global_step=step)
+    writer = BackgroundWriter([TensorBoardWriter(foreign, foreign)])
+    for number in range(1, 4):
+        step.assign(number)
+        writer.write(report(number, {"loss": float(number)}))
+    writer.close()
+    assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0), (3, 3.0)]}}
+    own = SummaryManager(None)
+    assert TensorBoardWriter(own, foreign).in_caller_thread
+    assert not TensorBoardWriter(own, own).in_caller_thread
+
+
+def test_event_files_and_history_tell_the_same(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path / "train"))
+    writer = BackgroundWriter([TensorBoardWriter(manager, manager), JsonLinesWriter(tmp_path / "metrics.jsonl")])
+    random = np.random.default_rng(0)
+    for step in range(100):
+        metrics = {"loss": random.random(), "lr": np.float32(random.random())}
+        writer.write(report(step, metrics, steps_per_second=random.random()))
+    writer.close()
+    history, curves = active_history(tmp_path / "metrics.jsonl"), read_curves(tmp_path)["train"]
+    assert set(curves) == {"loss", "lr", "steps_per_second"}
+    for name, points in curves.items():
+        assert points == [(step, float(np.float32(value))) for step, value in history.get_history(name)]
+
+
+def test_a_manager_goes_on_after_close(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    for step in (1, 2):
+        manager.write_summaries({"loss": 1.0}, step=step)
+        manager.close()
+    assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 1.0)]}}
+
+
+def test_the_history_may_be_a_remote_file() -> None:
+    path = "ram://telemetry/run/metrics.jsonl"
+    first = JsonLinesWriter(path)
+    first.resume(0)
+    assert active_history(path) == []
+    first.write(report(1, {"loss": 1.0}))
+    first.write(report(2, {"loss": 2.0}))
+    first.close()
+    second = JsonLinesWriter(path)
+    second.resume(1)
+    second.write(report(2, {"loss": 22.0}))
+    second.flush()
+    assert active_history(path).get_history("loss") == [(1, 1.0), (2, 22.0)]
+    second.close()
+
+
+def test_a_remote_file_that_cannot_be_written_is_a_storage_error() -> None:
+    with pytest.raises(StorageError, match="cannot be written"):
+        JsonLinesWriter("nowhere://bucket/metrics.jsonl").write(report(1, {}))

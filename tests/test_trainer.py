@@ -1,0 +1,385 @@
+"""The Trainer with real models, datasets and replicas."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.trainer import Trainer
+
+
+def _trainer(
+    config: ExperimentConfig | None = None,
+    task_type: type[TinyTask] = TinyTask,
+    cls: type[Trainer] = Trainer,
+    strategy: tf.distribute.Strategy | None = None,
+    **arguments: Any,
+) -> Trainer:
+    config = config or tiny_experiment()
+    keras.utils.set_random_seed(3)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        task = task_type(config.task)
+        optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
+        return cls(config, task, task.build_model(), optimizer, **arguments)
+
+
+def _mirrored(replicas: int) -> tf.distribute.Strategy:
+    """Replicas that sum by copying: collective operations allow one group size in the life of a process."""
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+def _weights(trainer: Trainer) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def test_the_constructor_takes_model_gardens_arguments() -> None:
+    assert list(inspect.signature(Trainer).parameters) == [
+        "config", "task", "model", "optimizer", "train", "evaluate", "train_dataset", "validation_dataset",
+        "checkpoint_exporter",
+    ]  # fmt: skip
+
+
+def test_a_loop_trains_counts_and_reports() -> None:
+    trainer = _trainer()
+    first = trainer.train(tf.constant(5))
+    second = trainer.train(tf.constant(50))
+    assert (trainer.loop_steps, int(trainer.global_step)) == (50, 55)
+    assert set(first) == {"accuracy", "training_loss", "learning_rate"}
+    assert second["training_loss"] < first["training_loss"]  # and not a mean over both loops
+    assert second["learning_rate"] == np.float32(0.01)
+
+
+@pytest.mark.parametrize("switches", [{}, {"train_tf_while_loop": False},
+                                      {"train_tf_while_loop": False, "train_tf_function": False}])  # fmt: skip
+def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool]) -> None:
+    trainer, plain = _trainer(tiny_experiment(**switches)), _trainer()
+    for one in (trainer, plain):
+        one.train(tf.constant(6))
+    for mine, theirs in zip(_weights(trainer), _weights(plain), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def test_xla_gives_the_same_loss() -> None:
+    config = tiny_experiment()
+    compiled = _trainer(config.replace(runtime={"enable_xla": True})).train(tf.constant(5))
+    assert compiled["training_loss"] == pytest.approx(_trainer(config).train(tf.constant(5))["training_loss"], abs=1e-4)
+
+
+def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match="2: XLA cannot.*enable_xla=false"):
+        _trainer(tiny_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_train_and_evaluate_like_one_device(replicas: int) -> None:
+    one, several = _trainer(), _trainer(strategy=_mirrored(replicas))
+    for trainer in (one, several):
+        trainer.train(tf.constant(20))
+    for mine, theirs in zip(_weights(several), _weights(one), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    mine, theirs = several.evaluate(tf.constant(-1)), one.evaluate(tf.constant(-1))
+    assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
+    assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("batch", [7, 8, 103])
+def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> None:
+    config = tiny_experiment()
+    config = config.replace(task={"validation_data": {"global_batch_size": batch}})
+    trainer = _trainer(config)
+    logs = trainer.evaluate(tf.constant(-1))
+    points, labels = tiny_arrays(False)
+    outputs = trainer.model(points, training=False).numpy()
+    assert logs["accuracy"] == pytest.approx(np.mean(outputs.argmax(axis=1) == labels), abs=1e-6)
+    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+    assert logs["validation_loss"] == pytest.approx(float(np.mean(losses)), abs=1e-5)
+
+
+def test_more_validation_steps_than_data_warn_and_use_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    logs = _trainer().evaluate(tf.constant(100))
+    assert "13 batches of the 100" in caplog.text
+    assert logs["validation_loss"] > 0
+
+
+@pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
+def test_each_evaluation_starts_anew_or_goes_on_as_the_config_says(fresh: bool, same: bool) -> None:
+    trainer = _trainer(tiny_experiment(eval_recreate_iterator=fresh))
+    first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
+    assert (first == second) == same
+
+
+class _AddedLoss(keras.layers.Layer):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.add_loss(0.5 + 0.0 * tf.reduce_sum(inputs))
+        return inputs
+
+
+class _TaskWithAddedLoss(TinyTask):
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        return keras.Sequential([keras.Input((8,)), _AddedLoss(), *model.layers])
+
+
+def test_losses_that_layers_add_are_counted_exactly_once() -> None:
+    plain, added = _trainer(), _trainer(task_type=_TaskWithAddedLoss)
+    added.model.set_weights(plain.model.get_weights())
+    for evaluate in (False, True):
+        losses = [
+            trainer.evaluate(tf.constant(-1))["validation_loss"] if evaluate
+            else trainer.train(tf.constant(1))["training_loss"]
+            for trainer in (plain, added)
+        ]  # fmt: skip
+        assert losses[1] - losses[0] == pytest.approx(0.5, abs=1e-5)
+
+
+class _KerasTwoTask(TinyTask):
+    def build_model(self) -> Any:
+        return tf_keras.Sequential([tf_keras.layers.Dense(16, "relu", input_shape=(8,)), tf_keras.layers.Dense(3)])
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return [tf_keras.metrics.SparseCategoricalAccuracy("accuracy")]
+
+
+class _Module(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = tf.Variable(tf.random.stateless_normal((8, 3), (1, 2)) * 0.1)
+        self.bias = tf.Variable(tf.zeros(3))
+
+    def __call__(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return inputs @ self.kernel + self.bias
+
+
+class _ModuleTask(TinyTask):
+    def build_model(self) -> Any:
+        return _Module()
+
+
+@pytest.mark.parametrize("task_type", [_KerasTwoTask, _ModuleTask])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_models_of_other_kinds_train_evaluate_and_restore(
+    task_type: type[TinyTask], replicas: int, tmp_path: Any
+) -> None:
+    strategy = _mirrored(2) if replicas == 2 else None
+    trainer = _trainer(task_type=task_type, strategy=strategy)
+    losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
+    assert losses[2] < losses[0]
+    before = trainer.evaluate(tf.constant(-1))
+    assert before["accuracy"] > 0.5
+    path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
+    again = _trainer(task_type=task_type, strategy=strategy)
+    again.checkpoint.read(path).assert_consumed()
+    assert again.evaluate(tf.constant(-1)) == before
+
+
+class _CompiledTask(TinyTask):
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(loss=loss, metrics=[keras.metrics.SparseCategoricalAccuracy("compiled_accuracy")])
+        return model
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        return tf.constant(0.0)
+
+
+def test_a_compiled_model_brings_its_own_loss_and_metrics() -> None:
+    trainer, plain = _trainer(task_type=_CompiledTask), _trainer()
+    logs, expected = trainer.evaluate(tf.constant(-1)), plain.evaluate(tf.constant(-1))
+    assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
+    assert logs["compiled_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+    assert "compiled_accuracy" in trainer.train(tf.constant(2))
+
+
+class _AggregatingTask(TinyTask):
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().validation_step(inputs, model, metrics)
+        return {**logs, "labels": inputs[1]}
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return [*(state or []), *(label for part in step_logs["labels"] for label in part.numpy())]
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"examples": len(aggregated_logs), "labels_seen": {"sum": sum(aggregated_logs)}}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_logs_of_all_examples_are_aggregated(replicas: int) -> None:
+    trainer = _trainer(task_type=_AggregatingTask, strategy=_mirrored(2) if replicas == 2 else None)
+    logs = trainer.evaluate(tf.constant(-1))
+    assert logs["examples"] == 103
+    assert logs["labels_seen"] == {"sum": int(tiny_arrays(False)[1].sum())}
+    assert trainer.validation_metric_names() is None
+
+
+class _PassthroughTrainer(Trainer):
+    def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
+        inputs, _ = super().next_eval_inputs(iterator)
+        return inputs, {"name": tf.strings.as_string(inputs[1]), "labels": tf.constant(0)}
+
+
+class _NamingTask(_AggregatingTask):
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return [*(state or []), *step_logs["name"].numpy()]
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"names": aggregated_logs}
+
+
+def test_logs_passed_through_stay_on_the_host_and_the_models_win(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(task_type=_NamingTask, cls=_PassthroughTrainer)
+    logs = trainer.evaluate(tf.constant(-1))
+    assert logs["names"] == [str(label).encode() for label in tiny_arrays(False)[1]]
+    assert "replace the passed-through logs of the same names: labels" in caplog.text
+
+
+class _DoublingTrainer(Trainer):
+    def next_train_inputs(self, iterator: Any) -> Any:
+        points, labels = super().next_train_inputs(iterator)
+        return points * 0.0, labels
+
+
+def test_next_train_inputs_decides_what_the_model_is_fed() -> None:
+    trainer = _trainer(cls=_DoublingTrainer)
+    assert trainer.train(tf.constant(1))["training_loss"] == pytest.approx(np.log(3), abs=1e-5)
+
+
+class _BrokenTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        raise AssertionError("build_inputs was called")
+
+
+def test_ready_made_datasets_replace_build_inputs() -> None:
+    data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10)
+    trainer = _trainer(task_type=_BrokenTask, train_dataset=data.repeat(), validation_dataset=data)
+    trainer.train(tf.constant(20))
+    assert trainer.evaluate(tf.constant(-1))["accuracy"] > 0.3
+    trainer.train_dataset = data.take(2)
+    trainer.train(tf.constant(3))
+    assert trainer.data_ended
+    assert int(trainer.global_step) == 22
+
+
+def test_what_is_not_needed_is_not_built() -> None:
+    trainer = _trainer(task_type=_BrokenTask, train=False)
+    assert trainer.train_metrics == []
+    assert _trainer(task_type=_BrokenTask, evaluate=False).validation_metrics == []
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+def test_data_without_a_batch_is_a_data_error_that_names_the_section(section: str) -> None:
+    empty = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(0).batch(4)
+    trainer = _trainer(train_dataset=empty.repeat(), validation_dataset=empty)
+    with pytest.raises(DataError, match=f"task.{section} has no batch"):
+        (trainer.train if section == "train_data" else trainer.evaluate)(tf.constant(2))
+
+
+def test_a_stop_ends_the_loop_and_is_told() -> None:
+    trainer = _trainer()
+    trainer.request_stop()
+    trainer.train(tf.constant(5))
+    assert (trainer.loop_steps, trainer.stop_requested) == (0, True)
+    trainer.clear_stop()
+    trainer.train(tf.constant(5))
+    assert int(trainer.global_step) == 5
+
+
+_EMA = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}
+
+
+def _with_average() -> ExperimentConfig:
+    return tiny_experiment().replace(trainer={"optimizer_config": _EMA})
+
+
+def test_the_moving_average_is_evaluated_and_the_weights_come_back() -> None:
+    trainer, plain = _trainer(_with_average()), _trainer()
+    for one in (trainer, plain):
+        one.train(tf.constant(20))
+    weights = _weights(trainer)
+    assert trainer.evaluate(tf.constant(-1))["validation_loss"] != plain.evaluate(tf.constant(-1))["validation_loss"]
+    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(trainer), strict=True))
+
+
+class _FailingTrainer(Trainer):
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        raise RuntimeError("in eval_end")
+
+
+def test_the_weights_come_back_after_an_exception_too() -> None:
+    trainer = _trainer(_with_average(), cls=_FailingTrainer)
+    trainer.train(tf.constant(5))
+    weights = _weights(trainer)
+    with pytest.raises(RuntimeError, match="in eval_end"):
+        trainer.evaluate(tf.constant(-1))
+    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(trainer), strict=True))
+
+
+class _ModelWithItems(_Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoint_items = {"extra": tf.train.Checkpoint(count=tf.Variable(7))}
+
+
+class _ItemsTask(TinyTask):
+    def build_model(self) -> Any:
+        return _ModelWithItems()
+
+
+def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
+    trainer = _trainer(task_type=_ItemsTask)
+    trainer.model.checkpoint_items["extra"].count.assign(8)
+    path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
+    again = _trainer(task_type=_ItemsTask)
+    again.checkpoint.read(path).assert_consumed()
+    assert int(again.model.checkpoint_items["extra"].count) == 8
+
+
+def test_synchronous_training_has_no_coordinator_and_nothing_to_join() -> None:
+    trainer = _trainer()
+    trainer.join()
+    with pytest.raises(UsageError, match="distribution_strategy=parameter_server"):
+        trainer.coordinator_for_async()
+
+
+def test_loop_functions_can_be_had_by_themselves() -> None:
+    trainer = _trainer()
+    trainer.create_train_loop_fn()(iter(trainer.train_dataset), tf.constant(3))
+    assert int(trainer.global_step) == 3
+    outputs: list[Any] = []
+    loop = trainer.create_eval_loop_fn(has_state=True)
+    loop(iter(trainer.eval_dataset), tf.constant(2), None, lambda state, output: outputs.append(output))
+    assert len(outputs) == 2
+    assert isinstance(outputs[0]["loss"], tuple)
+
+
+def test_a_model_without_variables_is_told_to_be_built() -> None:
+    class Unbuilt(TinyTask):
+        def build_model(self) -> Any:
+            return keras.Sequential([keras.layers.Dense(3)])
+
+    with pytest.raises(UsageError, match="has no variables yet; build it in build_model"):
+        _trainer(task_type=Unbuilt)
+
+
+@pytest.mark.parametrize("missing", ["trainer", "task", "runtime"])
+def test_a_missing_section_is_named(missing: str) -> None:
+    class Partial:
+        pass
+
+    config = tiny_experiment()
+    partial = Partial()
+    for name in {"trainer", "task", "runtime"} - {missing}:
+        setattr(partial, name, getattr(config, name))
+    task = TinyTask(TinyConfig())
+    with pytest.raises(AttributeError, match=missing):
+        Trainer(partial, task, task.build_model(), None)

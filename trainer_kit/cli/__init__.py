@@ -1,0 +1,1 @@
+"""The `trainer-kit` command, one file per verb."""

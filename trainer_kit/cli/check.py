@@ -1,0 +1,75 @@
+"""Checks an experiment before it runs: builds it, takes one train and one eval step, saves and restores; keeps nothing."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the experiment and the sources of its config."""
+    add_config_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs every check and prints a line for each; the first that fails ends the command with its message."""
+    start = time.perf_counter()
+    with _told("config: every value is known and valid"):
+        config = resolve_arguments(arguments).config
+    with _told("machine: devices, strategy, and batches that divide"):
+        from trainer_kit.experiment import task_class
+        from trainer_kit.launch import prepare
+
+        task_type = task_class(config.task)
+        strategy = prepare(config)
+    with strategy.scope(), tempfile.TemporaryDirectory() as folder:
+        task = task_type(config.task, logging_dir=folder)
+        _check_run(config, task, folder)
+    print(f"{arguments.experiment} is ready to run ({time.perf_counter() - start:.1f} s)")
+    return ExitCode.DONE
+
+
+def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
+    import tensorflow as tf
+
+    from trainer_kit import build
+    from trainer_kit.checkpoints.state import restore
+    from trainer_kit.telemetry.model_stats import count_parameters
+
+    with _told("model, optimizer and metrics can be built"):
+        exporter = build.create_exporter(config, folder)
+        trainer = build.create_trainer(config, task)
+        print(f"      {count_parameters(trainer.model)}")
+    names = trainer.validation_metric_names()
+    if exporter is not None and names is not None:
+        with _told(f"best metric: {exporter.metric_name} is one of {', '.join(names)}"):
+            exporter.check_metric(names)
+    with _told("train: one step on one batch"):
+        logs = trainer.train(tf.constant(1))
+        print(f"      training_loss {float(logs['training_loss']):.4g}")
+    with _told("evaluate: one batch"):
+        evaluated = trainer.evaluate(tf.constant(1))
+        if exporter is not None:
+            exporter.check_metric(evaluated)
+    with _told("checkpoint: what was saved can be restored"):
+        path = trainer.checkpoint.write(f"{folder}/ckpt-1")
+        restore(trainer.checkpoint, path, whole=True)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    except BaseException:
+        print(f"FAIL  {what}", flush=True)
+        raise
+    print(f"ok    {what} ({time.perf_counter() - start:.1f} s)", flush=True)

@@ -1,0 +1,42 @@
+"""The arguments by which verbs take an experiment and its config: the same sources as python -m trainer_kit.train."""
+
+from __future__ import annotations
+
+import argparse
+
+from trainer_kit import discovery
+from trainer_kit.config.resolve import Resolved, Sources, resolve
+
+_REPEATED = {
+    "config_file": "YAML or JSON file with config values",
+    "gin_file": "gin file with bindings",
+    "gin_params": "a gin binding",
+    "params_override": "config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file",
+}
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the experiment's name and the sources of its config."""
+    parser.add_argument("experiment", help="name of the experiment; `trainer-kit list` shows them")
+    for name, meaning in _REPEATED.items():
+        parser.add_argument(f"--{name}", action="append", default=[], help=f"{meaning}; may be repeated, in order")
+
+
+def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
+    """Returns the config that the arguments describe.
+
+    Raises:
+      UsageError: for an unknown experiment, and with every mistake in the sources.
+    """
+    discovery.find_experiment(arguments.experiment, arguments.import_module)
+    return resolve(arguments.experiment, sources(arguments))
+
+
+def sources(arguments: argparse.Namespace) -> Sources:
+    """Returns the sources of config values that the arguments name."""
+    return Sources(
+        config_files=tuple(arguments.config_file),
+        gin_files=tuple(arguments.gin_file),
+        gin_params=tuple(arguments.gin_params),
+        params_overrides=tuple(arguments.params_override),
+    )

@@ -1,0 +1,27 @@
+"""Lists the experiments that there are: in ./experiments, in modules named by --import_module, in entry points."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+
+from trainer_kit import discovery
+from trainer_kit.errors import ExitCode
+from trainer_kit.experiment import experiments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds nothing: the verb takes no arguments of its own."""
+    del parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints one line per experiment: its name and the first line of its factory's docstring."""
+    names = discovery.find_all_experiments(arguments.import_module)
+    if not names:
+        print("no experiments here; go to a folder that has experiments/, or name a module with --import_module")
+    width = max(map(len, names), default=0)
+    for name in names:
+        text = inspect.getdoc(experiments.lookup(name)) or ""
+        print(f"{name:<{width}}  {text.splitlines()[0] if text else ''}".rstrip())
+    return ExitCode.DONE

@@ -1,0 +1,103 @@
+"""All sources of an experiment's config -> one checked config that knows where each value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainer_kit.config.overrides import DEFAULT, Resolved, apply
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.sections import leaves
+from trainer_kit.config.sources import FirstPass, Layer, gin_first_pass, read_config_file, read_params_override
+from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.experiment import get_experiment
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the values of a run come from, as the command line names them; later ones win, in the order below.
+
+    Attributes:
+      config_files: paths of YAML or JSON files, in order.
+      gin_files, gin_params: paths of gin files, and single bindings.
+      params_overrides: values of --params_override, in order.
+      flags: what other flags set, such as --tpu.
+    """
+
+    config_files: tuple[str, ...] = ()
+    gin_files: tuple[str, ...] = ()
+    gin_params: tuple[str, ...] = ()
+    params_overrides: tuple[str, ...] = ()
+    flags: Layer = field(default_factory=Layer)
+
+
+def resolve(name: str, sources: Sources) -> Resolved:
+    """Returns the config of the experiment `name`: its factory's defaults with all sources on them.
+
+    Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not imported here.
+
+    Raises:
+      ConfigError: with every mistake of every source.
+    """
+    mistakes: list[Mistake] = []
+    files = _read_all(read_config_file, sources.config_files, mistakes)
+    overrides = _read_all(read_params_override, sources.params_overrides, mistakes)
+    try:
+        first = _first_pass(name, sources)
+    except ConfigError as error:
+        raise ConfigError([*mistakes, *error.mistakes]) from None
+    except UsageError as error:
+        raise ConfigError([Mistake("experiment", str(error)), *mistakes]) from None
+    mistakes += first.mistakes
+    try:
+        resolved = apply(first.config, [*files, first.layer, *overrides, sources.flags])
+    except ConfigError as error:
+        mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
+    return _with_arguments(name, first, resolved)
+
+
+def describe(resolved: Resolved, against: ExperimentConfig | None = None) -> list[tuple[str, Any, str]]:
+    """Returns (dotted path, plain value, origin) of every value, in the order of the config.
+
+    Args:
+      resolved: a checked config.
+      against: if given, only what differs from it is returned, `get_experiment(name)` being the usual choice.
+    """
+    known = leaves(against) if against is not None else {}
+    return [
+        (path, value, resolved.origins[path])
+        for path, value in leaves(resolved.config).items()
+        if against is None or path not in known or known[path] != value
+    ]
+
+
+def _first_pass(name: str, sources: Sources) -> FirstPass:
+    if sources.gin_files or sources.gin_params:
+        return gin_first_pass(sources.gin_files, sources.gin_params, name)
+    return FirstPass(get_experiment(name), Layer(), {}, ())
+
+
+def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list[Mistake]) -> list[Layer]:
+    layers = []
+    for text in texts:
+        try:
+            layers.append(read(text))
+        except ConfigError as error:
+            mistakes += error.mistakes
+    return layers
+
+
+def _with_arguments(name: str, first: FirstPass, resolved: Resolved) -> Resolved:
+    """What a bound argument of the factory has changed comes from that argument, not from the defaults."""
+    if not first.arguments:
+        return resolved
+    before, after = leaves(get_experiment(name)), leaves(first.config)
+    origin = ", ".join(f"{argument} of {place}" for argument, place in first.arguments.items())
+    changed = {path for path, value in after.items() if path not in before or before[path] != value}
+    origins = {
+        path: origin if known == DEFAULT and path in changed else known for path, known in resolved.origins.items()
+    }
+    return replace(resolved, origins=origins)

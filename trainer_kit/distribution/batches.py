@@ -1,0 +1,44 @@
+"""How a global batch is shared out to the replicas. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+from trainer_kit.errors import ConfigError, Mistake
+
+
+def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> int:
+    """Returns the examples that each replica gets of a global batch.
+
+    Args:
+      global_batch_size: examples.
+      num_replicas: of all workers together.
+      path: of the batch size in the config, for the message.
+
+    Raises:
+      ConfigError: when the batch cannot be shared out equally; it names the nearest sizes that can.
+    """
+    per_replica, rest = divmod(global_batch_size, num_replicas)
+    if global_batch_size < 1:
+        advice = f"use {num_replicas} or a multiple of it" if num_replicas > 1 else "use 1 or more"
+        raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is none", advice)])
+    if rest:
+        nearest = [str(count * num_replicas) for count in (per_replica, per_replica + 1) if count]
+        problem = f"batch {global_batch_size} on {num_replicas} replicas leaves {rest} over"
+        raise ConfigError([Mistake(path, problem, f"the nearest that can be shared equally: {' or '.join(nearest)}")])
+    return per_replica
+
+
+def describe_batch(global_batch_size: int, num_replicas: int, num_workers: int = 1) -> str:
+    """Returns who gets what of a batch, in one line, such as "64 examples = 2 workers x 4 replicas x 8".
+
+    Args:
+      global_batch_size: examples; a multiple of `num_replicas`.
+      num_replicas: of all workers together; a multiple of `num_workers`.
+      num_workers: processes that train together.
+    """
+    shares = [f"{num_workers} workers"] if num_workers > 1 else []
+    replicas = num_replicas // num_workers
+    shares += [f"{replicas} replicas"] if replicas > 1 else []
+    examples = f"{global_batch_size} example{'s' if global_batch_size != 1 else ''}"
+    if not shares:
+        return f"{examples} on 1 replica"
+    return f"{examples} = {' x '.join([*shares, str(global_batch_size // num_replicas)])}"

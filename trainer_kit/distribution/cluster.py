@@ -1,0 +1,148 @@
+"""The other workers: TF_CONFIG, read and written. Imports no TensorFlow.
+
+TF_CONFIG is TensorFlow's own description of a cluster, in the environment as JSON: the addresses of all tasks by type
+(chief, worker, ps, evaluator), and which of them this process is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_kit.errors import ConfigError, Mistake
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What TF_CONFIG says.
+
+    Attributes:
+      tasks: addresses of all tasks, by type.
+      task_type: of this process.
+      task_index: of this process, among those of its type.
+    """
+
+    tasks: dict[str, tuple[str, ...]]
+    task_type: str = "worker"
+    task_index: int = 0
+
+    @property
+    def workers(self) -> int:
+        """How many tasks train: the chief and the workers."""
+        return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ()))
+
+    @property
+    def parameter_servers(self) -> int:
+        """How many tasks hold variables for the others."""
+        return len(self.tasks.get("ps", ()))
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process is one of those that train together; an evaluator works alone."""
+        return self.task_type != "evaluator"
+
+    @property
+    def trains_with_others(self) -> bool:
+        """Whether this process is one of several that train together."""
+        return self.trains and self.workers > 1
+
+
+def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
+    """Makes TF_CONFIG of `worker_hosts`, unless there is one already. Before TensorFlow's devices are used.
+
+    Args:
+      worker_hosts: host:port of each worker, separated by commas; None or empty: there is no cluster.
+      task_index: which of them this process is, from 0; -1 where there is only one.
+
+    Returns:
+      The number of workers; 1 without a cluster.
+
+    Raises:
+      ConfigError: when an address, the index or the TF_CONFIG that is already there is wrong.
+    """
+    existing = read_cluster()
+    if existing is not None:
+        if worker_hosts and existing.tasks.get("worker") != _addresses(worker_hosts):
+            _LOG.warning("runtime.worker_hosts is not used: TF_CONFIG is set, with %d worker(s)", existing.workers)
+        return max(existing.workers, 1)
+    if not worker_hosts:
+        return 1
+    workers = _addresses(worker_hosts)
+    index = 0 if len(workers) == 1 and task_index < 0 else task_index
+    if not 0 <= index < len(workers):
+        raise _mistake(
+            "runtime.task_index",
+            f"{task_index} is not one of {len(workers)} worker(s)",
+            f"each worker needs its own, 0 to {len(workers) - 1}, in the order of runtime.worker_hosts",
+        )
+    cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
+    os.environ["TF_CONFIG"] = json.dumps(cluster)
+    return len(workers)
+
+
+def read_cluster() -> Cluster | None:
+    """Returns the cluster in TF_CONFIG, or None when there is none.
+
+    Raises:
+      ConfigError: when it is not JSON, or not the description of a cluster with this process in it.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not text.strip():
+        os.environ.pop("TF_CONFIG", None)  # an empty one breaks TensorFlow's strategies
+        return None
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _bad_tf_config(f"it is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise _bad_tf_config(f"it is a {type(content).__name__}, not an object")
+    if not content.get("cluster"):
+        return None
+    tasks = _tasks(content["cluster"])
+    task = content.get("task", {})
+    if not isinstance(task, dict):
+        raise _bad_tf_config(f"'task' is {task!r}, not an object")
+    cluster = Cluster(tasks=tasks, task_type=str(task.get("type", "worker")), task_index=_index(task.get("index", 0)))
+    known = tasks.get(cluster.task_type, ())
+    if cluster.trains and not 0 <= cluster.task_index < len(known):
+        there = ", ".join(f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses)
+        raise _bad_tf_config(f"this process is {cluster.task_type} {cluster.task_index}, but the cluster has {there}")
+    return cluster
+
+
+def _addresses(worker_hosts: str) -> tuple[str, ...]:
+    addresses = tuple(address.strip() for address in worker_hosts.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "such as 'a:2222,b:2222'")
+        if addresses.count(address) > 1:
+            raise _mistake("runtime.worker_hosts", f"{address!r} is in it twice", "each worker needs its own address")
+    return addresses
+
+
+def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict) or not all(isinstance(addresses, list) for addresses in cluster.values()):
+        raise _bad_tf_config(f"'cluster' is {cluster!r}, not lists of addresses by task type")
+    return {name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()}
+
+
+def _index(index: Any) -> int:
+    try:
+        return int(index)  # some platforms write it as text
+    except (TypeError, ValueError) as error:
+        raise _bad_tf_config(f"the task's index is {index!r}, not a whole number") from error
+
+
+def _bad_tf_config(problem: str) -> ConfigError:
+    example = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+    return _mistake("TF_CONFIG", problem, f"unset it, or write it like {example}")
+
+
+def _mistake(path: str, problem: str, advice: str) -> ConfigError:
+    return ConfigError([Mistake(path, problem, advice)])

@@ -1,0 +1,72 @@
+"""tf.data datasets over the replicas of a strategy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import RuntimeConfig
+
+
+def distribute_dataset(
+    strategy: tf.distribute.Strategy | None,
+    dataset_or_fn: tf.data.Dataset | Callable[..., tf.data.Dataset],
+    *args: Any,
+    input_options: tf.distribute.InputOptions | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Returns a dataset whose elements are what `strategy.run` takes; eager, on the host.
+
+    One device, by the default strategy or as the one CPU, gets the plain tf.data.Dataset: it costs nothing, and its
+    iterator can be saved.
+
+    Args:
+      strategy: None: the current one.
+      dataset_or_fn: a dataset in global batches, which are split among the replicas; or a function that returns one in
+        batches for one replica, which is called once for each worker. If it has an argument `input_context`, it gets
+        the tf.distribute.InputContext of its worker, with `get_per_replica_batch_size`.
+      *args: for the function.
+      input_options: how the strategy fetches the elements.
+      **kwargs: for the function.
+
+    Raises:
+      TypeError: when it is neither, or the function returns something else.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    if isinstance(dataset_or_fn, tf.data.Dataset):
+        if _is_one_cpu(strategy):
+            return dataset_or_fn
+        return strategy.experimental_distribute_dataset(dataset_or_fn, input_options)
+    if not callable(dataset_or_fn):
+        given = type(dataset_or_fn).__name__
+        raise TypeError(f"a {given} cannot be distributed; give a tf.data.Dataset or a function that returns one")
+    takes_context = "input_context" in inspect.signature(dataset_or_fn).parameters
+
+    def make(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
+        context = {"input_context": input_context} if takes_context else {}
+        dataset = dataset_or_fn(*args, **{**kwargs, **context})
+        if not isinstance(dataset, tf.data.Dataset):
+            name = getattr(dataset_or_fn, "__qualname__", repr(dataset_or_fn))
+            raise TypeError(f"{name} returned a {type(dataset).__name__}; it has to return a tf.data.Dataset")
+        return dataset
+
+    if _is_one_cpu(strategy):
+        return make(tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1))
+    return strategy.distribute_datasets_from_function(make, input_options)
+
+
+def with_threads(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:
+    """Returns `dataset` with a thread pool of its own of runtime.dataset_num_private_threads; unchanged without it."""
+    if runtime.dataset_num_private_threads is None:
+        return dataset
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = runtime.dataset_num_private_threads
+    return dataset.with_options(options)
+
+
+def _is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the plain dataset will do; TensorFlow's default strategy sees to it itself."""
+    return isinstance(strategy, tf.distribute.OneDeviceStrategy) and "CPU" in strategy.extended.worker_devices[0]

@@ -1,0 +1,68 @@
+"""RuntimeConfig -> TensorFlow's devices, threads and execution, set before the strategy is made."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.errors import ConfigError, Mistake
+
+_LOG = logging.getLogger(__name__)
+
+THREADS_PER_GPU = 2  # TensorFlow's own default
+
+
+def configure_devices(runtime: RuntimeConfig) -> None:
+    """Sets up devices as `runtime` says; eager, on the host, before TensorFlow is used. May be called again.
+
+    Splits the CPU (virtual_cpus), lets GPUs grow their memory, sets TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and
+    cuDNN's batch normalisation, and runs functions eagerly or with deterministic ops when asked. TensorFlow cannot
+    undo deterministic ops nor join CPUs again in one process: more CPUs than asked for are fine, the rest stays idle.
+
+    Raises:
+      ConfigError: when TensorFlow is already in use with fewer virtual CPUs than asked for.
+    """
+    _set_environment(runtime)
+    _split_cpu(runtime.virtual_cpus)
+    _let_gpus_grow()
+    tf.config.run_functions_eagerly(runtime.run_eagerly)
+    if runtime.deterministic_ops:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _set_environment(runtime: RuntimeConfig) -> None:
+    if runtime.gpu_thread_mode:
+        os.environ["TF_GPU_THREAD_MODE"] = runtime.gpu_thread_mode
+        os.environ["TF_GPU_THREAD_COUNT"] = str(runtime.per_gpu_thread_count or THREADS_PER_GPU)
+    if runtime.batchnorm_spatial_persistent:
+        os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"
+
+
+def _split_cpu(count: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    there = len(tf.config.get_logical_device_configuration(cpu) or (None,))
+    if there >= count:
+        return
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError as error:
+        mistake = Mistake(
+            "runtime.virtual_cpus",
+            f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of {count}",
+            "call configure_devices before anything else of TensorFlow, or run this in a process of its own",
+        )
+        raise ConfigError([mistake]) from error
+
+
+def _let_gpus_grow() -> None:
+    """Without it one process takes all memory of all GPUs; a user's own limit by logical devices stays."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if tf.config.get_logical_device_configuration(gpu):
+            continue
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError:
+            _LOG.info("%s keeps its memory setting: TensorFlow is already in use", gpu.name)

@@ -1,0 +1,141 @@
+"""RuntimeConfig -> tf.distribute.Strategy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.distribution.cluster import read_cluster
+from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices
+from trainer_kit.errors import ConfigError, Mistake
+
+_LOG = logging.getLogger(__name__)
+
+TPU_ANSWERS_WITHIN = 10.0  # seconds; TensorFlow itself waits for ever
+
+
+def create_strategy(runtime: RuntimeConfig) -> tf.distribute.Strategy:
+    """Returns the strategy that `runtime` asks for; eager, on the host, after `configure_devices`.
+
+    One device never pays for mirroring: `auto` and `mirrored` over a single device give TensorFlow's default strategy.
+
+    Args:
+      runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu are used; the
+        workers are those of TF_CONFIG (see `configure_cluster`).
+
+    Raises:
+      ConfigError: when the machine has not what was asked for; it names what there is.
+    """
+    machine = Machine(
+        gpus=_count_gpus(),
+        tpu_variable=next((name for name in TPU_VARIABLES if os.environ.get(name)), ""),
+        cluster=read_cluster(),
+    )
+    policy = choose_policy(runtime, machine)
+    if policy in ("off", "one_device", "mirrored") and machine.cluster and machine.cluster.trains_with_others:
+        _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
+    strategy = _BUILDERS[policy](runtime, machine)
+    _LOG.info(
+        "distribution_strategy=%s: %s, replicas in sync: %d",
+        runtime.distribution_strategy,
+        type(strategy).__name__.lstrip("_"),
+        strategy.num_replicas_in_sync,
+    )
+    return strategy
+
+
+def _count_gpus() -> int:
+    """Counts GPUs, those that were split into several by the user as several; does not start TensorFlow's runtime."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return sum(len(tf.config.get_logical_device_configuration(gpu) or (None,)) for gpu in gpus)
+
+
+def _off(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    del runtime, machine
+    return tf.distribute.get_strategy()
+
+
+def _one_device(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    return tf.distribute.OneDeviceStrategy(local_devices(runtime, machine)[0])
+
+
+def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    devices = local_devices(runtime, machine)
+    if len(devices) == 1:
+        _LOG.info("one device, %s, never pays for mirroring: nothing is mirrored", devices[0])
+        default = "GPU:0" if machine.gpus else "CPU:0"
+        return tf.distribute.get_strategy() if devices[0] == default else tf.distribute.OneDeviceStrategy(devices[0])
+    _check_devices(devices)
+    reducers = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce}
+    reducer = reducers.get(runtime.all_reduce_alg or "auto")
+    return tf.distribute.MirroredStrategy(list(devices), reducer and reducer(num_packs=runtime.num_packs))
+
+
+def _check_devices(devices: tuple[str, ...]) -> None:
+    """MirroredStrategy takes devices that do not exist, and then fails, or hangs, in the first step."""
+    kind = devices[0].partition(":")[0]
+    there = len(tf.config.list_logical_devices(kind))
+    if there < len(devices):
+        field = "virtual_cpus" if kind == "CPU" else "num_gpus"
+        problem = f"{len(devices)} asked for, but TensorFlow has {there} logical {kind} device(s)"
+        raise ConfigError([Mistake(f"runtime.{field}", problem, "call configure_devices before TensorFlow is used")])
+
+
+def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    del machine
+    implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except RuntimeError as error:  # its collective ops have to come first
+        advice = "create the strategy before anything else of TensorFlow, or run this in a process of its own"
+        raise _failed("multi_worker_mirrored", error, advice) from error
+    except tf.errors.OpError as error:
+        advice = "check that this worker's address is its own and free, and that the other workers run"
+        raise _failed("multi_worker_mirrored", error, advice) from error
+
+
+def _parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    del runtime, machine
+    return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+
+
+def _tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    address = runtime.tpu or (None if machine.tpu_variable else "local")
+    named = f"runtime.tpu={runtime.tpu}" if runtime.tpu else machine.tpu_variable or "a TPU of this machine"
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
+        _check_answers(resolver.master())
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
+        advice = "give the name or address of a TPU in runtime.tpu, or use another distribution_strategy"
+        raise _failed("tpu", error, advice, where=f" ({named})") from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_answers(master: str) -> None:
+    """Connects to a remote TPU host once; its address is 'grpc://host:port', that of a TPU of this machine empty."""
+    host, _, port = master.rpartition("//")[2].rpartition(":")
+    if host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=TPU_ANSWERS_WITHIN).close()
+
+
+def _failed(policy: str, error: Exception, advice: str, where: str = "") -> ConfigError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ConfigError([Mistake("runtime.distribution_strategy", f"{policy}{where} failed: {reason}", advice)])
+
+
+_BUILDERS: dict[str, Callable[[RuntimeConfig, Machine], tf.distribute.Strategy]] = {
+    "off": _off,
+    "one_device": _one_device,
+    "mirrored": _mirrored,
+    "multi_worker_mirrored": _multi_worker_mirrored,
+    "parameter_server": _parameter_server,
+    "tpu": _tpu,
+}

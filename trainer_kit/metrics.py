@@ -1,0 +1,76 @@
+"""The metrics of training or of validation: a loss and the task's metrics, reset and read together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class MetricSet:
+    """Metrics that belong together. Made in the scope of the strategy.
+
+    Args:
+      loss_name: under which the mean of the loss is reported.
+      metrics: Keras metrics, of either version.
+    """
+
+    def __init__(self, loss_name: str, metrics: Sequence[Any]) -> None:
+        self.loss = keras.metrics.Mean(loss_name, dtype="float32")
+        self.metrics = list(metrics)
+        self._loss_reported = False
+
+    def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
+        """Adds the loss of one batch; in graph, on a replica.
+
+        Args:
+          loss: its mean over the batch.
+          inputs: the batch, whose number of examples weighs the loss, so that ragged and empty batches count rightly;
+            None: every batch counts the same.
+        """
+        self._loss_reported = True
+        if inputs is None:
+            self.loss.update_state(loss)
+            return
+        examples = _examples(inputs)
+        mean = tf.where(examples > 0, tf.cast(loss, tf.float32), 0.0)  # the mean of no examples is NaN
+        self.loss.update_state(mean, sample_weight=examples)
+
+    def reset(self) -> None:
+        """Starts all anew; eager or in graph, in cross-replica context."""
+        for metric in [*self.metrics, self.loss]:
+            metric.reset_state()
+
+    def results(self) -> dict[str, Any]:
+        """Returns all results by name; the loss only if a step reported one; in cross-replica context."""
+        logs: dict[str, Any] = {}
+        for metric in self.metrics:
+            result = metric.result()
+            logs.update(result if isinstance(result, Mapping) else {metric.name: result})
+        if self._loss_reported:
+            logs[self.loss.name] = self.loss.result()
+        return logs
+
+    def names(self) -> list[str]:
+        """Returns the names that `results` can have."""
+        return [*(name for name in self.results() if name != self.loss.name), self.loss.name]
+
+
+def model_metrics(model: Any) -> list[Any]:
+    """Returns the metrics that a compiled model has, without the tracker of its loss."""
+    return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
+
+
+def to_numpy(values: Any) -> Any:
+    """Returns nested dicts of tensors as NumPy values."""
+    if isinstance(values, Mapping):
+        return {name: to_numpy(value) for name, value in values.items()}
+    return values.numpy() if hasattr(values, "numpy") else values
+
+
+def _examples(inputs: Any) -> tf.Tensor:
+    """The number of examples in a replica's batch, float32: the first dimension of its first tensor."""
+    first = tf.nest.flatten(inputs)[0]
+    return tf.cast(tf.shape(first)[0], tf.float32) if first.shape.rank else tf.constant(1.0)

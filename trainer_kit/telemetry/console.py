@@ -1,0 +1,174 @@
+"""Reports for people: a progress display on a terminal, one line per report in a pipe or a file."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, TextIO, cast
+
+from rich.columns import Columns
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trainer_kit.telemetry import lines
+from trainer_kit.telemetry.report import Report
+
+_LOG = logging.getLogger(__name__)
+# A drawing takes 1 to 2 ms of the interpreter, which the training loop needs too.
+_DRAWINGS_PER_SECOND = 4
+
+
+class ConsoleWriter:
+    """Shows reports on `stream`.
+
+    On a terminal: step, of how many, time left, steps/s, examples/s, metrics and the best so far, drawn over in place;
+    evaluations and messages are printed above it. Elsewhere: one line per report, flushed at once, no control
+    characters. When the stream is gone (a closed pipe or terminal) nothing more is shown and the run goes on.
+
+    Args:
+      stream: where to print, e.g. `sys.stdout`.
+      interactive: whether to draw; None asks the stream whether it is a terminal that can.
+      clock: seconds that only go up; the time left runs by it between two reports.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, interactive: bool | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._interactive = _can_draw(stream) if interactive is None else interactive
+        self._output = _Output(stream)
+        self._console = Console(
+            file=cast("IO[str]", self._output),
+            force_terminal=self._interactive,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+        self._clock = clock
+        self._live: Live | None = None
+        self._newest: tuple[Report, float] | None = None
+        self._best: tuple[str, float, int] | None = None
+        # Messages come from any thread, reports from the writer thread.
+        self._lock = threading.RLock()
+
+    def write(self, report: Report) -> None:
+        """Shows one report."""
+        self._best = report.best or self._best
+        if self._interactive and report.kind == "train":
+            with self._lock:
+                self._newest = (report, self._clock())
+                self._live = self._live or self._start()
+        else:
+            self.log(lines.report_line(report))
+
+    def log(self, text: str) -> None:
+        """Prints `text` on a line of its own, above the display if there is one. Several lines stay several.
+
+        May be called from any thread. Control characters become spaces.
+        """
+        text = lines.printable(text, keep="\n")
+        with self._lock:
+            if self._interactive:
+                self._console.print(Text(text), soft_wrap=True)
+            else:
+                self._output.write(text + "\n")
+                self._output.flush()
+
+    def flush(self) -> None:
+        """Brings the display up to date."""
+        if self._live is not None:
+            self._live.refresh()
+        self._output.flush()
+
+    def close(self) -> None:
+        """Leaves the display as it is and gives the terminal back; a second call does nothing."""
+        with self._lock:
+            live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+            atexit.unregister(live.stop)
+
+    def _start(self) -> Live:
+        # What else goes to this terminal, print() for one, has to come out above the display.
+        ours = self._stream in (sys.stdout, sys.stderr)
+        live = Live(
+            console=self._console,
+            get_renderable=self._draw,
+            refresh_per_second=_DRAWINGS_PER_SECOND,
+            redirect_stdout=ours and sys.stdout.isatty(),
+            redirect_stderr=ours and sys.stderr.isatty(),
+        )
+        # A process that ends without close() would leave the terminal without a cursor.
+        atexit.register(live.stop)
+        live.start(refresh=True)
+        return live
+
+    def _draw(self) -> Group | str:
+        if self._newest is None:
+            return ""
+        report, since = self._newest
+        return _display(report, self._clock() - since, self._best)
+
+
+class _Output:
+    """A stream that can go away: what is written after that is dropped, with one warning."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._gone = False
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        text = text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if self._gone:
+            return
+        try:
+            action()
+        # ValueError is what a closed Python file raises.
+        except (OSError, ValueError) as error:
+            self._gone = True
+            _LOG.warning("no more progress is shown: the output is gone (%s)", error)
+
+
+def _can_draw(stream: TextIO) -> bool:
+    isatty = getattr(stream, "isatty", None)
+    return bool(isatty is not None and isatty()) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def _display(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
+    """The report as a bar over its figures, `elapsed` seconds after it came."""
+    cells: list[Text | ProgressBar] = [Text(report.kind, style="bold"), Text(f"step {lines.progress_text(report)}")]
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=report.total_steps is not None)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    if report.total_steps is not None:
+        grid.add_column(ratio=1, min_width=4)
+        cells.append(ProgressBar(total=max(report.total_steps, 1), completed=report.step))
+    for text in lines.left_texts(report, elapsed):
+        grid.add_column(no_wrap=True)
+        cells.append(Text(text))
+    grid.add_row(*cells)
+    figures = lines.rate_texts(report) + lines.metric_texts(report)
+    figures += [] if best is None else [lines.best_text(best)]
+    return Group(grid, Columns([Text(lines.printable(figure)) for figure in figures], padding=(0, 2, 0, 0)))

@@ -1,0 +1,150 @@
+"""How many floating-point operations a model takes for one example."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+# Operations whose work is in another function, which the profiler does not look into.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+_PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum")
+
+
+@dataclass(frozen=True)
+class FlopsResult:
+    """The floating-point operations of one forward pass for one example.
+
+    Attributes:
+      flops: their number, a multiplication and its addition counted as 2; None if they could not be counted.
+      problem: why they could not, or what is missing in the number; empty when nothing is.
+    """
+
+    flops: int | None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.flops is None:
+            return f"FLOPs unknown: {self.problem}"
+        return f"{self.flops:,} FLOPs" + (f" ({self.problem})" if self.problem else "")
+
+
+def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
+    """Counts the operations of one forward pass of `model` on a batch of 1, in inference.
+
+    TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, and the elementwise
+    operations it knows (bias, softmax, normalisation) are added; `Einsum`, which it does not know by itself, is 2
+    for each combination of its indices. The bodies of loops and branches are not counted; `problem` says so. Traces
+    the model: seconds for a large one. Runs eagerly on the host and never raises: whatever fails is told in `problem`.
+
+    Args:
+      model: called with the inputs, and with training=False if it takes that.
+      inputs_spec: a tensor spec, or any structure of them, as a data set's `element_spec` for the features. The first
+        dimension is taken as 1, the others have to be known.
+    """
+    if not getattr(model, "built", True):
+        return FlopsResult(None, "the model is not built yet; call it on a batch first")
+    try:
+        spec = tf.nest.map_structure(_one_example, inputs_spec)
+        return _count(_trace(model, spec))
+    except Exception as error:
+        return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
+
+
+def _plain(text: str, longest: int = 300) -> str:
+    """One line without the colours that Keras puts into its messages."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:longest]
+
+
+def _one_example(spec: Any) -> tf.TensorSpec:
+    shape = tf.TensorShape(spec.shape)
+    if shape.rank is None or shape.rank == 0 or not shape[1:].is_fully_defined():
+        raise ValueError(f"the input {spec} needs a known size in every dimension after the batch")
+    return tf.TensorSpec([1, *shape[1:]], spec.dtype)
+
+
+def _trace(model: Callable[..., Any], spec: Any) -> Any:
+    def forward(inputs: Any) -> Any:
+        return model(inputs, training=False) if takes_training else model(inputs)
+
+    takes_training = _takes_training(model)
+    concrete = tf.function(forward, autograph=False).get_concrete_function(spec)
+    if any(operation.type in _CALLS for operation in concrete.graph.get_operations()):
+        # The one way to have called functions (a layer with a tf.function, a loaded SavedModel) put in their place.
+        from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+        concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+    return concrete.graph
+
+
+def _takes_training(model: Any) -> bool:
+    call = getattr(model, "call", None) or model.__call__
+    return "training" in inspect.signature(call).parameters
+
+
+def _count(graph: tf.Graph) -> FlopsResult:
+    options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
+    with _quiet():
+        node = tf.compat.v1.profiler.profile(
+            graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd="op", options=options
+        )
+    operations = graph.get_operations()
+    # Model Garden teaches the profiler a rule for Einsum when it is imported: the number must not depend on that.
+    total = int(node.total_float_ops) - _profiled(node, "Einsum")
+    total += sum(_einsum_flops(operation) for operation in operations if operation.type == "Einsum")
+    left_out = Counter(op.type for op in operations if op.type in _CALLS + _CONTROL_FLOW or _is_unknown(op))
+    if not left_out:
+        return FlopsResult(total)
+    names = ", ".join(f"{number} {name}" for name, number in sorted(left_out.items()))
+    return FlopsResult(total, f"a lower bound, these operations are not counted: {names}")
+
+
+def _profiled(node: Any, name: str) -> int:
+    """The operations of type `name` that the profiler counted, below `node`."""
+    return sum((int(child.float_ops) if child.name == name else 0) + _profiled(child, name) for child in node.children)
+
+
+def _is_unknown(operation: tf.Operation) -> bool:
+    tensors = [*operation.inputs, *operation.outputs]
+    return operation.type in _PRODUCTS and not all(tensor.shape.is_fully_defined() for tensor in tensors)
+
+
+def _einsum_flops(operation: tf.Operation) -> int:
+    """2 for each combination of the indices of a product; an ellipsis stands for the dimensions it covers."""
+    shapes = [tensor.shape for tensor in operation.inputs]
+    if len(shapes) < 2 or _is_unknown(operation):
+        return 0
+    sizes: dict[str, int] = {}
+    terms = operation.get_attr("equation").decode().replace(" ", "").split("->")[0].split(",")
+    for term, shape in zip(terms, shapes, strict=True):
+        for label, size in zip(_labels(term, shape.rank), shape.as_list(), strict=True):
+            sizes[label] = max(size, sizes.get(label, 1))
+    return 2 * math.prod(sizes.values())
+
+
+def _labels(term: str, rank: int) -> list[str]:
+    before, ellipsis, after = term.partition("...")
+    covered = rank - len(before) - len(after) if ellipsis else 0
+    # Dimensions under an ellipsis are aligned from the right.
+    return [*before, *(f"...{place}" for place in range(covered, 0, -1)), *after]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # The profiler's own use of old functions makes TensorFlow warn, once, of something a user cannot change.
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

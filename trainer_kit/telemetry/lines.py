@@ -1,0 +1,85 @@
+"""Reports as lines of text: one line each, without control characters, easy to read and to search."""
+
+from __future__ import annotations
+
+import math
+
+from trainer_kit.telemetry.report import Report, flat_scalars
+
+
+def report_line(report: Report) -> str:
+    """Returns the line of `report`, its parts separated by " | ".
+
+    For example "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:12 left | training_loss 0.123", or
+    "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98 at step 200".
+    """
+    parts = [report.kind, f"step {progress_text(report)}", *rate_texts(report), *left_texts(report)]
+    if report.kind != "train" and report.seconds > 0:
+        parts.append(f"{number_text(report.seconds)} s")
+    parts += metric_texts(report)
+    if report.kind != "train" and report.best is not None:
+        parts.append(best_text(report.best))
+    return printable(" | ".join(parts))
+
+
+def progress_text(report: Report) -> str:
+    """Returns "200/400", or "200" when it is not known how many steps there are."""
+    return f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
+
+
+def rate_texts(report: Report) -> list[str]:
+    """Returns the steps and the examples per second, as far as they are known."""
+    rates = (report.steps_per_second, "steps/s"), (report.examples_per_second, "examples/s")
+    return [f"{_rate(value)} {unit}" for value, unit in rates if value is not None]
+
+
+def left_texts(report: Report, elapsed: float = 0.0) -> list[str]:
+    """Returns the time left, `elapsed` seconds after the report; nothing where it cannot be told."""
+    left = seconds_left(report)
+    return [] if left is None else [f"{duration_text(max(0.0, left - elapsed))} left"]
+
+
+def metric_texts(report: Report) -> list[str]:
+    """Returns "name value" for each scalar of the report."""
+    return [f"{name} {number_text(value)}" for name, value in flat_scalars(report.metrics).items()]
+
+
+def best_text(best: tuple[str, float, int]) -> str:
+    """Returns "best accuracy 0.98 at step 200"."""
+    name, value, step = best
+    return f"best {name} {number_text(value)} at step {step}"
+
+
+def seconds_left(report: Report) -> float | None:
+    """Returns the time to the last step at the present rate, in seconds; None where it cannot be told."""
+    rate = report.steps_per_second
+    if report.total_steps is None or rate is None or not 0 < rate < math.inf:
+        return None
+    return max(0.0, (report.total_steps - report.step) / rate)
+
+
+def duration_text(seconds: float) -> str:
+    """Returns `seconds`, rounded up, as hours:minutes:seconds, e.g. "0:00:12" or "123:05:00"."""
+    whole = math.ceil(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def number_text(value: float) -> str:
+    """Returns `value` in four significant digits; whole numbers and those from 1000 on keep all before the point."""
+    if math.isfinite(value) and abs(value) < 1e15:
+        if value == int(value):
+            return str(int(value))
+        if abs(value) >= 1000:
+            return f"{value:.1f}"
+    return f"{value:.4g}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Returns `text` with everything that is no printable character, and not in `keep`, replaced by a space."""
+    return "".join(character if character.isprintable() or character in keep else " " for character in text)
+
+
+def _rate(value: float) -> str:
+    if value >= 10_000:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
