@@ -76,7 +76,7 @@ def test_xla_gives_the_same_loss() -> None:
 
 
 def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match="2: XLA cannot.*enable_xla=false"):
+    with pytest.raises(UsageError, match=r"2: XLA cannot.*enable_xla=false"):
         _trainer(tiny_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))
 
 

@@ -62,7 +62,7 @@ def create_manager(
 ) -> CheckpointManager:
     """Returns the manager of the run's checkpoints.
 
-    Workers that are not the chief save too, since reading a variable can take all workers, but to a folder of their own.
+    Workers that are not the chief save too, since reading a variable can take all of them, but to folders of their own.
     """
     return CheckpointManager(
         trainer.checkpoint,
@@ -127,4 +127,3 @@ def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes the run's files."""
     return bool(strategy.extended.should_checkpoint)
-

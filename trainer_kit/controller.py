@@ -168,10 +168,12 @@ class Controller(orbit.Controller):
         """Restores a checkpoint, or the newest one, or initialises; returns what was restored."""
         manager = self.checkpoint_manager
         with self.strategy.scope():
-            if checkpoint_path is not None and isinstance(manager, CheckpointManager):
+            if checkpoint_path is None:
+                checkpoint_path = manager.restore_or_initialize()
+            elif isinstance(manager, CheckpointManager):
                 manager.restore(checkpoint_path)
             else:
-                checkpoint_path = super().restore_checkpoint(checkpoint_path)
+                manager.checkpoint.restore(checkpoint_path)
         if checkpoint_path is not None:
             self._saved_step = int(self.global_step.numpy())
             after_restore = getattr(self.trainer or self.evaluator, "after_restore", None)

@@ -123,7 +123,8 @@ class ConfigError(UsageError):
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
-        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+        lines = [str(mistake) for mistake in self.mistakes]
+        super().__init__("\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines))
 
 
 def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str, ...]:

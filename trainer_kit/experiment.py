@@ -45,7 +45,9 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
     """
     config = experiments.lookup(name)(**arguments)
     if not isinstance(config, ExperimentConfig):
-        raise UsageError(f"the factory of experiment {name!r} returned {config!r}; it has to return an ExperimentConfig")
+        raise UsageError(
+            f"the factory of experiment {name!r} returned {config!r}; it has to return an ExperimentConfig"
+        )
     _check_decorated(name, config)
     return config
 
@@ -66,10 +68,16 @@ def register_task(config_class: type[TaskConfig], task: type | str | None = None
     def bind(task_class: Any) -> Any:
         known = _task_of.setdefault(config_class, task_class)
         if known is not task_class and known != task_class:
-            raise UsageError(f"{config_class.__qualname__} is bound to the task {known} already; give {task_class} its own config class")
+            raise UsageError(
+                f"{config_class.__qualname__} is bound to the task {known} already; "
+                f"give {task_class} a config class of its own"
+            )
         return task_class
 
-    return bind if task is None else bind(task) and None
+    if task is None:
+        return bind
+    bind(task)
+    return None
 
 
 def task_class(config: TaskConfig) -> Any:

@@ -186,7 +186,9 @@ class OneElement:
 
     def __next__(self) -> Any:
         if not self._left:
-            raise ValueError("an evaluation step took two elements from its iterator; set trainer.eval_tf_function=false")
+            raise ValueError(
+                "an evaluation step took two elements from its iterator; set trainer.eval_tf_function=false"
+            )
         return self._left.pop()
 
     get_next = __next__

@@ -59,12 +59,19 @@ class RunDirectory:
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
-    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], best: tuple[str, float, int] | None) -> None:
+    def write_final(
+        self, step: int, mode: str, metrics: Mapping[str, Any], best: tuple[str, float, int] | None
+    ) -> None:
         """Writes final.json: what the finished run ended with."""
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if best is not None:
             record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}
         files.write_json(self.final, record, point="final")
+
+    def remove_final(self) -> None:
+        """Removes final.json, because the run goes on."""
+        if os.path.exists(self.final):
+            os.remove(self.final)
 
     def read_final(self) -> dict[str, Any] | None:
         """Returns final.json; None if the run has not finished, or the file cannot be read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGINT
@@ -137,12 +136,15 @@ def run_experiment(
             **_extras(controller_cls, params, reports, signals, directory if chief else None),
         )
         start = int(trainer.global_step.numpy())
-        _LOG.info("%s from step %d; %s", mode, start, count_parameters(trainer.model))
-        if chosen.trains and chief:
+        what = f"from step {start}" if chosen.trains else f"of {checkpoint if mode == 'eval' else model_dir}"
+        _LOG.info("%s %s; %s", mode, what, count_parameters(trainer.model))
+        if reports.history is not None:
             directory.write_record(params, experiment, mode, records())
             reports.history.resume(start)
         logs = _finished_logs(directory, start, params, evaluates) if chosen.trains else None
         if logs is None:
+            if reports.history is not None:
+                directory.remove_final()
             with strategy.scope():
                 logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
                 if run_post_eval and signals.received is None:
@@ -183,7 +185,8 @@ def _continuous_eval(run: Run) -> dict[str, Any]:
     options = run.config.trainer
 
     def finished() -> bool:
-        if run.directory.read_final() is not None:
+        final = run.directory.read_final()
+        if final is not None and final["step"] >= options.train_steps:
             return True
         return 0 <= options.train_steps <= int(run.controller.global_step.numpy())
 
@@ -246,4 +249,6 @@ def _finished_logs(
 def _raise_if_stopped(signals: StopSignals, step: int) -> None:
     if signals.received is not None:
         kind = InterruptedRunError if signals.received == SIGINT else PreemptedError
-        raise kind(f"stopped by {signals.received.name} at step {step}; the same command goes on from the last checkpoint")
+        raise kind(
+            f"stopped by {signals.received.name} at step {step}; the same command goes on from the last checkpoint"
+        )

@@ -18,7 +18,7 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """While entered, calls `on_stop` from a thread when SIGTERM or SIGINT arrives. Outside the main thread: does nothing.
+    """While entered, calls `on_stop` from a thread when SIGTERM or SIGINT arrives; in the main thread only.
 
     Args:
       on_stop: makes the run stop soon; called once.

@@ -9,45 +9,47 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 from trainer_kit import discovery
 from trainer_kit.config.layers import Layer
-from trainer_kit.config.resolve import Resolved, Sources, resolve
+from trainer_kit.config.overrides import Resolved
+from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.sources import gin_second_pass, operative_gin
-from trainer_kit.errors import ConfigError, ExitCode, Mistake, TrainerKitError, UsageError
-from trainer_kit.experiment import experiments
+from trainer_kit.errors import ConfigError, ExitCode, Mistake, TrainerKitError, UsageError, suggestion
 from trainer_kit.modes import MODES, lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 
 
+TEXTS = {
+    "experiment": (None, "Name of the experiment; `trainer-kit list` shows those that there are."),
+    "mode": (None, "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())),
+    "model_dir": (None, "Folder of the run: checkpoints, records, summaries."),
+    "checkpoint": ("latest", "What mode eval evaluates: latest, best, a step, or the path of a checkpoint."),
+    "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
+    "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
+    "tf_data_service": (None, "Address of a tf.data service; sets it for the training data."),
+}
+REPEATED = {
+    "config_file": "YAML or JSON file with config values; later ones win.",
+    "gin_file": "gin file with bindings.",
+    "gin_params": "A gin binding.",
+    "params_override": "Config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file; later ones win.",
+    "import_module": "Module, dotted name or .py file, that registers experiments or gin names.",
+    "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
+}
+
+
 def define_flags() -> flags.FlagValues:
-    """Returns the flags of this command, undefined elsewhere."""
+    """Returns the flags of this command, which are defined nowhere else."""
     values = flags.FlagValues()
-    modes = "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())
-
-    def text(name: str, default: str | None, meaning: str) -> None:
+    for name, (default, meaning) in TEXTS.items():
         flags.DEFINE_string(name, default, meaning, flag_values=values)
-
-    def texts(name: str, meaning: str) -> None:
-        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
-
-    text("experiment", None, "Name of the experiment; `trainer-kit list` shows those that there are.")
-    text("mode", None, f"What to do. {modes}.")
-    text("model_dir", None, "Folder of the run: checkpoints, records, summaries.")
-    texts("config_file", "YAML or JSON file with config values; may be repeated, later ones win.")
-    texts("gin_file", "gin file with bindings; may be repeated.")
-    texts("gin_params", "A gin binding; may be repeated.")
-    texts("params_override", "Config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file; may be repeated.")
-    texts("import_module", "Module, dotted name or .py file, that registers experiments or gin names; may be repeated.")
-    texts("allow_config_change", "Path of a config value that may differ from the run in model_dir; may be repeated.")
-    text("checkpoint", "latest", "What mode eval evaluates: latest, best, a step, or the path of a checkpoint.")
-    text("eval_name", "continuous_eval", "Name of a continuous_eval sidecar and its files.")
-    text("tpu", None, "Name or address of the TPU; sets runtime.tpu.")
-    text("tf_data_service", None, "Address of a tf.data service; sets it for the training data.")
+    for name, meaning in REPEATED.items():
+        flags.DEFINE_multi_string(name, [], f"{meaning} May be repeated.", flag_values=values)
     flags.DEFINE_boolean("debug", False, "Show tracebacks of errors that are explained.", flag_values=values)
     flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
     return values
@@ -63,8 +65,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     try:
         rest = values(list(argv))[1:]
     except flags.UnrecognizedFlagError as error:
-        near = f"; did you mean --{' or --'.join(error.suggestions)}?" if error.suggestions else ""
-        raise UsageError(f"--{error.flagname}: there is no such flag{near or '; see --help'}") from error
+        raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
     except flags.Error as error:
         raise UsageError(str(error)) from error
     if rest:
@@ -105,28 +106,30 @@ def configure(values: flags.FlagValues) -> Resolved:
       StorageError: when model_dir cannot be written.
     """
     resolved = None
-    mistakes = [
-        Mistake(f"--{name}", "is needed", "see --help")
-        for name in ("experiment", "mode", "model_dir")
-        if not values[name].value
-    ]
-    checks: list[Callable[[], Any]] = [lambda: values.mode and lookup_mode(values.mode)]
-    if values.experiment:
-        checks.append(lambda: discovery.find_experiment(values.experiment, values.import_module))
-    for check in checks:
-        try:
-            check()
-        except UsageError as error:
-            mistakes.append(Mistake("", str(error)))
-    if values.experiment in experiments:
-        try:
+    needed = [name for name in ("experiment", "mode", "model_dir") if not values[name].value]
+    mistakes = [Mistake(f"--{name}", "is needed", "see --help") for name in needed]
+    try:
+        if values.mode:
+            lookup_mode(values.mode)
+    except UsageError as error:
+        mistakes.append(Mistake("--mode", str(error)))
+    try:
+        if values.experiment:
+            discovery.find_experiment(values.experiment, values.import_module)
             resolved = resolve(values.experiment, sources(values))
-        except ConfigError as error:
-            mistakes.extend(error.mistakes)
+    except ConfigError as error:
+        mistakes.extend(error.mistakes)
+    except UsageError as error:
+        mistakes.append(Mistake("", str(error)))
     if mistakes or resolved is None:
         raise ConfigError(mistakes)
     if MODES[values.mode].trains:
-        check_model_dir(RunDirectory(values.model_dir, resolved.config.trainer), resolved.config, values.experiment, values.allow_config_change)
+        check_model_dir(
+            RunDirectory(values.model_dir, resolved.config.trainer),
+            resolved.config,
+            values.experiment,
+            values.allow_config_change,
+        )
     return resolved
 
 

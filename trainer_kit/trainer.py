@@ -412,8 +412,8 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             )
         if self._config.runtime.enable_xla and self._strategy.num_replicas_in_sync > 1:
             raise UsageError(
-                f"runtime.enable_xla needs one replica, and there are {self._strategy.num_replicas_in_sync}: XLA cannot "
-                "update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
+                f"runtime.enable_xla needs one replica, and there are {self._strategy.num_replicas_in_sync}: XLA "
+                "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
             )
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
         for optimizer in optimizers:
@@ -440,9 +440,9 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def _train_results(self) -> dict[str, Any]:
         logs = self._train_set.results()
         if isinstance(self._optimizer, Mapping):
-            logs["learning_rate"] = {n: current_learning_rate(o, self._global_step) for n, o in self._optimizer.items()}
+            logs["learning_rate"] = {name: current_learning_rate(one) for name, one in self._optimizer.items()}
         else:
-            logs["learning_rate"] = current_learning_rate(self._optimizer, self._global_step)
+            logs["learning_rate"] = current_learning_rate(self._optimizer)
         return logs
 
     def _end_of_data(self) -> None:
@@ -486,6 +486,4 @@ def _run_options(runtime: Any) -> tf.distribute.RunOptions | None:
     padder = runtime.tpu_enable_xla_dynamic_padder
     if padder is None:
         return None
-    return tf.distribute.RunOptions(
-        experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder)
-    )
+    return tf.distribute.RunOptions(experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder))

@@ -19,8 +19,10 @@ from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.errors import ConfigError
 
 # The default config is never changed, so one of them serves all examples.
-calm = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-WORDS = st.sampled_from(["off", "yes", "null", "1e-3", "010", "12:30", "0x1f", "2024-01-01", "~", "<<", "=", "a: b", "# c"])
+calm = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+WORDS = st.sampled_from(
+    ["off", "yes", "null", "1e-3", "010", "12:30", "0x1f", "2024-01-01", "~", "<<", "=", "a: b", "# c"]
+)
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
 TEXTS = st.text(max_size=12) | WORDS
 
@@ -42,7 +44,9 @@ def values_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrat
     if annotation is int:
         return st.integers(min_value=low, max_value=high)
     if annotation is float:
-        return st.floats(min_value=low, max_value=high, allow_nan=False, allow_infinity=False, exclude_min=above(metadata))
+        return st.floats(
+            min_value=low, max_value=high, allow_nan=False, allow_infinity=False, exclude_min=above(metadata)
+        )
     return {bool: st.booleans(), str: TEXTS, type(None): st.none()}[annotation]
 
 
@@ -54,7 +58,9 @@ def limits(metadata: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def above(metadata: tuple[Any, ...]) -> bool:
-    return any(getattr(inner, "gt", None) is not None for item in metadata for inner in (item, *getattr(item, "metadata", ())))
+    return any(
+        getattr(inner, "gt", None) is not None for item in metadata for inner in (item, *getattr(item, "metadata", ()))
+    )
 
 
 @st.composite
@@ -132,7 +138,9 @@ def allowed(section: Config, name: str, value: object) -> bool:
 
 @calm
 @given(st.data())
-def test_random_corruptions_are_all_reported_and_none_is_accepted(default: ExperimentConfig, data: st.DataObject) -> None:
+def test_random_corruptions_are_all_reported_and_none_is_accepted(
+    default: ExperimentConfig, data: st.DataObject
+) -> None:
     config: Any = data.draw(configs(default))
     values = copy.deepcopy(config.as_dict())
     there = [path for path, _, is_there in sections(config) if is_there and ".blocks" not in path]

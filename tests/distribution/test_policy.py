@@ -48,9 +48,7 @@ EVALUATOR = Cluster(tasks=WORKERS.tasks, task_type="evaluator")
         ({"all_reduce_alg": "nccl"}, CPU, "off"),
     ],
 )
-def test_the_strategy_follows_from_config_and_machine(
-    arguments: dict[str, Any], machine: Machine, policy: str
-) -> None:
+def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any], machine: Machine, policy: str) -> None:
     assert choose_policy(RuntimeConfig(**arguments), machine) == policy
 
 

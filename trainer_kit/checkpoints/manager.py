@@ -81,7 +81,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             raise StorageError(f"the checkpoint {newest} was not written")
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest checkpoint and returns its prefix, or calls init_fn and returns None; for evaluation does nothing.
+        """Restores the newest checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
 
         Raises:
           UsageError: when it does not fit the model.
@@ -91,7 +91,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if not self._for_training:
             return None
         if newest is None:
-            return super().restore_or_initialize()  # type: ignore[no-any-return]
+            return super().restore_or_initialize()
         self.restore(newest)
         return str(newest)
 

@@ -56,9 +56,11 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool) -> None:
       StorageError: when the files are missing or damaged.
     """
     try:
-        status = _without_average(checkpoint, path).restore(path)
-        (status.assert_consumed if whole else status.assert_existing_objects_matched)()
-        status.expect_partial()
+        target = _without_average(checkpoint, path)
+        if whole:
+            target.restore(path).assert_consumed()
+        else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
+            target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
         raise UsageError(_mismatch(checkpoint, path, whole) or f"{path} does not fit this model: {error}") from error
     except tf.errors.NotFoundError as error:
@@ -85,7 +87,9 @@ def holds_average(path: str) -> bool:
 def _without_average(checkpoint: tf.train.Checkpoint, path: str) -> tf.train.Checkpoint:
     if not hasattr(checkpoint, "average") or holds_average(path):
         return checkpoint
-    return tf.train.Checkpoint(**{k: v for k, v in vars(checkpoint).items() if not k.startswith("_") and k != "average"})
+    return tf.train.Checkpoint(
+        **{k: v for k, v in vars(checkpoint).items() if not k.startswith("_") and k != "average"}
+    )
 
 
 def _mismatch(checkpoint: tf.train.Checkpoint, path: str, whole: bool) -> str:

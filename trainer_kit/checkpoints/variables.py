@@ -1,6 +1,6 @@
 """Stable names for the variables of models and optimizers, as a checkpoint keys them.
 
-TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and `tf.train.Checkpoint(model=...)`
+TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and tf.train.Checkpoint(model=...)
 leaves out Keras 3's seed generators. So the tf.Variables behind Keras 3's are tracked, by name. Keras numbers layers
 over the life of a process ("dense_7"); here the numbers count within one model, so that the names do not depend on
 what the process built before.
@@ -95,7 +95,9 @@ def _unique(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Vari
     for name, variable in zip(names, variables, strict=True):
         count = seen[name]
         seen[name] += 1
-        found[f"{name}#{count}" if count else name] = getattr(variable, "value", variable) if _is_keras(variable) else variable
+        found[f"{name}#{count}" if count else name] = (
+            getattr(variable, "value", variable) if _is_keras(variable) else variable
+        )
     return found
 
 

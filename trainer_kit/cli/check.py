@@ -1,4 +1,4 @@
-"""Checks an experiment before it runs: builds it, takes one train and one eval step, saves and restores; keeps nothing."""
+"""Checks an experiment: builds it, takes a train and an eval step, saves and restores; keeps nothing."""
 
 from __future__ import annotations
 

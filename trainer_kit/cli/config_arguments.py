@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from trainer_kit import discovery
-from trainer_kit.config.resolve import Resolved, Sources, resolve
+from trainer_kit.config.overrides import Resolved
+from trainer_kit.config.resolve import Sources, resolve
 
 _REPEATED = {
     "config_file": "YAML or JSON file with config values",

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
         module.add_arguments(verb)
         verb.add_argument("--import_module", action="append", default=[], metavar="MODULE",
-                          help="module, dotted name or .py file, that registers experiments; may be repeated")  # fmt: skip
+                          help="module or .py file that registers experiments; may be repeated")  # fmt: skip
         verb.add_argument("--debug", action="store_true", help="show tracebacks of errors that are explained")
         verb.set_defaults(run=module.run)
     return whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -33,8 +34,10 @@ def configclass(cls: type[Section]) -> type[Section]:
       TypeError: when `cls` does not inherit from Config (usually from TaskConfig).
     """
     if not issubclass(cls, Config):
-        raise TypeError(f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)")
-    own = cls.__dict__.get("__annotations__", {})
+        raise TypeError(
+            f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)"
+        )
+    own = inspect.get_annotations(cls)
     hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
     cls.__annotations__ = {name: _strict(hints[name]) for name in own}
     settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
@@ -126,7 +129,7 @@ def _strict(annotation: Any) -> Any:
     if origin is Literal or not args:
         return annotation
     if origin in (Union, types.UnionType):
-        return Union[tuple(_strict(arg) for arg in args)]
+        return Union[tuple(_strict(arg) for arg in args)]  # noqa: UP007
     return origin[tuple(arg if arg is Ellipsis else _strict(arg) for arg in args)]
 
 

@@ -357,7 +357,7 @@ class WarmupConfig(OneOfConfig):
 
 @configclass
 class OptimizationConfig(Config):
-    """Optimizer, learning rate, warm-up and moving average. All are off until they get a `type` (or, ema, a section)."""
+    """Optimizer, learning rate, warm-up and moving average; off until they get a `type` or, for ema, a section."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     ema: EMAConfig | None = None

@@ -122,9 +122,7 @@ class RuntimeConfig(Config):
     task_index: StepsOrAll = -1
     all_reduce_alg: str | None = None
     num_packs: Count = 1
-    mixed_precision_dtype: (
-        Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None
-    ) = None
+    mixed_precision_dtype: Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None = None
     loss_scale: Literal["dynamic"] | float | None = None
     run_eagerly: bool = False
     batchnorm_spatial_persistent: bool = False

@@ -174,4 +174,4 @@ def _pieces(text: str) -> list[str]:
     if quote or expected:
         problem = f"{quote or expected[0]} is missing at the end"
         raise ConfigError([Mistake("", problem, "close every bracket and quote", OVERRIDE_FLAG)])
-    return [*pieces, text[begin:]]
+    return [*pieces, text[begin:]] if text[begin:].strip() else pieces

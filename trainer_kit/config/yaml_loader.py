@@ -187,7 +187,8 @@ def _parse_json(text: str, name: str) -> Any:
 def _broken(error: yaml.YAMLError, text: str, name: str) -> Mistake:
     mark = getattr(error, "problem_mark", None)
     position = getattr(error, "position", None)
-    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
+    parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
+    problem = ", ".join(part for part in parts if part) or str(error)
     advice = "indent with spaces, not tabs" if "\\t" in problem else "correct it there; words with : or # need quotes"
     if mark is not None:
         return Mistake("", f"is not YAML: {problem}", advice, _place(name, mark))

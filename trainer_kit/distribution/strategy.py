@@ -72,6 +72,8 @@ def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strateg
         return tf.distribute.get_strategy() if devices[0] == default else tf.distribute.OneDeviceStrategy(devices[0])
     _check_devices(devices)
     reducers = {"nccl": tf.distribute.NcclAllReduce, "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce}
+    if not machine.gpus:  # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower
+        return tf.distribute.MirroredStrategy(list(devices), tf.distribute.ReductionToOneDevice())
     reducer = reducers.get(runtime.all_reduce_alg or "auto")
     return tf.distribute.MirroredStrategy(list(devices), reducer and reducer(num_packs=runtime.num_packs))
 

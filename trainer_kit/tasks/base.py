@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.initialization import load_initial_weights
 from trainer_kit.config.optimization import OptimizationConfig
-from trainer_kit.config.schema import DataConfig, RuntimeConfig, TaskConfig
+from trainer_kit.config.schema import DataConfig, RuntimeConfig
 from trainer_kit.inputs.source import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
-
 
 
 class Task(abc.ABC):
@@ -74,7 +73,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def build_model(self) -> Any:
-        """Returns the model, in strategy scope: a Keras 3 or tf_keras model with its variables built, or a tf.Module."""
+        """Returns the model, in strategy scope: of Keras 3 or tf_keras, its variables built, or a tf.Module."""
 
     @abc.abstractmethod
     def build_inputs(
@@ -113,7 +112,9 @@ class Task(abc.ABC):
         """Updates the metrics that the model was compiled with by one batch; in graph, on a replica."""
         model.compute_metrics(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
 
-    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Does one forward and backward pass and updates the weights; in graph, on a replica.
 
         The gradient is that of the mean loss over all replicas. Losses that layers added are in it, once.
@@ -201,4 +202,3 @@ def is_compiled(model: Any) -> bool:
     if hasattr(model, "compiled"):  # Keras 3
         return bool(model.compiled)
     return getattr(model, "compiled_loss", None) is not None  # tf_keras
-
