@@ -23,7 +23,6 @@ from trainer_kit.errors import ConfigError, ExitCode, Mistake, TrainerKitError, 
 from trainer_kit.modes import MODES, lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 
-
 TEXTS = {
     "experiment": (None, "Name of the experiment; `trainer-kit list` shows those that there are."),
     "mode": (None, "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())),
@@ -49,7 +48,7 @@ def define_flags() -> flags.FlagValues:
     for name, (default, meaning) in TEXTS.items():
         flags.DEFINE_string(name, default, meaning, flag_values=values)
     for name, meaning in REPEATED.items():
-        flags.DEFINE_multi_string(name, [], f"{meaning} May be repeated.", flag_values=values)
+        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
     flags.DEFINE_boolean("debug", False, "Show tracebacks of errors that are explained.", flag_values=values)
     flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
     return values

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.drift import ABSENT, Change, check_resume, compare, kind_of
+from trainer_kit.config.layers import Layer
+from trainer_kit.config.overrides import apply
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ConfigError, ExitCode
@@ -75,7 +77,7 @@ def test_a_dangerous_change_needs_its_flag(default: ExperimentConfig, path: str,
 
 
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:
-    with pytest.raises(ConfigError, match="was 0.5 when this run began and is 0.25 now"):
+    with pytest.raises(ConfigError, match=r"was 0\.5 when this run began and is 0\.25 now"):
         check_resume(to_yaml(default), changed(default, "task.model.rate", 0.25), [])
 
 
@@ -94,9 +96,6 @@ def test_another_optimizer_is_one_change(default: ExperimentConfig) -> None:
 
 def test_another_schedule_is_safe(default: ExperimentConfig) -> None:
     cosine = {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}}
-    from trainer_kit.config.layers import Layer
-    from trainer_kit.config.overrides import apply
-
     new = apply(default, [Layer({"trainer": {"optimizer_config": {"learning_rate": cosine}}})]).config
     path = "trainer.optimizer_config.learning_rate.type"
     assert compare(default.as_dict(), new) == [Change(path, "constant", "cosine", "safe")]

@@ -106,13 +106,15 @@ def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, in
         ("[1]", "TF_CONFIG: it is a list, not an object"),
         ('{"cluster": ["a:1"]}', "TF_CONFIG: 'cluster' is .* not lists of addresses by task type"),
         ('{"cluster": {"worker": "a:1"}}', "not lists of addresses"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": 3}', "TF_CONFIG: 'task' is 3, not an object"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": 3}', "TF_CONFIG: 'task' is 3, without the type and index"),
+        ('{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG: 'task' is None, without the type and index"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}', "without the type and index"),
         (
             '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
             "this process is worker 2, but the cluster has worker 0 to 1",
         ),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss"}}', "this process is boss 0"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"index": "x"}}', "index is 'x', not a whole number"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss", "index": 0}}', "this process is boss 0"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "x"}}', "index is 'x', not a whole number"),
     ],
 )
 def test_a_broken_tf_config_is_explained(text: str, message: str) -> None:

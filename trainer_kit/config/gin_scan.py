@@ -124,7 +124,8 @@ def _where(error: Exception) -> tuple[int | None, int | None, str]:
     if isinstance(error, SyntaxError):
         unread = re.search(r"Failed to parse token '(.*)'", str(error.msg), re.DOTALL)
         problem = f"{unread[1]} is not a value" if unread else " ".join(str(error.msg).split())
-        return error.lineno, error.offset, problem
+        from_0 = error.offset is not None and not isinstance(error, IndentationError)  # gin's own count from 0
+        return error.lineno, (error.offset or 0) + from_0, problem
     if isinstance(error, tokenize.TokenError):
-        return error.args[1][0], error.args[1][1], str(error.args[0])
+        return error.args[1][0], error.args[1][1] + 1, str(error.args[0])
     return None, None, " ".join(str(error).split())

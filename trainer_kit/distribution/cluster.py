@@ -104,10 +104,10 @@ def read_cluster() -> Cluster | None:
     if not content.get("cluster"):
         return None
     tasks = _tasks(content["cluster"])
-    task = content.get("task", {})
-    if not isinstance(task, dict):
-        raise _bad_tf_config(f"'task' is {task!r}, not an object")
-    cluster = Cluster(tasks=tasks, task_type=str(task.get("type", "worker")), task_index=_index(task.get("index", 0)))
+    task = content.get("task")
+    if not isinstance(task, dict) or not {"type", "index"} <= set(task):
+        raise _bad_tf_config(f"'task' is {task!r}, without the type and index of this process")
+    cluster = Cluster(tasks=tasks, task_type=str(task["type"]), task_index=_index(task["index"]))
     known = tasks.get(cluster.task_type, ())
     if cluster.trains and not 0 <= cluster.task_index < len(known):
         there = ", ".join(f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses)

@@ -1,0 +1,174 @@
+"""Every field of Model Garden's configs is here under its name and with its default, but for the listed exceptions."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trainer_kit.config import optimization, schema
+from trainer_kit.config.base import Config, OneOfConfig
+from trainer_kit.config.sections import fields_of, section_class
+
+ADDITIONS = {
+    "TrainerConfig": {"eval_recreate_iterator"},
+    "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops"},
+}
+REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
+REFUSED_CLASSES = {
+    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
+    "AdafactorKerasConfig",
+}  # fmt: skip
+
+
+class Made:
+    """A default that a factory makes: `DataConfig` for `dataclasses.field(default_factory=DataConfig)`."""
+
+    def __init__(self, factory: str) -> None:
+        self.factory = factory.rpartition(".")[2]
+
+
+def model_garden() -> dict[str, dict[str, Any]]:
+    """Class name -> field name -> default, read from Model Garden's sources without importing them."""
+    (root,) = importlib.util.find_spec("official").submodule_search_locations  # type: ignore[union-attr, misc]
+    configs = Path(root) / "modeling" / "optimization" / "configs"
+    classes: dict[str, dict[str, Any]] = {}
+    for path in (
+        *(configs / f"{name}_config.py" for name in ("optimizer", "learning_rate", "optimization")),
+        Path(root) / "core" / "config_definitions.py",
+    ):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                inherited = [classes.get(ast.unparse(base), {}) for base in node.bases]
+                own = {
+                    ast.unparse(item.target): default_of(item.value)
+                    for item in node.body
+                    if isinstance(item, ast.AnnAssign) and item.value is not None
+                }
+                classes[node.name] = {name: value for fields in (*inherited, own) for name, value in fields.items()}
+    return classes
+
+
+def default_of(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        return Made(next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory"))
+    if isinstance(node, ast.BinOp):
+        assert isinstance(node.op, ast.Mult)
+        return operator.mul(default_of(node.left), default_of(node.right))
+    return ast.literal_eval(node)
+
+
+THEIRS = model_garden()
+OURS = {
+    name: found
+    for module in (schema, optimization)
+    for name, found in vars(module).items()
+    if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
+}
+
+
+def test_model_gardens_sources_were_read() -> None:
+    assert THEIRS["TrainerConfig"]["continuous_eval_timeout"] == 3600
+    assert THEIRS["AdamConfig"]["clipnorm"] is None
+    assert len(THEIRS) > 25
+
+
+def test_every_class_is_here() -> None:
+    assert THEIRS.keys() - OURS.keys() == REFUSED_CLASSES
+    assert OURS.keys() - THEIRS.keys() == set()
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_fields_are_the_same(name: str) -> None:
+    theirs = set(THEIRS[name])
+    if name in schema.MODEL_GARDEN_EXCEPTIONS:
+        assert theirs - set(fields_of(OURS[name])) == REFUSED_OPTIMIZERS
+        theirs -= REFUSED_OPTIMIZERS
+    assert set(fields_of(OURS[name])) - ADDITIONS.get(name, set()) == theirs
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_defaults_are_the_same(name: str) -> None:
+    for field, theirs in THEIRS[name].items():
+        info = fields_of(OURS[name]).get(field)
+        if info is None:
+            continue
+        ours = info.get_default(call_default_factory=True)
+        if f"{name}.{field}" in schema.MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, Made):
+            assert ours != theirs or field == "differential_privacy_config"
+        elif isinstance(theirs, Made):
+            inner = section_class(info.annotation)
+            assert inner is not None and inner.__name__ == theirs.factory
+            assert ours is None if issubclass(OURS[name], OneOfConfig) else type(ours) is inner
+        else:
+            assert ours == theirs, (name, field)
+
+
+def test_every_exception_is_about_something_that_exists() -> None:
+    for entry, reason in schema.MODEL_GARDEN_EXCEPTIONS.items():
+        name, _, field = entry.partition(".")
+        assert not field or field in fields_of(OURS[name])
+        assert reason
+
+
+def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
+    task = schema.TaskConfig()
+    assert (task.train_data.drop_remainder, task.validation_data.drop_remainder) == (True, False)
+    assert task.validation_data.replace(drop_remainder=True) == schema.DataConfig()
+
+
+@pytest.mark.parametrize(
+    ("config_class", "values", "field"),
+    [
+        (schema.TrainerConfig, {"steps_per_loop": 300}, "summary_interval"),
+        (schema.TrainerConfig, {"validation_steps": 0}, "validation_steps"),
+        (schema.TrainerConfig, {"train_tf_function": False}, "train_tf_while_loop"),
+        (schema.TrainerConfig, {"eval_tf_while_loop": True, "eval_tf_function": False}, "eval_tf_while_loop"),
+        (
+            schema.TrainerConfig,
+            {"best_checkpoint_eval_metric": "accuracy", "best_checkpoint_export_subdir": ""},
+            "best_checkpoint_export_subdir",
+        ),
+        (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
+        (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
+        (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
+        (schema.RuntimeConfig, {"num_cores_per_replica": 2}, "num_cores_per_replica"),
+        (schema.RuntimeConfig, {"virtual_cpus": 2, "num_gpus": 1}, "virtual_cpus"),
+    ],
+)
+def test_rules_across_fields(config_class: type[Config], values: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config_class(**values)
+    (details,) = caught.value.errors()
+    assert field in [name for name, _ in details["ctx"]["broken"]]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps_per_loop": 0},
+        {"checkpoint_interval": 0},
+        {"validation_interval": -1},
+        {"max_to_keep": 0},
+        {"train_steps": -2},
+        {"continuous_eval_timeout": -1},
+        {"best_checkpoint_metric_comp": "best"},
+        {"allow_tpu_summary": True},
+    ],
+)
+def test_intervals_and_counts_are_bounded(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        schema.TrainerConfig(**values)
+
+
+def test_input_paths_have_four_spellings() -> None:
+    for path in ("a", ("a", "b"), {"en": "a"}, {"en": ("a", "b")}):
+        assert schema.DataConfig(input_path=path).input_path == path  # type: ignore[arg-type]
+    assert schema.DataConfig(input_path=["a"]).input_path == ("a",)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError):
+        schema.DataConfig(input_path=5)  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""The exit codes, the report of several mistakes, and near names."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_kit import errors
+from trainer_kit.errors import EXIT_CODES, ConfigError, ExitCode, Mistake, TrainerKitError, near_names, suggestion
+
+
+def test_the_exit_codes_are_an_interface() -> None:
+    assert {code.name: int(code) for code in ExitCode} == {
+        "DONE": 0,
+        "BUG": 1,
+        "USAGE": 2,
+        "DIVERGED": 3,
+        "MODEL_DIR_IN_USE": 4,
+        "DATA": 5,
+        "STORAGE": 6,
+        "STALLED": 7,
+        "NOTHING_TO_WAIT_FOR": 8,
+        "PREEMPTED": 75,
+        "INTERRUPTED": 130,
+    }
+
+
+def test_every_exit_code_is_explained() -> None:
+    assert EXIT_CODES.keys() == set(ExitCode)
+    assert all(EXIT_CODES.values())
+
+
+def test_every_exception_of_ours_has_an_exit_code_of_its_own_kind() -> None:
+    classes = [
+        found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, TrainerKitError)
+    ]
+    codes = {found.__name__: found.exit_code for found in classes if found not in (TrainerKitError, ConfigError)}
+    assert len(codes) >= 8
+    assert len(set(codes.values())) == len(codes)
+    assert ExitCode.DONE not in codes.values() and ExitCode.BUG not in codes.values()
+    assert ConfigError.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("mistake", "line"),
+    [
+        (Mistake("a.b", "is wrong"), "a.b: is wrong"),
+        (Mistake("a.b", "is wrong", "do this"), "a.b: is wrong; do this"),
+        (Mistake("a.b", "is wrong", "do this", "f.yaml:3"), "a.b (f.yaml:3): is wrong; do this"),
+        (Mistake("", "is wrong", "", "f.yaml:3"), "f.yaml:3: is wrong"),
+        (Mistake("", "is wrong"), "is wrong"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_path_and_origin(mistake: Mistake, line: str) -> None:
+    assert str(mistake) == line
+
+
+def test_a_report_counts_its_mistakes_and_has_a_line_for_each() -> None:
+    mistakes = [Mistake("a", "is wrong"), Mistake("b", "is wrong too")]
+    error = ConfigError(iter(mistakes))
+    assert [line.strip() for line in str(error).splitlines()] == ["2 mistakes", "a: is wrong", "b: is wrong too"]
+    assert error.mistakes == tuple(mistakes)
+    assert isinstance(error, ValueError)
+
+
+def test_a_report_of_one_mistake_is_that_line() -> None:
+    assert str(ConfigError([Mistake("a", "is wrong")])) == "a: is wrong"
+
+
+def test_near_names_come_best_first_whatever_their_case() -> None:
+    names = ["train_steps", "train_step", "TrainerConfig", "other"]
+    assert near_names("train_step", names)[:2] == ("train_step", "train_steps")
+    assert near_names("trainerconfg", names)[0] == "TrainerConfig"
+    assert near_names("zzz", names) == ()
+    assert len(near_names("train", [f"train{i}" for i in range(9)], most=2)) == 2
+
+
+def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
+    assert suggestion("digit", ["digits", "lm"]) == "did you mean digits?"
+    assert suggestion("zzz", ["b", "a"]) == "there are: a, b"
+    assert suggestion("zzz", []) == "there are none"
+    many = suggestion("zzz", [f"name{i:02}" for i in range(20)])
+    assert "name11" in many and "name12" not in many and "20 in all" in many

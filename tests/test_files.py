@@ -1,0 +1,135 @@
+"""Atomic writes, appended records, and folders that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_kit import files
+from trainer_kit.errors import ExitCode, StorageError
+
+
+class Crash(BaseException):
+    """Stands for a process that dies: nothing catches it."""
+
+
+@pytest.fixture
+def points() -> Iterator[list[tuple[str, str]]]:
+    """The write points that are reached, in order."""
+    reached: list[tuple[str, str]] = []
+    files.on_write_point = lambda point, path: reached.append((point, path))
+    yield reached
+    files.on_write_point = None
+
+
+def test_remote_paths_have_a_scheme() -> None:
+    assert files.is_remote("gs://bucket/x") and files.is_remote("s3://bucket")
+    assert not files.is_remote("/a/b") and not files.is_remote(Path("a:b"))
+
+
+def test_text_is_written_in_utf_8_and_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "here" / "a.txt"
+    files.write_text(path, "first, and longer")
+    files.write_text(path, "é")
+    assert path.read_bytes() == "é".encode()
+    assert os.listdir(path.parent) == ["a.txt"]
+
+
+def test_json_is_written_with_a_last_newline(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"b": [1, None], "a": 0.1})
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text) == {"b": [1, None], "a": 0.1}
+    assert text.endswith("}\n") and text.index('"b"') < text.index('"a"')
+
+
+def test_a_write_goes_through_its_named_points(tmp_path: Path, points: list[tuple[str, str]]) -> None:
+    files.write_text(tmp_path / "a.txt", "x", point="ledger")
+    assert [point for point, _ in points] == ["ledger.open", "ledger.flush", "ledger.rename"]
+    assert points[-1][1] == str(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("fatal", ["file.open", "file.flush", "file.rename"])
+def test_a_crash_at_any_point_leaves_the_old_file_whole(tmp_path: Path, fatal: str) -> None:
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+
+    def crash(point: str, _: str) -> None:
+        if point == fatal:
+            raise Crash
+
+    files.on_write_point = crash
+    try:
+        with pytest.raises(Crash):
+            files.write_text(path, "new")
+    finally:
+        files.on_write_point = None
+    assert path.read_text() == "old"
+    files.write_text(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_a_disk_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+
+    def fail(point: str, _: str) -> None:
+        if point == "file.flush":
+            raise OSError(28, "No space left on device")
+
+    files.on_write_point = fail
+    try:
+        with pytest.raises(StorageError, match="No space left") as caught:
+            files.write_text(path, "new")
+    finally:
+        files.on_write_point = None
+    assert caught.value.exit_code == ExitCode.STORAGE
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_records_come_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "log.jsonl"
+    assert list(files.read_lines(path)) == []
+    for step in range(3):
+        files.append_line(path, {"step": step})
+    assert [record["step"] for record in files.read_lines(path)] == [0, 1, 2]
+
+
+def test_a_line_that_a_crash_cut_is_dropped_and_the_next_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    files.append_line(path, {"step": 0})
+    with open(path, "a") as stream:
+        stream.write('{"step": 1, "lo')
+    assert [record["step"] for record in files.read_lines(path)] == [0]
+    files.append_line(path, {"step": 2})
+    with open(path, "ab") as raw:
+        raw.write(b"[1, 2]\n\xff\xfe\n\n")
+    files.append_line(path, {"step": 3})
+    assert [record["step"] for record in files.read_lines(path)] == [0, 2, 3]
+
+
+def test_a_place_that_is_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    for act in (
+        lambda: files.write_text(tmp_path / "a" / "b.txt", "x"),
+        lambda: files.append_line(tmp_path / "a" / "b.jsonl", {}),
+        lambda: files.check_writable(tmp_path / "a" / "b"),
+        lambda: files.check_writable(tmp_path / "a"),
+    ):
+        with pytest.raises(StorageError, match="a"):
+            act()
+
+
+def test_a_folder_that_can_be_made_is_writable_and_is_not_made(tmp_path: Path) -> None:
+    files.check_writable(tmp_path)
+    files.check_writable(tmp_path / "b" / "c")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_the_system_keeps_for_itself_is_not_writable() -> None:
+    with pytest.raises(StorageError, match="cannot be written"):
+        files.check_writable("/proc/run")

@@ -1,0 +1,302 @@
+"""Every mode through the Python interface, on a tiny task with real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.selection import complete_checkpoints
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    NothingToWaitForError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+)
+from trainer_kit.launch import launch
+from trainer_kit.runner import run_experiment
+from trainer_kit.telemetry.history import active_history
+from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+
+_BEST = {"best_checkpoint_eval_metric": "accuracy"}
+
+
+def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
+    return launch(config or tiny_experiment(), mode, str(folder), **arguments)
+
+
+def _steps(folder: Path, kind: str) -> list[int]:
+    return [record["step"] for record in active_history(str(folder / "metrics.jsonl")) if record["kind"] == kind]
+
+
+def _weights(model: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.variables]
+
+
+def _tags(folder: Path) -> dict[str, list[int]]:
+    tags: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                tags.setdefault(value.tag, []).append(event.step)
+    return tags
+
+
+def test_train_saves_records_and_reports(tmp_path: Path) -> None:
+    model, logs = _run(tmp_path, config=tiny_experiment(train_steps=13))
+    assert logs == {}
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 13]  # at the interval, and at the end off the interval
+    assert _steps(tmp_path, "train") == [5, 10, 13]
+    assert json.loads((tmp_path / "final.json").read_text())["step"] == 13
+    assert json.loads((tmp_path / "manifest.json").read_text())["packages"]["tensorflow"] == tf.__version__
+    assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
+    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(tmp_path / "train").keys()
+    assert model.count_params() == 195
+
+
+def test_train_and_eval_evaluates_at_each_interval_and_at_the_end_once(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST)
+    _, logs = _run(tmp_path, "train_and_eval", config)
+    assert _steps(tmp_path, "validation") == [4, 8, 10]
+    assert _tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
+    ledger = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in ledger] == [4, 8, 10]
+    best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
+    assert best["value"] == max(record["metrics"]["accuracy"] for record in ledger) == pytest.approx(logs["best_accuracy"])
+
+
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=30).replace(task={"dropout": 0.3})
+    straight, _ = _run(tmp_path / "straight", config=config)
+    _run(tmp_path / "resumed", config=config.replace(trainer={"train_steps": 17}))
+    resumed, _ = _run(tmp_path / "resumed", config=config)
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True))
+    assert _steps(tmp_path / "resumed", "train")[-1] == 30
+
+
+def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    first, second, other = (
+        _run(tmp_path / name, config=config.replace(runtime={"random_seed": seed}))[0]
+        for name, seed in (("a", 5), ("b", 5), ("c", 6))
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(first), _weights(second), strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(_weights(first), _weights(other), strict=True))
+
+
+def test_a_finished_run_returns_its_final_metrics_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_experiment(**_BEST)
+    _, first = _run(tmp_path, "train_and_eval", config)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with caplog.at_level("INFO", logger="trainer_kit"):
+        _, second = _run(tmp_path, "train_and_eval", config)
+    assert second == {name: pytest.approx(float(value)) for name, value in first.items()}
+    assert "nothing to do" in caplog.text
+    assert active_history(str(tmp_path / "metrics.jsonl")) and before in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_eval_scores_the_checkpoint_that_it_is_told_to(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=40, **_BEST)
+    _run(tmp_path, "train_and_eval", config)
+    params_time = (tmp_path / "params.yaml").stat().st_mtime_ns
+    ledger = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
+    known = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
+    best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
+    for which, step in (("latest", 40), ("20", 20), (str(tmp_path / "ckpt-30"), 30), ("best", best["step"])):
+        _, logs = _run(tmp_path, "eval", config, checkpoint=which)
+        assert logs["validation_loss"] == pytest.approx(known[step], abs=1e-6)
+    assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
+    assert (tmp_path / "params.yaml").stat().st_mtime_ns == params_time
+
+
+def test_eval_without_a_checkpoint_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no checkpoint; train first"):
+        _run(tmp_path / "empty", "eval")
+    assert not (tmp_path / "empty").exists()
+
+
+def test_post_evaluation_returns_metrics_and_writes_summaries(tmp_path: Path) -> None:
+    _, logs = _run(tmp_path / "mode", "train_and_post_eval")
+    assert logs["validation_loss"] > 0
+    assert _tags(tmp_path / "mode" / "validation")["validation_loss"] == [20]
+    _, same = _run(tmp_path / "flag", "train", run_post_eval=True)
+    assert same["validation_loss"] == logs["validation_loss"]
+
+
+def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=40, **_BEST)
+    _run(tmp_path, "train", config)
+    _, logs = _run(tmp_path, "continuous_eval", config)
+    ledger = [json.loads(line) for line in (tmp_path / "evals" / "continuous_eval.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in ledger] == [10, 20, 30, 40]
+    assert logs["validation_loss"] == pytest.approx(ledger[-1]["metrics"]["validation_loss"])
+    assert (tmp_path / "evals" / "continuous_eval" / "best_ckpt" / "info.json").exists()
+    assert not (tmp_path / "best_ckpt").exists()
+
+
+def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
+    config = tiny_experiment(continuous_eval_timeout=0.2)
+    with pytest.raises(NothingToWaitForError, match=r"no checkpoint after step -1 appeared in .*empty"):
+        _run(tmp_path / "empty", "continuous_eval", config)
+
+
+def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean train_and_eval"):
+        run_experiment(None, None, "train_eval", tiny_experiment(), "anywhere")
+    with pytest.raises(ValueError, match="model_dir must be specified"):
+        run_experiment(None, None, "train", tiny_experiment(), None)  # type: ignore[arg-type]
+
+
+def test_a_best_metric_that_does_not_exist_is_found_before_the_first_step(tmp_path: Path) -> None:
+    config = tiny_experiment(best_checkpoint_eval_metric="acuracy")
+    with pytest.raises(UsageError, match="did you mean accuracy"):
+        _run(tmp_path / "run", "train_and_eval", config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_optimizer_is_refused_on_resume_until_it_is_allowed(tmp_path: Path) -> None:
+    _run(tmp_path)
+    changed = tiny_experiment(train_steps=25).replace(trainer={"optimizer_config": {"optimizer": {"type": "sgd"}}})
+    with pytest.raises(ConfigError, match="--allow_config_change=trainer.optimizer_config"):
+        _run(tmp_path, config=changed)
+
+
+def test_batch_size_may_change_when_it_is_allowed(tmp_path: Path) -> None:
+    _run(tmp_path)
+    changed = tiny_experiment(train_steps=25).replace(task={"train_data": {"global_batch_size": 16}})
+    with pytest.raises(ConfigError, match="global_batch_size"):
+        _run(tmp_path, config=changed)
+    _run(tmp_path, config=changed, allow_config_change=["task.train_data.global_batch_size"])
+    assert _steps(tmp_path, "train")[-1] == 25
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="is a file, not a folder"):
+        _run(tmp_path / "file" / "run")
+
+
+def test_actions_see_the_logs_of_each_loop_and_evaluation(tmp_path: Path) -> None:
+    losses: list[float] = []
+    evaluations: list[float] = []
+    _run(
+        tmp_path,
+        "train_and_eval",
+        train_actions=[lambda logs: losses.append(float(logs["training_loss"]))],
+        eval_actions=[lambda logs: evaluations.append(float(logs["validation_loss"]))],
+    )
+    assert (len(losses), len(evaluations)) == (4, 2)
+
+
+def test_save_summary_false_writes_no_event_file(tmp_path: Path) -> None:
+    _run(tmp_path, "train_and_eval", save_summary=False)
+    assert not list(tmp_path.rglob("events.out.tfevents.*"))
+    assert _steps(tmp_path, "train") == [5, 10, 15, 20]
+
+
+class _OrbitsOwn(orbit.Controller):
+    used = 0
+
+    def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
+        type(self).used += 1
+        super().train(steps, checkpoint_at_completion)
+
+
+def test_any_orbit_controller_can_drive_the_trainer(tmp_path: Path) -> None:
+    _run(tmp_path, "train_and_eval", controller_cls=_OrbitsOwn)
+    assert _OrbitsOwn.used == 2
+    assert 20 in complete_checkpoints(str(tmp_path))
+    assert _tags(tmp_path / "train")["training_loss"] == [5, 10, 15, 20]
+
+
+def test_a_ready_made_trainer_is_used(tmp_path: Path) -> None:
+    from trainer_kit.build import create_trainer
+
+    config = tiny_experiment()
+    trainer = create_trainer(config, TinyTask(config.task), evaluate=False)
+    model, _ = run_experiment(None, trainer.task, "train", config, str(tmp_path), trainer=trainer)
+    assert model is trainer.model
+    assert int(trainer.global_step) == 20
+
+
+class _FiniteTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(bool(params.is_training))).batch(8)
+
+
+def _run_finite(folder: Path, mode: str, **trainer: Any) -> Any:
+    config = tiny_experiment(**trainer)
+    return run_experiment(None, _FiniteTask(config.task), mode, config, str(folder))
+
+
+@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
+def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path, mode: str) -> None:
+    _run_finite(tmp_path, mode, train_steps=-1)
+    assert json.loads((tmp_path / "final.json").read_text())["step"] == 13
+    assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
+
+
+def test_data_that_ends_too_early_is_a_data_error_after_saving(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="ended at step 13 of 20; repeat the data, or set trainer.train_steps to -1"):
+        _run_finite(tmp_path, "train", train_steps=20)
+    assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
+    assert not (tmp_path / "final.json").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_without_saving_it(tmp_path: Path) -> None:
+    rate = {"learning_rate": {"type": "constant", "constant": {"learning_rate": 1e30}}}
+    config = tiny_experiment().replace(trainer={"optimizer_config": {**rate, "optimizer": {"type": "sgd"}}})
+    with pytest.raises(DivergedError, match=r"training_loss is .* at step"):
+        _run(tmp_path, config=config)
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=4000, steps_per_loop=1000, summary_interval=1000, checkpoint_interval=10**6)
+    straight, _ = _run(tmp_path / "straight", config=config)
+    reached = threading.Event()
+
+    def interrupt() -> None:
+        reached.wait(30)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM at step"):
+        _run(tmp_path / "stopped", config=config, train_actions=[lambda logs: reached.set()])
+    step = list(complete_checkpoints(str(tmp_path / "stopped")))[-1]
+    assert 1000 <= step < 4000
+    model, _ = _run(tmp_path / "stopped", config=config)
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(model), strict=True))
+
+
+def test_one_and_two_virtual_replicas_see_the_same_losses(tmp_path: Path) -> None:
+    losses: list[list[float]] = []
+    for replicas in (0, 4):
+        seen: list[float] = []
+        config = tiny_experiment(steps_per_loop=1, summary_interval=1).replace(runtime={"virtual_cpus": replicas})
+        _run(tmp_path / str(replicas), config=config, train_actions=[lambda logs, s=seen: s.append(logs["training_loss"])])
+        losses.append(seen)
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
+    assert len(losses[0]) == 20
+
+
+def test_a_checkpoint_of_several_replicas_is_evaluated_the_same_on_one(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    _, several = _run(tmp_path, "train_and_eval", config.replace(runtime={"virtual_cpus": 4}))
+    _, one = _run(tmp_path, "eval", config)
+    assert one["accuracy"] == pytest.approx(several["accuracy"], abs=1e-6)
+    assert one["validation_loss"] == pytest.approx(several["validation_loss"], abs=1e-6)
