@@ -74,7 +74,9 @@ def test_train_and_eval_evaluates_at_each_interval_and_at_the_end_once(tmp_path:
     ledger = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
     assert [record["step"] for record in ledger] == [4, 8, 10]
     best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
-    assert best["value"] == max(record["metrics"]["accuracy"] for record in ledger) == pytest.approx(logs["best_accuracy"])
+    assert (
+        best["value"] == max(record["metrics"]["accuracy"] for record in ledger) == pytest.approx(logs["best_accuracy"])
+    )
 
 
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(tmp_path: Path) -> None:
@@ -96,9 +98,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path: Path
     assert not all(np.array_equal(a, b) for a, b in zip(_weights(first), _weights(other), strict=True))
 
 
-def test_a_finished_run_returns_its_final_metrics_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finished_run_returns_its_final_metrics_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = tiny_experiment(**_BEST)
     _, first = _run(tmp_path, "train_and_eval", config)
     before = (tmp_path / "metrics.jsonl").read_text()
@@ -288,7 +288,11 @@ def test_one_and_two_virtual_replicas_see_the_same_losses(tmp_path: Path) -> Non
     for replicas in (0, 4):
         seen: list[float] = []
         config = tiny_experiment(steps_per_loop=1, summary_interval=1).replace(runtime={"virtual_cpus": replicas})
-        _run(tmp_path / str(replicas), config=config, train_actions=[lambda logs, s=seen: s.append(logs["training_loss"])])
+        _run(
+            tmp_path / str(replicas),
+            config=config,
+            train_actions=[lambda logs, s=seen: s.append(logs["training_loss"])],
+        )
         losses.append(seen)
     np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
     assert len(losses[0]) == 20

@@ -114,7 +114,10 @@ def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, in
             "this process is worker 2, but the cluster has worker 0 to 1",
         ),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss", "index": 0}}', "this process is boss 0"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "x"}}', "index is 'x', not a whole number"),
+        (
+            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "x"}}',
+            "index is 'x', not a whole number",
+        ),
     ],
 )
 def test_a_broken_tf_config_is_explained(text: str, message: str) -> None:

@@ -1,0 +1,135 @@
+"""The real commands, in real processes, on an experiment in a file outside the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_FILE = '''
+import trainer_kit
+from trainer_kit.testing import tiny_experiment
+
+
+@trainer_kit.register_experiment("outside/tiny")
+def tiny(steps: int = 200):
+    """A tiny task."""
+    return tiny_experiment(train_steps=steps, steps_per_loop=20, summary_interval=20, checkpoint_interval=40,
+                           validation_interval=50, best_checkpoint_eval_metric="accuracy")
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with the experiment's file in it."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "my_experiment.py").write_text(_FILE)
+    return folder
+
+
+def _command(mode: str, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "trainer_kit.train", "--import_module=my_experiment.py", "--experiment=outside/tiny",
+        f"--mode={mode}", *arguments,
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def _start(folder: Path, mode: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        _command(mode, *arguments),
+        cwd=folder,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(mode, *arguments), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=240
+    )
+
+
+def _steps(text: str, kind: str) -> list[int]:
+    return [int(step) for step in re.findall(rf"^{kind} \| step (\d+)/", text, re.MULTILINE)]
+
+
+def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path) -> None:
+    (folder / "binding.gin").write_text("outside.tiny.steps = 120\nAdamConfig.beta_1 = 0.8\n")
+    common = ("--model_dir=run", "--gin_file=binding.gin")
+    first = _run(folder, "train_and_eval", *common)
+    assert first.returncode == 0, first.stderr
+    assert _steps(first.stdout, "train")[-1] == 120
+    assert _steps(first.stdout, "validation") == [50, 100, 120]
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", first.stdout)  # a pipe gets lines and no control characters
+    assert "beta_1: 0.8" in (folder / "run/params.yaml").read_text()
+    assert "beta_1" in (folder / "run/operative_config.train_and_eval.gin").read_text()
+
+    second = _run(folder, "train_and_eval", *common, "--params_override=trainer.train_steps=200")
+    assert second.returncode == 0, second.stderr
+    assert "train_and_eval from step 120" in second.stderr
+    assert _steps(second.stdout, "train") == [140, 150, 170, 190, 200]
+
+    evaluated = _run(folder, "eval", *common, "--checkpoint=best")
+    assert evaluated.returncode == 0, evaluated.stderr
+    best = json.loads((folder / "run/best_ckpt/info.json").read_text())
+    line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.stdout, re.MULTILINE)
+    assert line is not None
+    assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)  # as many digits as are printed
+
+
+def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(folder: Path) -> None:
+    sidecar = _start(folder, "continuous_eval", "--model_dir=watched")
+    run = _start(folder, "train", "--model_dir=watched")
+    assert run.wait(timeout=240) == 0, run.communicate()[1]
+    _, errors = sidecar.communicate(timeout=240)
+    assert sidecar.returncode == 0, errors
+    ledger = [json.loads(line) for line in (folder / "watched/evals/continuous_eval.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in ledger]
+    assert steps[-1] == 200
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stopped_run_saves_tells_so_and_can_go_on(folder: Path, number: signal.Signals, code: int) -> None:
+    model_dir = f"stopped{code}"
+    override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
+    process = _start(folder, "train", f"--model_dir={model_dir}", override)
+    assert process.stdout is not None
+    while "train | step" not in process.stdout.readline():
+        assert process.poll() is None, process.communicate()[1]
+    process.send_signal(number)
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert time.monotonic() - begin < 30
+    assert f"stopped by {number.name} at step" in errors
+    assert "Traceback" not in errors
+    assert list((folder / model_dir).glob("ckpt-*.index"))
+
+
+def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    example = text.split("<!-- example: my_task.py -->")[1].split("```python\n")[1].split("```")[0]
+    assert len(example.splitlines()) <= 45
+    (tmp_path / "my_task.py").write_text(example)
+    command = next(line for line in text.splitlines() if "--import_module=my_task.py" in line)
+    arguments = [sys.executable, *command.split()[1:]]
+    done = subprocess.run(arguments, cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    best = json.loads((tmp_path / "runs/rings/best_ckpt/info.json").read_text())
+    assert best["value"] > 0.95
