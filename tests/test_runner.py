@@ -171,7 +171,7 @@ def test_a_best_metric_that_does_not_exist_is_found_before_the_first_step(tmp_pa
 def test_another_optimizer_is_refused_on_resume_until_it_is_allowed(tmp_path: Path) -> None:
     _run(tmp_path)
     changed = tiny_experiment(train_steps=25).replace(trainer={"optimizer_config": {"optimizer": {"type": "sgd"}}})
-    with pytest.raises(ConfigError, match="--allow_config_change=trainer.optimizer_config"):
+    with pytest.raises(ConfigError, match=r"--allow_config_change=trainer\.optimizer_config"):
         _run(tmp_path, config=changed)
 
 
@@ -251,7 +251,7 @@ def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path, mode: 
 
 
 def test_data_that_ends_too_early_is_a_data_error_after_saving(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="ended at step 13 of 20; repeat the data, or set trainer.train_steps to -1"):
+    with pytest.raises(DataError, match=r"ended at step 13 of 20; repeat the data, or set trainer\.train_steps to -1"):
         _run_finite(tmp_path, "train", train_steps=20)
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
     assert not (tmp_path / "final.json").exists()

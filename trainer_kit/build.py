@@ -41,7 +41,7 @@ class Reports:
 
 
 def create_trainer(
-    config: ExperimentConfig, task: Any, *, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
+    config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
 ) -> Trainer:
     """Returns a Trainer with the task's model and, to train, its optimizer. In strategy scope."""
     model = task.build_model()
@@ -55,6 +55,13 @@ def create_exporter(config: ExperimentConfig, folder: str) -> BestCheckpoint | N
     """Returns what keeps the best checkpoint in `folder`; None when the config names no metric."""
     metric = config.trainer.best_checkpoint_eval_metric
     return BestCheckpoint(folder, metric, config.trainer.best_checkpoint_metric_comp) if metric else None
+
+
+def check_best_metric(trainer: Any, exporter: BestCheckpoint | None) -> None:
+    """Raises UsageError when no evaluation will report the metric of the best, unless only a run can tell."""
+    names = trainer.validation_metric_names() if exporter is not None else None
+    if exporter is not None and names is not None:
+        exporter.check_metric(names)
 
 
 def create_manager(

@@ -6,13 +6,15 @@ call. Nothing here knows what a step does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError, UsageError
 
+_LOG = logging.getLogger(__name__)
 Step = Callable[[Any], Any]
 
 
@@ -169,6 +171,14 @@ class StatefulEvalLoop:
             state = reduce_fn(state, outputs)
             done += 1
         return done, state
+
+
+def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
+    """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
+    if done == 0 and not stopped:
+        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
+    if 0 <= done < wanted and not stopped:
+        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
 
 
 class OneElement:

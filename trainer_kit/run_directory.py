@@ -44,7 +44,9 @@ class RunDirectory:
         self.final = os.path.join(model_dir, "final.json")
 
     def write_record(self, config: ExperimentConfig, experiment: str, mode: str, texts: Mapping[str, str]) -> None:
-        """Writes params.yaml, manifest.json and the given further files, name -> text."""
+        """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json."""
+        if os.path.exists(self.final):
+            os.remove(self.final)
         write_params(self.params, config)
         record = {
             "experiment": experiment,
@@ -59,19 +61,13 @@ class RunDirectory:
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
-    def write_final(
-        self, step: int, mode: str, metrics: Mapping[str, Any], best: tuple[str, float, int] | None
-    ) -> None:
-        """Writes final.json: what the finished run ended with."""
+    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any) -> None:
+        """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept."""
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
+        best = getattr(exporter, "best", None)
         if best is not None:
             record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}
         files.write_json(self.final, record, point="final")
-
-    def remove_final(self) -> None:
-        """Removes final.json, because the run goes on."""
-        if os.path.exists(self.final):
-            os.remove(self.final)
 
     def read_final(self) -> dict[str, Any] | None:
         """Returns final.json; None if the run has not finished, or the file cannot be read."""

@@ -106,12 +106,9 @@ def run_experiment(
         checkpoint = select_checkpoint(model_dir, checkpoint, directory.best)
 
     with strategy.scope():
-        keeps_best = evaluates and chief and mode != "eval"
-        exporter = build.create_exporter(params, directory.own_best) if keeps_best else None
-        trainer = trainer or build.create_trainer(
-            params, task, train=chosen.trains, evaluate=evaluates, checkpoint_exporter=exporter
-        )
-        _check_best_metric(trainer, exporter)
+        exporter = build.create_exporter(params, directory.own_best) if evaluates and chief and mode != "eval" else None
+        trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, exporter)
+        build.check_best_metric(trainer, exporter)
 
     reports = build.open_reports(
         directory if chief else None,
@@ -120,14 +117,15 @@ def run_experiment(
         train_summaries=summary_manager or build.summaries(directory.train_summaries, save_summary and chief),
         eval_summaries=eval_summary_manager or build.summaries(directory.eval_summaries, save_summary and chief),
     )
-    with contextlib.closing(reports.writer), StopSignals(trainer.request_stop) as signals:
+    manager = build.create_manager(trainer, params, model_dir, chief, enable_async_checkpointing)
+    with contextlib.closing(reports.writer), manager, StopSignals(trainer.request_stop) as signals:
         controller = controller_cls(
             strategy=strategy,
             trainer=trainer if chosen.trains else None,
             evaluator=trainer if evaluates else None,
             global_step=trainer.global_step,
             steps_per_loop=params.trainer.steps_per_loop,
-            checkpoint_manager=build.create_manager(trainer, params, model_dir, chief, enable_async_checkpointing),
+            checkpoint_manager=manager,
             summary_interval=params.trainer.summary_interval if save_summary else None,
             summary_manager=reports.train_summaries,
             eval_summary_manager=reports.eval_summaries,
@@ -136,24 +134,26 @@ def run_experiment(
             **_extras(controller_cls, params, reports, signals, directory if chief else None),
         )
         start = int(trainer.global_step.numpy())
-        what = f"from step {start}" if chosen.trains else f"of {checkpoint if mode == 'eval' else model_dir}"
-        _LOG.info("%s %s; %s", mode, what, count_parameters(trainer.model))
+        _LOG.info("%s", _opening_line(mode, start, checkpoint, trainer.model))
+        finished = _finished_logs(directory, start, params, evaluates) if chosen.trains else None
+        if finished is not None:
+            return trainer.model, finished
         if reports.history is not None:
             directory.write_record(params, experiment, mode, records())
             reports.history.resume(start)
-        logs = _finished_logs(directory, start, params, evaluates) if chosen.trains else None
-        if logs is None:
-            if reports.history is not None:
-                directory.remove_final()
-            with strategy.scope():
-                logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
-                if run_post_eval and signals.received is None:
-                    logs = controller.evaluate(steps=params.trainer.validation_steps)
-            step = int(trainer.global_step.numpy())
-            _raise_if_stopped(signals, step)
-            if chosen.trains and chief:
-                directory.write_final(step, mode, build.plain(logs), getattr(exporter, "best", None))
+        with strategy.scope():
+            logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
+            if run_post_eval and signals.received is None:
+                logs = controller.evaluate(steps=params.trainer.validation_steps)
+        _raise_if_stopped(signals, trainer)
+    if reports.history is not None:
+        directory.write_final(int(trainer.global_step.numpy()), mode, build.plain(logs), trainer.checkpoint_exporter)
     return trainer.model, logs
+
+
+def _opening_line(mode: str, start: int, checkpoint: str, model: Any) -> str:
+    what = {"eval": f"of {checkpoint}", "continuous_eval": "of what is there and what comes"}.get(mode)
+    return f"{mode} {what or f'from step {start}'}; {count_parameters(model)}"
 
 
 def _train(run: Run) -> dict[str, Any]:
@@ -205,12 +205,6 @@ MODE_ENTRIES: dict[str, Callable[[Run], dict[str, Any]]] = {
 }
 
 
-def _check_best_metric(trainer: Trainer, exporter: Any) -> None:
-    names = trainer.validation_metric_names() if exporter is not None else None
-    if names is not None:
-        exporter.check_metric(names)
-
-
 def _extras(
     controller_cls: type[orbit.Controller],
     config: ExperimentConfig,
@@ -246,8 +240,9 @@ def _finished_logs(
     return dict(final["metrics"]) if evaluates else {}
 
 
-def _raise_if_stopped(signals: StopSignals, step: int) -> None:
+def _raise_if_stopped(signals: StopSignals, trainer: Any) -> None:
     if signals.received is not None:
+        step = int(trainer.global_step.numpy())
         kind = InterruptedRunError if signals.received == SIGINT else PreemptedError
         raise kind(
             f"stopped by {signals.received.name} at step {step}; the same command goes on from the last checkpoint"

@@ -19,10 +19,11 @@ from orbit.utils import loop_fns
 from trainer_kit.async_training import AsyncTraining
 from trainer_kit.checkpoints.state import holds_average, training_checkpoint, weights_checkpoint
 from trainer_kit.distribution.datasets import distribute_dataset, with_threads
+from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.source import Source
-from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, stop_variable
+from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, check_evaluated, stop_variable
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
@@ -83,7 +84,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         self._stop = stop_variable()
         self._train_loop: Any = None
         self._eval_loops: dict[bool, Any] = {}
-        self._run_options = _run_options(config.runtime)
+        self._run_options = run_options(config.runtime)
         self._results: dict[str, Any] = {}
         self.data_ended = False
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
@@ -252,7 +253,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def train_step(self, iterator: Any) -> None:
         """Uses one element of the iterator for one step on every replica; in graph."""
         inputs = self.next_train_inputs(iterator)
-        with tf.control_dependencies(_local_tensors(inputs, self._strategy)):  # no count moves when the data has ended
+        with tf.control_dependencies(local_tensors(inputs, self._strategy)):  # no count moves when the data has ended
             self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:
@@ -314,7 +315,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
         def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
             done, state = by_step(iterator, num_steps, state, reduce_fn)
-            _check_evaluated(done, int(num_steps), self.stop_requested)
+            check_evaluated(done, int(num_steps), self.stop_requested)
             return state
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
@@ -322,7 +323,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
                 done, self._results["validation"] = whole(iterator, num_steps)
             else:
                 done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
-            _check_evaluated(done, int(num_steps), self.stop_requested)
+            check_evaluated(done, int(num_steps), self.stop_requested)
 
         return stateful_loop_fn if has_state else loop_fn
 
@@ -343,9 +344,8 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         inputs, passthrough = self.next_eval_inputs(iterator)
         outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
-        conflicts = sorted(passthrough.keys() & logs.keys())
-        if conflicts:
-            _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", ", ".join(conflicts))
+        if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
+            _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)
         return {**passthrough, **logs}
 
     def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
@@ -468,22 +468,3 @@ def _check_sections(config: Any, train: bool, evaluate: bool) -> None:
     for wanted, name in ((train, "train_data"), (evaluate, "validation_data")):
         if wanted and not hasattr(config.task, name):
             raise AttributeError(f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset")
-
-
-def _check_evaluated(done: int, wanted: int, stopped: bool) -> None:
-    if done == 0 and not stopped:
-        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
-    if 0 <= done < wanted and not stopped:
-        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
-
-
-def _local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
-    values = [local for value in tf.nest.flatten(inputs) for local in strategy.experimental_local_results(value)]
-    return [tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)]
-
-
-def _run_options(runtime: Any) -> tf.distribute.RunOptions | None:
-    padder = runtime.tpu_enable_xla_dynamic_padder
-    if padder is None:
-        return None
-    return tf.distribute.RunOptions(experimental_xla_options=tf.tpu.XLAOptions(enable_xla_dynamic_padder=padder))

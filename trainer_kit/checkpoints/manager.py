@@ -80,6 +80,16 @@ class CheckpointManager(tf.train.CheckpointManager):
         if newest and not tf.io.gfile.exists(f"{newest}.index"):
             raise StorageError(f"the checkpoint {newest} was not written")
 
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Waits for the save in flight, whatever ended the run; after an error, that one is raised, not its own."""
+        if kind is None:
+            self.sync()
+        else:
+            super().sync()
+
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
 

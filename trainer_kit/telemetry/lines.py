@@ -40,8 +40,10 @@ def left_texts(report: Report, elapsed: float = 0.0) -> list[str]:
 
 
 def metric_texts(report: Report) -> list[str]:
-    """Returns "name value" for each scalar of the report."""
-    return [f"{name} {number_text(value)}" for name, value in flat_scalars(report.metrics).items()]
+    """Returns "name value" for each scalar of the report, but not the best one, which has a text of its own."""
+    shown_already = f"best_{report.best[0]}" if report.best else ""
+    scalars = flat_scalars(report.metrics).items()
+    return [f"{name} {number_text(value)}" for name, value in scalars if name != shown_already]
 
 
 def best_text(best: tuple[str, float, int]) -> str:
