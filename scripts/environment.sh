@@ -42,7 +42,7 @@ find_python() {
 pip_install() { .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input "$@"; }
 
 # What builds packages comes from the lock too, so it goes first and builds run without isolation.
-build_tools() { awk '/^[^ ]/ { keep = /^(setuptools|wheel|packaging)==/ } keep' requirements.lock; }
+build_tools() { awk '/^[^ ]/ { keep = /^(setuptools|setuptools-scm|wheel|packaging|tomli|typing-extensions)==/ } keep' requirements.lock; }
 
 set_up() {
     if ! worth_keeping; then
