@@ -135,9 +135,9 @@ def run_experiment(
         )
         start = int(trainer.global_step.numpy())
         _LOG.info("%s", _opening_line(mode, start, checkpoint, trainer.model))
-        finished = _finished_logs(directory, start, params, evaluates) if chosen.trains else None
-        if finished is not None:
-            return trainer.model, finished
+        if chosen.trains and (logs := _finished_logs(directory, start, params, evaluates)) is not None:
+            return trainer.model, logs
+        trainer.check_data()
         if reports.history is not None:
             directory.write_record(params, experiment, mode, records())
             reports.history.resume(start)

@@ -6,7 +6,6 @@ metrics are reset, the steps run, and the results come back in one transfer.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -21,8 +20,8 @@ from trainer_kit.checkpoints.state import holds_average, training_checkpoint, we
 from trainer_kit.distribution.datasets import distribute_dataset, with_threads
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.feed import Feed
-from trainer_kit.inputs.source import Source
+from trainer_kit.inputs.feed import Feed, no_batch
+from trainer_kit.inputs.source import dataset_at
 from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, check_evaluated, stop_variable
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import current_learning_rate
@@ -65,7 +64,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
-        self._checkpoint_exporter = checkpoint_exporter
+        self._checkpoint_exporter, self._trains, self._evaluates = checkpoint_exporter, train, evaluate
         self._global_step = orbit.utils.create_global_step()
         self._build_variables()
         self._average = self._moving_average()
@@ -79,8 +78,8 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         own = model_metrics(model)
         self._train_set = MetricSet("training_loss", task.build_metrics(training=True) + own if train else [])
         self._eval_set = MetricSet("validation_loss", task.build_metrics(training=False) + own if evaluate else [])
-        self._train_feed = Feed(lambda: self._task_dataset("train_data"), train_dataset)
-        self._eval_feed = Feed(lambda: self._task_dataset("validation_data"), validation_dataset)
+        self._train_feed = Feed("train_data", self._train_data, train_dataset)
+        self._eval_feed = Feed("validation_data", self._validation_data, validation_dataset)
         self._stop = stop_variable()
         self._train_loop: Any = None
         self._eval_loops: dict[bool, Any] = {}
@@ -169,6 +168,12 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     @eval_dataset.setter
     def eval_dataset(self, dataset: Any) -> None:
         self._eval_feed.replace(dataset)
+
+    def check_data(self) -> None:
+        """Raises DataError when a dataset that will be used is known to be empty; to be called after the restore."""
+        for feed, needed in ((self._train_feed, self._trains), (self._eval_feed, self._evaluates)):
+            if needed:
+                feed.check_not_empty()
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
@@ -424,33 +429,29 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         config = self._config.trainer.optimizer_config.ema
         return MovingAverage(averaged_variables(self._model, config), config) if config is not None else None
 
-    def _task_dataset(self, section: str) -> Any:
-        """Returns the task's dataset of `train_data` or `validation_data`, distributed, from the run's position on."""
-        params = getattr(self.config.task, section)
-        position = int(self._global_step.numpy()) if section == "train_data" else 0
+    def _train_data(self) -> Any:
+        """Returns the task's training data, distributed, from the run's position on."""
+        return self._task_data(self.config.task.train_data, int(self._global_step.numpy()))
 
+    def _validation_data(self) -> Any:
+        return self._task_data(self.config.task.validation_data, 0)
+
+    def _task_data(self, params: Any, position: int) -> Any:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-            takes_context = "input_context" in inspect.signature(self.task.build_inputs).parameters
-            made = self.task.build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-            dataset = made.at(position, input_context) if isinstance(made, Source) else made
+            dataset = dataset_at(self.task.build_inputs, params, position, input_context)
             return with_threads(dataset, self.config.runtime)
 
         return self.distribute_dataset(dataset_fn)
 
     def _train_results(self) -> dict[str, Any]:
-        logs = self._train_set.results()
-        if isinstance(self._optimizer, Mapping):
-            logs["learning_rate"] = {name: current_learning_rate(one) for name, one in self._optimizer.items()}
-        else:
-            logs["learning_rate"] = current_learning_rate(self._optimizer)
-        return logs
+        return {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
 
     def _end_of_data(self) -> None:
         """The data ended inside a loop: what was done is done, and only global_step tells how much."""
         self.loop_steps, self.data_ended = None, True
         self._train_feed.forget()
         if int(self._global_step.numpy()) == 0:
-            raise DataError("task.train_data has no batch: no files, no examples, or fewer than a batch of them")
+            raise DataError(no_batch("train_data"))
 
     def _aggregates(self) -> bool:
         return self.task.aggregates() or type(self).eval_reduce is not Trainer.eval_reduce

@@ -1,4 +1,4 @@
-"""Scanned handwritten digits and a small convolutional net. Importing this registers the experiment, without TensorFlow."""
+"""Scanned handwritten digits and a small convolutional net. Importing this registers it, without TensorFlow."""
 
 from experiments.digits.config import DigitsConfig, digits
 

@@ -55,7 +55,8 @@ with strategy.scope():
 found["strategy"] = type(strategy).__name__
 found["devices"] = sorted({copy.device[-5:] for copy in strategy.experimental_local_results(variable)})
 found["too_late"] = message(configure_devices, RuntimeConfig(virtual_cpus=3))
-os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 0}}'
+workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 0}}
+os.environ["TF_CONFIG"] = json.dumps(workers)
 found["workers_too_late"] = message(create_strategy, RuntimeConfig())
 del os.environ["TF_CONFIG"]
 

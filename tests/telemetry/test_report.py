@@ -32,7 +32,7 @@ def test_a_number_is_a_scalar(value: object, expected: float) -> None:
         *("1.5", b"1.5", np.str_("1.5"), np.array("1.5"), None, {"a": 1.0}, object(), 1j, np.complex64(1j), 10**400),
         *([1.0], np.array([1.0]), np.zeros((2, 2)), np.datetime64("2020-01-01")),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_single_number_is_no_scalar(value: object) -> None:
     assert as_scalar(value) is None

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainer_kit.errors import DataError
+
 
 class Feed:
     """Hands out the iterator of one dataset.
 
     Args:
+      name: of the config's section, for messages.
       make: returns the dataset; called when it is first needed, and again after `forget`.
       given: a ready-made dataset in its place, which `forget` keeps.
     """
 
-    def __init__(self, make: Callable[[], Any], given: Any = None) -> None:
+    def __init__(self, name: str, make: Callable[[], Any], given: Any = None) -> None:
+        self.name = name
         self._make, self._given = make, given
         self._made: Any = None
         self._iterator: Any = None
@@ -27,6 +31,12 @@ class Feed:
         if self._made is None:
             self._made = self._make()
         return self._made
+
+    def check_not_empty(self) -> None:
+        """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
+        cardinality = getattr(self.dataset, "cardinality", None)
+        if callable(cardinality) and int(cardinality()) == 0:
+            raise DataError(no_batch(self.name))
 
     def replace(self, dataset: Any) -> None:
         """Uses `dataset` from the next iterator on, which is made at the next call of `iterator`."""
@@ -41,3 +51,8 @@ class Feed:
         if fresh or self._iterator is None:
             self._iterator = iter(self.dataset)
         return self._iterator
+
+
+def no_batch(section: str) -> str:
+    """Returns the message for a section of data without a batch."""
+    return f"task.{section} has no batch: no files, no examples, or fewer than a batch of them"

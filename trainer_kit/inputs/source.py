@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -23,3 +25,15 @@ class Source(Protocol):
           input_context: the worker's place among the others; None for a single replica.
         """
         ...
+
+
+def dataset_at(
+    build_inputs: Callable[..., Any], params: Any, position: int, input_context: tf.distribute.InputContext | None
+) -> tf.data.Dataset:
+    """Returns what a task's `build_inputs` makes of `params`: from `position` on, if it is a Source. On the host.
+
+    A tf.data.Dataset starts at its beginning. A `build_inputs` without an argument `input_context` is not given one.
+    """
+    takes_context = "input_context" in inspect.signature(build_inputs).parameters
+    made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
+    return made.at(position, input_context) if isinstance(made, Source) else made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -53,16 +53,18 @@ def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
     return rate if config.warmup.type is None else _with_warmup(rate, config.warmup)
 
 
-def current_learning_rate(optimizer: Any, step: Any = None) -> tf.Tensor:
-    """Returns the learning rate of `optimizer`, a float32 scalar; eager or in graph, in any context.
+def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
+    """Returns the learning rate of `optimizer`, a float32 scalar, or a dict of them; eager or in graph, in any context.
 
     Args:
-      optimizer: of Keras, wrapped for loss scaling or not; or any object with a `learning_rate`.
+      optimizer: of Keras, wrapped for loss scaling or not; or any object with a `learning_rate`; or a dict of these.
       step: where to evaluate a schedule; None: at the optimizer's own iterations, so what its next step will use.
 
     Raises:
       UsageError: when the optimizer has no learning rate.
     """
+    if isinstance(optimizer, Mapping):
+        return {name: current_learning_rate(one, step) for name, one in optimizer.items()}
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     schedule = getattr(optimizer, "_learning_rate", None)  # Keras' public property evaluates it at iterations only
     if step is None or not isinstance(schedule, Schedule):

@@ -1,0 +1,179 @@
+"""Thirty-odd mistakes a user makes, each run as a real command: what is printed, the exit code, and how long it took.
+
+    .venv/bin/python -m scripts.mistakes
+
+tests/end_to_end/test_mistakes.py runs the same list.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BASE = {"experiment": "digits", "mode": "train_and_eval", "model_dir": "{folder}/run"}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong command.
+
+    Attributes:
+      name: what is wrong.
+      flags: given beside experiment, mode and model_dir, or in their place; `{folder}` is a folder of its own.
+      expected: part of the message.
+      code: the exit code.
+      files: to be there first, name -> text.
+      needs_tensorflow: whether it can be known only after the import.
+    """
+
+    name: str
+    flags: dict[str, str | None]
+    expected: str
+    code: int = 2
+    files: tuple[tuple[str, str], ...] = ()
+    needs_tensorflow: bool = False
+
+
+def _override(name: str, value: str, expected: str) -> Mistake:
+    return Mistake(name, {"params_override": value}, expected)
+
+
+MISTAKES = [
+    Mistake("unknown flag", {"experimnt": "digits"}, "did you mean experiment?"),
+    Mistake("an argument that is no flag", {"": "train"}, "is not a flag"),
+    Mistake("flag without a value", {"debug": "maybe"}, "debug"),
+    Mistake("no experiment", {"experiment": None}, "--experiment: is needed"),
+    Mistake("no model_dir", {"model_dir": None}, "--model_dir: is needed"),
+    Mistake("unknown experiment", {"experiment": "digitz"}, "did you mean digits"),
+    Mistake("unknown mode", {"mode": "train_eval"}, "did you mean train_and_eval"),
+    Mistake("module that does not exist", {"import_module": "no_such_module"}, "no module is called 'no_such_module'"),
+    Mistake("file that does not exist", {"import_module": "{folder}/my.py"}, "there is no file"),
+    _override("unknown key", "trainer.train_step=5", "did you mean trainer.train_steps"),
+    _override("unknown section", "trainr.train_steps=5", "did you mean trainer"),
+    _override("unknown key of the task", "task.train_data.batch_size=5", "global_batch_size"),
+    _override("text for a number", "trainer.train_steps=abc", "trainer.train_steps"),
+    _override("a number in quotes", "trainer.train_steps='5'", "trainer.train_steps"),
+    _override("a fraction for a count", "trainer.train_steps=1.5", "trainer.train_steps"),
+    _override("a word for a switch", "trainer.train_tf_function=yes", "trainer.train_tf_function"),
+    _override("negative train_steps", "trainer.train_steps=-5", "trainer.train_steps"),
+    _override("zero checkpoint_interval", "trainer.checkpoint_interval=0", "trainer.checkpoint_interval"),
+    _override("negative validation_interval", "trainer.validation_interval=-1", "trainer.validation_interval"),
+    _override("zero validation_steps", "trainer.validation_steps=0", "validation_steps"),
+    _override("zero steps_per_loop", "trainer.steps_per_loop=0", "trainer.steps_per_loop"),
+    _override(
+        "intervals that do not fit",
+        "trainer.summary_interval=15,trainer.steps_per_loop=10",
+        "15 is not a multiple of steps_per_loop (10)",
+    ),
+    _override("optimizer that is not there", "trainer.optimizer_config.optimizer.type=lars", "sgd, adam, adamw"),
+    _override(
+        "learning rate with a comma", "trainer.optimizer_config.learning_rate: {constant: {learning_rate: '0,01'}}",
+        "learning_rate",
+    ),
+    _override("strategy as a bool", "runtime.distribution_strategy=false", "runtime.distribution_strategy"),
+    _override("unknown strategy", "runtime.distribution_strategy=mirored", "did you mean mirrored"),
+    _override("loss scale without float16", "runtime.loss_scale=dynamic", "mixed_precision_dtype"),
+    _override("unbalanced list", "task.validation_data.input_path=[a,b", "--params_override"),
+    Mistake("missing config file", {"config_file": "{folder}/no.yaml"}, "no.yaml"),
+    Mistake("broken YAML", {"config_file": "{folder}/c.yaml"}, "c.yaml:3", files=(("c.yaml", "trainer:\n  a: [1,\n"),)),
+    Mistake(
+        "a key twice in YAML", {"config_file": "{folder}/c.yaml"}, "c.yaml:3",
+        files=(("c.yaml", "trainer:\n  train_steps: 1\n  train_steps: 2\n"),),
+    ),
+    Mistake("missing gin file", {"gin_file": "{folder}/no.gin"}, "no.gin"),
+    Mistake("broken gin", {"gin_params": "TrainerConfig.train_steps ="}, "--gin_params"),
+    Mistake("unknown gin argument", {"gin_params": "TrainerConfig.train_step = 5"}, "train_steps"),
+    Mistake("model_dir below a file", {"model_dir": "{folder}/file/run"}, "is a file", 6, (("file", ""),)),
+    Mistake("model_dir that cannot be written", {"model_dir": "/proc/run"}, "/proc", 6),
+    Mistake(
+        "model_dir of another experiment", {}, "holds a run of the experiment 'char_lm'",
+        files=(("run/manifest.json", '{"experiment": "char_lm"}'),),
+    ),
+    Mistake("eval without a checkpoint", {"mode": "eval"}, "holds no checkpoint", needs_tensorflow=True),
+    Mistake(
+        "misspelt best metric", {"params_override": "trainer.best_checkpoint_eval_metric=acuracy"},
+        "did you mean accuracy", needs_tensorflow=True,
+    ),
+    Mistake(
+        "batch that replicas do not divide",
+        {"params_override": "runtime.virtual_cpus=3,task.train_data.global_batch_size=32"},
+        "task.train_data.global_batch_size", needs_tensorflow=True,
+    ),
+    Mistake("unknown gin name", {"gin_params": "TrainrConfig.train_steps = 5"}, "TrainrConfig", needs_tensorflow=True),
+    Mistake(
+        "empty dataset", {"import_module": "{folder}/empty.py", "experiment": "empty"}, "task.train_data", 5,
+        (("empty.py", """
+import tensorflow as tf, trainer_kit
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+@trainer_kit.configclass
+class EmptyConfig(TinyConfig):
+    pass
+
+@trainer_kit.register_task(EmptyConfig)
+class EmptyTask(TinyTask):
+    def build_inputs(self, params, input_context=None):
+        return super().build_inputs(params).at(0).take(0).repeat()
+
+@trainer_kit.register_experiment("empty")
+def empty():
+    return tiny_experiment().replace(task=EmptyConfig())
+"""),),
+        needs_tensorflow=True,
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a mistake: the exit code, the error text, the seconds, and what was written."""
+
+    code: int
+    text: str
+    seconds: float
+    written: list[str]
+
+
+def commit(mistake: Mistake, folder: Path) -> Outcome:
+    """Runs the wrong command, in a process, from the checkout."""
+    for name, text in mistake.files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    before = {str(path) for path in folder.rglob("*")}
+    flags = {**BASE, **mistake.flags}
+    given = [f"--{name}={value}" if name else value for name, value in flags.items() if value is not None]
+    arguments = [argument.replace("{folder}", str(folder)) for argument in given]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_kit.train", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+    written = sorted({str(path) for path in folder.rglob("*")} - before - {str(folder / "__pycache__")})
+    errors = [line for line in done.stderr.splitlines() if not line.startswith(("WARNING: All log", "I0000", "E0000"))]
+    text = "\n".join(errors[next((i for i, line in enumerate(errors) if line.startswith("error")), 0) :])
+    return Outcome(done.returncode, text, seconds, [path for path in written if "__pycache__" not in path])
+
+
+def main() -> int:
+    """Prints the table; returns how many mistakes were not told as they should be."""
+    wrong = 0
+    for mistake in MISTAKES:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = commit(mistake, Path(folder))
+        good = outcome.code == mistake.code and mistake.expected in outcome.text and not outcome.written
+        wrong += not good
+        marks = ("" if good else "  <-- WRONG") + ("  (needs TensorFlow)" if mistake.needs_tensorflow else "")
+        print(f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}", flush=True)
+    print(f"{len(MISTAKES)} mistakes, {wrong} not told as they should be")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
