@@ -30,6 +30,7 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
     ),
     ("merge", r"<<", "<"),
 )
+_LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,7 +54,12 @@ class _Dumper(yaml.SafeDumper):
         """Equal lists are written twice: a reader should not have to follow anchors."""
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """In double quotes, with escapes, where another form would lose a line break that only Unicode knows."""
+        return self.represent_scalar(_STR, text, style='"' if _LOSSY.search(text) else None)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Loader.add_constructor(_TAG + "int", _Loader.construct_whole_number)
 for _kind, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
