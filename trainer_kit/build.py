@@ -18,7 +18,9 @@ from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.run_directory import RunDirectory, config_hash
 from trainer_kit.telemetry.background import BackgroundWriter
 from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.flops import count_flops
 from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 from trainer_kit.trainer import Trainer
@@ -118,6 +120,18 @@ def ledger(path: str, config: ExperimentConfig, dataset: str) -> Callable[[int, 
         files.append_line(path, record)
 
     return append
+
+
+def model_cost(trainer: Any) -> str:
+    """Returns the size of the trainer's model and, once it was trained, what one example costs, for the log.
+
+    Traces the model once more, so it comes last.
+    """
+    parameters, spec = str(count_parameters(trainer.model)), getattr(trainer, "batch_spec", None)
+    if spec is None:
+        return parameters
+    features = spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec
+    return f"{parameters}; {count_flops(trainer.model, features)} for one example"
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def run_experiment(
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         _raise_if_stopped(signals, trainer)
     if reports.history is not None:
-        directory.write_final(int(trainer.global_step.numpy()), mode, build.plain(logs), trainer.checkpoint_exporter)
+        _conclude(directory, trainer, mode, logs)
     return trainer.model, logs
 
 
@@ -238,6 +238,12 @@ def _finished_logs(
         return None
     _LOG.info("nothing to do: %s was finished at step %d; raise trainer.train_steps to train on", directory.path, step)
     return dict(final["metrics"]) if evaluates else {}
+
+
+def _conclude(directory: RunDirectory, trainer: Any, mode: str, logs: Mapping[str, Any]) -> None:
+    step = int(trainer.global_step.numpy())
+    directory.write_final(step, mode, build.plain(logs), trainer.checkpoint_exporter)
+    _LOG.info("finished at step %d; %s", step, build.model_cost(trainer))
 
 
 def _raise_if_stopped(signals: StopSignals, trainer: Any) -> None:

@@ -86,6 +86,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         self._run_options = run_options(config.runtime)
         self._results: dict[str, Any] = {}
         self.data_ended = False
+        self.batch_spec: Any = None  # of what a replica is trained on, once a step was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.init_async()
 
@@ -265,6 +266,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
                 self._average.update(self._global_step)
 
     def _replica_train_step(self, inputs: Any) -> None:
+        self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
         step = self.task.train_step
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True)

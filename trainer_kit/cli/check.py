@@ -42,25 +42,23 @@ def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
 
     from trainer_kit import build
     from trainer_kit.checkpoints.state import restore
-    from trainer_kit.telemetry.model_stats import count_parameters
 
     with _told("model, optimizer and metrics can be built"):
         exporter = build.create_exporter(config, folder)
         trainer = build.create_trainer(config, task)
-        print(f"      {count_parameters(trainer.model)}")
     names = trainer.validation_metric_names()
     if exporter is not None and names is not None:
         with _told(f"best metric: {exporter.metric_name} is one of {', '.join(names)}"):
             exporter.check_metric(names)
     with _told("train: one step on one batch"):
         logs = trainer.train(tf.constant(1))
-        print(f"      training_loss {float(logs['training_loss']):.4g}")
+        print(f"      training_loss {float(logs['training_loss']):.4g}; {build.model_cost(trainer)}")
     with _told("evaluate: one batch"):
         evaluated = trainer.evaluate(tf.constant(1))
         if exporter is not None:
             exporter.check_metric(evaluated)
     with _told("checkpoint: what was saved can be restored"):
-        path = trainer.checkpoint.write(f"{folder}/ckpt-1")
+        path = trainer.checkpoint.save(f"{folder}/ckpt")
         restore(trainer.checkpoint, path, whole=True)
 
 
