@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +52,10 @@ def create_trainer(
     return Trainer(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
 
-def create_exporter(config: ExperimentConfig, folder: str) -> BestCheckpoint | None:
+def create_exporter(config: ExperimentConfig, folder: str, keeps: bool = True) -> BestCheckpoint | None:
     """Returns what keeps the best checkpoint in `folder`; None when the config names no metric."""
-    metric = config.trainer.best_checkpoint_eval_metric
-    return BestCheckpoint(folder, metric, config.trainer.best_checkpoint_metric_comp) if metric else None
+    metric, comparison = config.trainer.best_checkpoint_eval_metric, config.trainer.best_checkpoint_metric_comp
+    return BestCheckpoint(folder, metric, comparison, keeps=keeps) if metric else None
 
 
 def check_best_metric(trainer: Any, exporter: BestCheckpoint | None) -> None:
@@ -69,19 +68,17 @@ def check_best_metric(trainer: Any, exporter: BestCheckpoint | None) -> None:
 def create_manager(
     trainer: Trainer, config: ExperimentConfig, model_dir: str, chief: bool, asynchronous: bool
 ) -> CheckpointManager:
-    """Returns the manager of the run's checkpoints.
-
-    Workers that are not the chief save too, since reading a variable can take all of them, but to folders of their own.
-    """
+    """Returns the manager of the run's checkpoints."""
     return CheckpointManager(
         trainer.checkpoint,
-        model_dir if chief else tempfile.mkdtemp(prefix="trainer_kit_worker_"),
-        max_to_keep=config.trainer.max_to_keep if chief else 1,
+        model_dir,
+        max_to_keep=config.trainer.max_to_keep,
         step_counter=trainer.global_step,
         checkpoint_interval=config.trainer.checkpoint_interval,
         init_fn=trainer.initialize,
         asynchronous=asynchronous,
         for_training=trainer.optimizer is not None,
+        keeps=chief,
     )
 
 

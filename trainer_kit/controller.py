@@ -244,7 +244,7 @@ class Controller(orbit.Controller):
         )
 
     def _new_checkpoints(self, timeout: float | None, finished: Callable[[], bool]) -> Iterator[str]:
-        directory = self.checkpoint_manager.directory
+        directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
         last, waiting_since, told = -1, time.monotonic(), False
         while not self.stopping:
             ended = finished()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, near_names, suggestion
 from trainer_kit.experiment import experiments
 
 ENTRY_POINTS = "trainer_kit.experiments"
@@ -33,7 +33,9 @@ def import_user_module(name: str) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise UsageError(f"--import_module: no module is called {name!r}; give a dotted name or the path of a .py file")
+        near = near_names(name, _modules_beside(name))
+        advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
+        raise UsageError(f"--import_module: no module is called {name!r}; {advice}")
     importlib.import_module(name)
 
 
@@ -82,6 +84,13 @@ def local_experiments() -> list[str]:
     return sorted({*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")})
 
 
+def _modules_beside(name: str) -> list[str]:
+    """Returns the dotted names that the working directory has in place of `name`, at the same depth."""
+    paths = [path.relative_to(".") for path in Path(".").glob("*/" * name.count(".") + "*")]
+    modules = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    return [".".join(path.with_suffix("").parts) for path in modules]
+
+
 def _entry_points() -> list[metadata.EntryPoint]:
     return list(metadata.entry_points(group=ENTRY_POINTS))
 
@@ -100,7 +109,11 @@ def _import_file(path: Path) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # as import does: a half-made module would pass for the whole one
+        del sys.modules[name]
+        raise
 
 
 def _search_working_directory() -> None:

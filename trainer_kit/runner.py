@@ -106,7 +106,7 @@ def run_experiment(
         checkpoint = select_checkpoint(model_dir, checkpoint, directory.best)
 
     with strategy.scope():
-        exporter = build.create_exporter(params, directory.own_best) if evaluates and chief and mode != "eval" else None
+        exporter = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
         trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, exporter)
         build.check_best_metric(trainer, exporter)
 

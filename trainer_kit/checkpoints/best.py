@@ -7,11 +7,13 @@ best before are deleted when the record is there: at every moment info.json tell
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import operator
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,11 +33,14 @@ class BestCheckpoint:
       export_dir: folder of the best weights and of info.json.
       metric_name: in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
       metric_comp: "higher" or "lower", what is better.
+      keeps: whether anything stays in the folder. False on workers that are not the chief: they decide alike and take
+        part in each save, since reading a variable can take all workers, but what they save is thrown away.
     """
 
-    def __init__(self, export_dir: str, metric_name: str, metric_comp: str = "higher") -> None:
+    def __init__(self, export_dir: str, metric_name: str, metric_comp: str = "higher", *, keeps: bool = True) -> None:
         self.export_dir = export_dir
         self.metric_name = metric_name
+        self._keeps = keeps
         self._better = {"higher": operator.gt, "lower": operator.lt}[metric_comp]
         info = read_info(export_dir)
         self._info = info if info and info["metric"] == metric_name else None
@@ -66,7 +71,7 @@ class BestCheckpoint:
     def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> bool:
         """Exports `checkpoint` if its evaluation is the best so far; values that are not finite never are.
 
-        Eager, on the host of the chief.
+        Eager, on every worker.
 
         Args:
           checkpoint: of the weights that were evaluated.
@@ -93,11 +98,7 @@ class BestCheckpoint:
 
     def _export(self, checkpoint: tf.train.Checkpoint, logs: Mapping[str, Any], value: float, step: int) -> None:
         name = f"ckpt-{step}"
-        try:
-            tf.io.gfile.makedirs(self.export_dir)
-            checkpoint.write(os.path.join(self.export_dir, name))
-        except tf.errors.OpError as error:
-            raise StorageError(f"the best checkpoint cannot be saved in {self.export_dir}: {error.message}") from error
+        self._save(checkpoint, name)
         info = {
             "checkpoint": name,
             "step": step,
@@ -105,11 +106,22 @@ class BestCheckpoint:
             "value": value,
             "metrics": {key: float(item) for key, item in logs.items()},
         }
-        files.write_json(os.path.join(self.export_dir, INFO), info, point="best.info")
         before, self._info = self._info, info
+        if not self._keeps:
+            return
+        files.write_json(os.path.join(self.export_dir, INFO), info, point="best.info")
         if before and before["checkpoint"] != name:
             for path in tf.io.gfile.glob(os.path.join(self.export_dir, before["checkpoint"] + ".*")):
                 tf.io.gfile.remove(path)
+
+    def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
+        with contextlib.ExitStack() as stack:
+            folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
+            try:
+                tf.io.gfile.makedirs(folder)
+                checkpoint.write(os.path.join(folder, name))
+            except tf.errors.OpError as error:
+                raise StorageError(f"the best checkpoint cannot be saved in {folder}: {error.message}") from error
 
 
 def read_info(export_dir: str) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     Args:
       checkpoint: of `training_checkpoint`.
-      directory: where `ckpt-<step>` files go.
+      directory: where `ckpt-<step>` files go, and come from; on another worker than the chief, they only come from it.
       max_to_keep: how many of the newest stay.
       step_counter: the global step.
       checkpoint_interval: steps between saves.
@@ -26,6 +27,8 @@ class CheckpointManager(tf.train.CheckpointManager):
       asynchronous: whether saves run in the background.
       for_training: whether a restore has to find a place for all that a checkpoint holds, and happens at the start;
         for evaluation neither.
+      keeps: False on workers that are not the chief: reading a variable can take all workers, so they save too, but to
+        a folder of their own, which goes with the process.
     """
 
     def __init__(
@@ -39,11 +42,14 @@ class CheckpointManager(tf.train.CheckpointManager):
         init_fn: Callable[[], Any] | None = None,
         asynchronous: bool = True,
         for_training: bool = True,
+        keeps: bool = True,
     ) -> None:
+        self.source = directory
+        self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
         super().__init__(
             checkpoint,
-            directory,
-            max_to_keep=max_to_keep,
+            self._own_folder.name if self._own_folder else directory,
+            max_to_keep=max_to_keep if keeps else 1,
             step_counter=step_counter,
             checkpoint_interval=checkpoint_interval,
             init_fn=init_fn,
@@ -97,9 +103,9 @@ class CheckpointManager(tf.train.CheckpointManager):
           UsageError: when it does not fit the model.
           StorageError: when it is damaged.
         """
-        newest = self.latest_checkpoint
         if not self._for_training:
             return None
+        newest = self.latest_checkpoint if self._own_folder is None else tf.train.latest_checkpoint(self.source)
         if newest is None:
             return super().restore_or_initialize()
         self.restore(newest)

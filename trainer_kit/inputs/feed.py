@@ -34,8 +34,9 @@ class Feed:
 
     def check_not_empty(self) -> None:
         """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
-        cardinality = getattr(self.dataset, "cardinality", None)
-        if callable(cardinality) and int(cardinality()) == 0:
+        known = getattr(self.dataset, "cardinality", None)  # a method; of a distributed dataset a property
+        known = known() if callable(known) else known
+        if known is not None and int(known) == 0:
             raise DataError(no_batch(self.name))
 
     def replace(self, dataset: Any) -> None:
