@@ -91,8 +91,9 @@ class Controller(orbit.Controller):
             self._sync_on_async_checkpointing()
         if data_ended and steps >= 0:
             raise DataError(
-                f"task.train_data ended at step {step} of {steps}; repeat the data, or set trainer.train_steps to -1 "
-                "to train until it ends (the checkpoint of this step is saved)"
+                f"task.train_data ended at step {step} of {steps}; repeat the data (an ArraySource does with "
+                "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
+                "(the checkpoint of this step is saved)"
             )
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO, cast
 
 from absl import flags
 
@@ -150,11 +150,21 @@ def run(values: flags.FlagValues) -> None:
     )
 
 
+class _StandardError:
+    """sys.stderr as it is at each write: while the progress display draws, it has put itself in its place."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code; explained errors are printed without a traceback."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=cast(TextIO, _StandardError()))
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
     try:
         values = parse_flags(argv)
