@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import ExperimentConfig, RuntimeConfig
+from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
 from trainer_kit.trainer import Trainer
@@ -67,6 +68,23 @@ def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool]) 
         one.train(tf.constant(6))
     for mine, theirs in zip(_weights(trainer), _weights(plain), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_computes_low_and_keeps_weights_losses_and_metrics_in_float32(dtype: str) -> None:
+    config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    set_precision(config.runtime)
+    try:
+        trainer = _trainer(config)
+        first, last = trainer.train(tf.constant(5)), trainer.train(tf.constant(100))
+        evaluated = trainer.evaluate(tf.constant(-1))
+    finally:
+        set_precision(RuntimeConfig())
+    assert trainer.model.compute_dtype == dtype
+    assert {weight.dtype for weight in _weights(trainer)} == {np.dtype("float32")}
+    assert last["training_loss"] < first["training_loss"] < 2
+    assert evaluated["validation_loss"].dtype == evaluated["accuracy"].dtype == np.float32
+    assert (type(trainer.optimizer).__name__ == "LossScaleOptimizer") == (dtype == "float16")
 
 
 def test_xla_gives_the_same_loss() -> None:

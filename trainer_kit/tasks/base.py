@@ -130,7 +130,7 @@ class Task(abc.ABC):
         """
         features, labels = split_batch(inputs)
         with tf.GradientTape() as tape:
-            outputs = model(features, training=True)
+            outputs = full_precision(model(features, training=True))
             loss = self._total_loss(model, features, labels, outputs)
             replica_loss = scale_loss(optimizer, loss / tf.distribute.get_strategy().num_replicas_in_sync)
         gradients = tape.gradient(replica_loss, model.trainable_variables)
@@ -145,7 +145,7 @@ class Task(abc.ABC):
           Logs; `self.loss`, if it is there, is the mean loss over the batch.
         """
         features, labels = split_batch(inputs)
-        outputs = self.inference_step(features, model)
+        outputs = full_precision(self.inference_step(features, model))
         loss = self._total_loss(model, features, labels, outputs)
         self._update_metrics(metrics, model, features, labels, outputs)
         return {self.loss: loss}
@@ -195,6 +195,12 @@ def split_batch(inputs: Any) -> tuple[Any, Any]:
     if isinstance(inputs, tuple) and len(inputs) == 2:
         return inputs
     return inputs, inputs
+
+
+def full_precision(outputs: Any) -> Any:
+    """Returns nested `outputs` with float16 and bfloat16 tensors as float32: losses and metrics need its precision."""
+    low = (tf.float16, tf.bfloat16)
+    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in low else x, outputs)
 
 
 def is_compiled(model: Any) -> bool:
