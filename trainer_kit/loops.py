@@ -225,6 +225,10 @@ class Readback:
     def pack(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns (stacked scalars, the other tensors); remembers the structure when traced."""
         self._structure = self._source()
+        return self._packed()
+
+    @tf.autograph.experimental.do_not_convert
+    def _packed(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
         self._scalar = [t.shape.rank == 0 and (t.dtype.is_floating or t.dtype.is_integer) for t in tensors]

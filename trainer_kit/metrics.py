@@ -22,6 +22,7 @@ class MetricSet:
         self.metrics = list(metrics)
         self._loss_reported = False
 
+    @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
         """Adds the loss of one batch; in graph, on a replica.
 

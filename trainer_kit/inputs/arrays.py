@@ -76,6 +76,7 @@ class ArraySource:
         batches = batches.prefetch(tf.data.AUTOTUNE if buffer is None else buffer) if buffer != 0 else batches
         return batches.with_options(self._options)
 
+    @tf.autograph.experimental.do_not_convert
     def _gather(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
 
@@ -89,6 +90,7 @@ class ArraySource:
         count, seed = self.num_examples, self._params.seed or 0
         first_epoch, used = divmod(position * share.batch, count)
 
+        @tf.autograph.experimental.do_not_convert
         def permutation(epoch: tf.Tensor) -> tf.Tensor:
             key = tf.stack([tf.constant(seed, tf.int64), epoch])
             order = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), key, alg="philox")
@@ -108,6 +110,7 @@ class ArraySource:
         all_full = self._params.drop_remainder or not rest
         last = full if all_full else full + 1
 
+        @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> tf.Tensor:
             batch, replica = element // share.here, share.first + element % share.here
             examples = tf.minimum(tf.constant(share.batch, tf.int64), count - batch * share.batch)

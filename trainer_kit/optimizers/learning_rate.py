@@ -53,6 +53,7 @@ def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
     return rate if config.warmup.type is None else _with_warmup(rate, config.warmup)
 
 
+@tf.autograph.experimental.do_not_convert
 def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     """Returns the learning rate of `optimizer`, a float32 scalar, or a dict of them; eager or in graph, in any context.
 

@@ -190,6 +190,7 @@ class Task(abc.ABC):
             self.process_compiled_metrics(model, features, labels, outputs)
 
 
+@tf.autograph.experimental.do_not_convert
 def split_batch(inputs: Any) -> tuple[Any, Any]:
     """Returns (features, labels) of a batch; features are their own labels when there are no others."""
     if isinstance(inputs, tuple) and len(inputs) == 2:
@@ -197,12 +198,14 @@ def split_batch(inputs: Any) -> tuple[Any, Any]:
     return inputs, inputs
 
 
+@tf.autograph.experimental.do_not_convert
 def full_precision(outputs: Any) -> Any:
     """Returns nested `outputs` with float16 and bfloat16 tensors as float32: losses and metrics need its precision."""
     low = (tf.float16, tf.bfloat16)
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in low else x, outputs)
 
 
+@tf.autograph.experimental.do_not_convert
 def is_compiled(model: Any) -> bool:
     """Whether `model` is a Keras model, of either version, with a loss of its own from `compile`."""
     if hasattr(model, "compiled"):  # Keras 3
