@@ -79,7 +79,7 @@ def test_mixed_precision_computes_low_and_keeps_weights_losses_and_metrics_in_fl
         first, last = trainer.train(tf.constant(5)), trainer.train(tf.constant(100))
         evaluated = trainer.evaluate(tf.constant(-1))
     finally:
-        set_precision(RuntimeConfig())
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
     assert trainer.model.compute_dtype == dtype
     assert {weight.dtype for weight in _weights(trainer)} == {np.dtype("float32")}
     assert last["training_loss"] < first["training_loss"] < 2

@@ -9,7 +9,6 @@ from pydantic import Field
 import trainer_kit
 from trainer_kit import DataConfig, ExperimentConfig, OptimizationConfig, TrainerConfig
 
-TRAIN_STEPS = 1200
 LOOP = 100
 
 
@@ -39,23 +38,23 @@ trainer_kit.register_task(DigitsConfig, "experiments.digits.task:DigitsTask")
 
 
 @trainer_kit.register_experiment("digits")
-def digits(learning_rate: float = 3e-3, width: int = 16, dropout: float = 0.3) -> ExperimentConfig:
-    """Returns the config of `digits`: Adam, with a cosine from `learning_rate` to 0."""
+def digits(
+    learning_rate: float = 3e-3, train_steps: int = 1200, width: int = 16, dropout: float = 0.3
+) -> ExperimentConfig:
+    """Returns the config of `digits`: Adam, with a cosine from `learning_rate` to a hundredth."""
+    cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.01}
     return ExperimentConfig(
         task=DigitsConfig(model=DigitsModelConfig(width=width, dropout=dropout)),
         trainer=TrainerConfig(
-            train_steps=TRAIN_STEPS,
+            train_steps=train_steps,
             steps_per_loop=LOOP,
             summary_interval=LOOP,
             validation_interval=2 * LOOP,
             checkpoint_interval=2 * LOOP,
             best_checkpoint_eval_metric="accuracy",
-            optimizer_config=OptimizationConfig(
+            optimizer_config=OptimizationConfig().replace(
                 optimizer={"type": "adam"},
-                learning_rate={
-                    "type": "cosine",
-                    "cosine": {"initial_learning_rate": learning_rate, "decay_steps": TRAIN_STEPS},
-                },
+                learning_rate={"type": "cosine", "cosine": cosine},
             ),
         ),
     )

@@ -1,0 +1,5 @@
+"""Scanned handwritten digits and a small dense net. Importing this registers it, without TensorFlow."""
+
+from experiments.digits_mlp.config import DigitsMlpConfig, digits_mlp
+
+__all__ = ["DigitsMlpConfig", "digits_mlp"]

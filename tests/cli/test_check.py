@@ -1,0 +1,175 @@
+"""`trainer-kit check`: one line for each check, a message for what fails, nothing left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.cli.main import main
+from trainer_kit.config.base import configclass
+from trainer_kit.config.schema import DataConfig
+from trainer_kit.errors import ExitCode
+from trainer_kit.experiment import register_experiment, register_task
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+ROOT = Path(__file__).parents[2]
+_numbers = itertools.count()
+
+_FILE = """
+import trainer_kit
+from trainer_kit.testing import tiny_experiment
+
+
+@trainer_kit.register_experiment("mine/tiny")
+def tiny():
+    return tiny_experiment(best_checkpoint_eval_metric="accuracy")
+"""
+
+
+@configclass
+class _FailingConfig(TinyConfig):
+    pass
+
+
+@register_task(_FailingConfig)
+class _FailingTask(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        raise RuntimeError("a bug in train_step")
+
+
+@configclass
+class _EmptyConfig(TinyConfig):
+    pass
+
+
+@register_task(_EmptyConfig)
+class _EmptyTask(TinyTask):
+    """Validation data that only reading tells to be empty."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        data = super().build_inputs(params, input_context)
+        return data if params.is_training else data.at(0).filter(lambda points, labels: tf.constant(False))
+
+
+@configclass
+class _NestedConfig(TinyConfig):
+    pass
+
+
+@register_task(_NestedConfig)
+class _NestedTask(TinyTask):
+    """Metrics that only an evaluation can name."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return True
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"far": {"accuracy": 0.5}}
+
+
+@pytest.fixture
+def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command here, without a process of its own, on the tiny experiment with another task section."""
+
+    def run(*arguments: str, task: TinyConfig | None = None) -> tuple[int, str, str]:
+        name = f"checked_{next(_numbers)}"
+        register_experiment(name)(lambda: tiny_experiment().replace(task=task or TinyConfig()))
+        capfd.readouterr()
+        code = main(["check", name, *arguments])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+Check = Callable[..., tuple[int, str, str]]
+
+
+def test_the_command_checks_everything_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    for folder in (here, temporary):
+        folder.mkdir()
+    (here / "mine.py").write_text(_FILE)
+    command = [sys.executable, "-m", "trainer_kit.cli.main", "check", "mine/tiny", "--import_module=mine.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    checks = [line.split("  ")[-1].split(":")[0].split(" (")[0] for line in done.stdout.splitlines() if "ok " in line]
+    assert checks == [
+        "config", "task", "machine", "model, optimizer and metrics can be built", "best metric", "data", "train",
+        "evaluate", "checkpoint",
+    ]  # fmt: skip
+    assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
+    assert "training_loss" in done.stdout and "FAIL" not in done.stdout
+    assert [path.name for path in here.iterdir()] == ["mine.py"]
+    # TensorFlow leaves the code that it traced, when the process ends in a way it does not see
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")] == []
+
+
+def test_a_best_metric_that_does_not_exist_fails_and_names_those_that_do(check: Check) -> None:
+    code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=acuracy")
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  best metric: acuracy")
+    assert "did you mean accuracy? (all: accuracy, validation_loss)" in err
+
+
+def test_nested_metrics_may_be_the_best_and_are_known_after_an_evaluation(check: Check) -> None:
+    good = check("--params_override=trainer.best_checkpoint_eval_metric=far|accuracy", task=_NestedConfig())
+    assert good[0] == 0
+    code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=near|accuracy", task=_NestedConfig())
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  evaluate")
+    assert "did you mean far|accuracy" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task", "failed", "message"),
+    [
+        (["--params_override=task.examples=0"], None, "data", "the arrays hold no examples"),
+        (["--params_override=task.train_data.global_batch_size=500"], None, "data", "500, but there are 103 examples"),
+        ([], _EmptyConfig(), "evaluate", "task.validation_data has no batch"),
+    ],
+)
+def test_empty_data_fails_with_exit_5(
+    check: Check, arguments: list[str], task: TinyConfig | None, failed: str, message: str
+) -> None:
+    code, out, err = check(*arguments, task=task)
+    assert code == ExitCode.DATA
+    assert out.splitlines()[-1].startswith(f"FAIL  {failed}")
+    assert message in err and "Traceback" not in err
+
+
+def test_a_batch_that_the_replicas_cannot_share_fails_with_the_nearest_sizes(check: Check) -> None:
+    code, out, err = check("--params_override=runtime.virtual_cpus=4,task.train_data.global_batch_size=6")
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  machine")
+    assert "task.train_data.global_batch_size: batch 6 on 4 replicas leaves 2 over" in err
+    assert "4 or 8" in err
+
+
+def test_a_name_that_gin_does_not_know_fails_when_the_task_is_imported(check: Check) -> None:
+    code, out, err = check("--gin_params=no_such_function.rate = 1")
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  task")
+    assert "no_such_function" in err
+
+
+def test_an_error_in_the_tasks_own_code_is_raised_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"checked_{next(_numbers)}"
+    register_experiment(name)(lambda: tiny_experiment().replace(task=_FailingConfig()))
+    with pytest.raises(RuntimeError, match="a bug in train_step"):
+        main(["check", name])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAIL  train: one step")
+
+
+def test_several_replicas_are_checked_as_such(check: Check) -> None:
+    code, out, _ = check("--params_override=runtime.virtual_cpus=4")
+    assert code == 0
+    assert "is ready to run" in out

@@ -1,0 +1,36 @@
+"""`trainer-kit list`, as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_experiments_of_the_working_directory_are_listed_with_what_they_are(trainer_kit: Command) -> None:
+    done = trainer_kit("list", folder=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["digits"].startswith("Returns the config of `digits`")
+    assert list(lines) == sorted(lines)
+
+
+def test_modules_that_are_named_are_listed_in_columns(trainer_kit: Command) -> None:
+    assert trainer_kit("list", "--import_module=mine.py").stdout == "mine/small   A small one.\nmine/untold\n"
+
+
+def test_local_and_named_experiments_are_listed_together(trainer_kit: Command, here: Path) -> None:
+    text = (here / "mine.py").read_text().replace("mine/", "local/")
+    (here / "experiments").mkdir()
+    (here / "experiments" / "local.py").write_text(text)
+    names = [line.split()[0] for line in trainer_kit("list", "--import_module=mine").stdout.splitlines()]
+    assert names == ["local/small", "local/untold", "mine/small", "mine/untold"]
+
+
+def test_a_folder_without_experiments_says_where_to_look(trainer_kit: Command) -> None:
+    done = trainer_kit("list")
+    assert done.returncode == 0
+    assert "no experiments here; go to a folder that has experiments/, or name a module with" in done.stdout

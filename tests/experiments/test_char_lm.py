@@ -1,0 +1,174 @@
+"""The experiment `char_lm`: its text, its model, and a few real steps."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pydantic import ValidationError
+
+import trainer_kit
+from experiments.char_lm import CharLmConfig, char_lm
+from experiments.char_lm.config import CharLmModelConfig
+from experiments.char_lm.model import build_transformer
+from experiments.char_lm.task import CharLmTask, bits, shifted
+from experiments.char_lm.text import VOCABULARY, is_held_out, library, read_text, source_files, windows
+from trainer_kit.experiment import task_class
+from trainer_kit.launch import launch
+
+SMALL = CharLmModelConfig(context=12, layers=2, width=16, heads=2)
+
+
+def _library(folder: Path, files: int = 60) -> Path:
+    """Makes a small library whose files differ, with what has to be left out beside it."""
+    for i in range(files):
+        (folder / f"module_{i}.py").write_text(f"value_{i} = {i}\n" * 20)
+    for left_out in ("test/test_a.py", "site-packages/b.py", "encodings/cp1.py", "_sysconfigdata_linux.py", "c.txt"):
+        (folder / left_out).parent.mkdir(exist_ok=True)
+        (folder / left_out).write_text("left out")
+    return folder
+
+
+def _characters(examples: int, length: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, VOCABULARY, (examples, length)).astype(np.int32)
+
+
+def test_tests_generated_files_and_installed_packages_are_left_out(tmp_path: Path) -> None:
+    (_library(tmp_path, 3) / "sub").mkdir()
+    (tmp_path / "sub/inside.py").write_text("a = 1\n")
+    assert source_files(tmp_path) == ["module_0.py", "module_1.py", "module_2.py", "sub/inside.py"]
+
+
+def test_a_hash_of_the_name_decides_which_side_a_file_is_on() -> None:
+    names = [f"module_{i}.py" for i in range(1000)]
+    held_out = [name for name in names if is_held_out(name)]
+    assert held_out == [n for n in names if int(hashlib.sha256(n.encode()).hexdigest()[:16], 16) % 20 == 0]
+    assert 25 <= len(held_out) <= 75
+
+
+def test_the_library_has_names_on_both_sides() -> None:
+    names = source_files(library())
+    held_out = [name for name in names if is_held_out(name)]
+    assert 0.03 < len(held_out) / len(names) < 0.07
+    assert "argparse.py" in names
+    assert not any(name.startswith(("test/", "site-packages/")) for name in names)
+
+
+def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
+    folder = _library(tmp_path)
+    sides = {held_out: read_text(folder, held_out).tobytes().decode() for held_out in (True, False)}
+    for i in range(60):
+        text = (folder / f"module_{i}.py").read_text()
+        held_out = is_held_out(f"module_{i}.py")
+        assert text in sides[held_out]
+        assert f"\nvalue_{i} = " not in sides[not held_out]
+    assert len(sides[True]) + len(sides[False]) == sum(len(path.read_text()) for path in folder.glob("module_*.py"))
+
+
+def test_characters_outside_ascii_and_broken_bytes_become_question_marks(tmp_path: Path) -> None:
+    name = next(f"m{i}.py" for i in range(100) if is_held_out(f"m{i}.py"))
+    (tmp_path / name).write_bytes("é€b".encode() + b"\xff\n")
+    assert read_text(tmp_path, held_out=True).tobytes() == b"??b?\n"
+
+
+def test_a_library_without_sources_is_told_with_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"no \.py file in {tmp_path}; .*task\.folder="):
+        read_text(tmp_path, held_out=False)
+
+
+def test_a_folder_with_nothing_to_evaluate_is_told(tmp_path: Path) -> None:
+    (tmp_path / next(f"m{i}.py" for i in range(100) if not is_held_out(f"m{i}.py"))).write_text("a = 1\n")
+    with pytest.raises(FileNotFoundError, match="is for evaluation; one in 20 is held out"):
+        read_text(tmp_path, held_out=True)
+
+
+def test_windows_predict_every_character_but_the_first_once() -> None:
+    text = np.arange(26, dtype=np.uint8)
+    found = windows(text, 5)
+    assert found.dtype == np.uint8
+    assert found.tolist() == [list(range(i, i + 6)) for i in (0, 5, 10, 15, 20)]
+
+
+def test_a_bounded_number_of_windows_is_spread_over_the_text() -> None:
+    text = np.arange(101, dtype=np.uint8)
+    assert windows(text, 10, most=4)[:, 0].tolist() == [0, 30, 60, 90]
+    assert len(windows(text, 10, most=50)) == 10
+
+
+def test_too_short_a_text_is_told() -> None:
+    with pytest.raises(ValueError, match="5 characters are too few for a window of 5"):
+        windows(np.zeros(5, np.uint8), 5)
+
+
+def test_labels_are_the_next_characters() -> None:
+    characters, following = shifted(tf.constant([[1, 2, 3, 4]], tf.uint8))
+    assert (characters.numpy().tolist(), following.numpy().tolist()) == ([[1, 2, 3]], [[2, 3, 4]])
+    assert characters.dtype == following.dtype == tf.int32
+
+
+@pytest.mark.parametrize("position", [0, 3, 7, 11])
+def test_a_changed_character_changes_no_earlier_logits(position: int) -> None:
+    model = build_transformer(SMALL, VOCABULARY)
+    given = _characters(2, 12)
+    changed = given.copy()
+    changed[:, position] = (changed[:, position] + 1) % VOCABULARY
+    difference = np.abs(model(given) - model(changed)).max(axis=(0, 2))
+    assert (difference[:position] == 0).all()
+    assert (difference[position:] > 0).all()  # and every later one: the attention reaches to the start
+
+
+def test_the_model_has_the_parameters_of_its_layers() -> None:
+    assert task_class(CharLmConfig()) is CharLmTask
+    width = 128
+    front = VOCABULARY * width + (4 * width * width + width) + 128 * width
+    attention = 4 * (width * width + width)
+    block = width + attention + width + (width * 4 * width + 4 * width) + (4 * width * width + width)
+    model = CharLmTask(char_lm().task).build_model()
+    assert model.count_params() == front + 2 * block + width + (width * VOCABULARY + VOCABULARY) == 511_104
+    assert len({variable.path for variable in model.variables}) == len(model.variables)
+
+
+def test_bits_are_nats_over_the_logarithm_of_two() -> None:
+    task = CharLmTask(char_lm().task)
+    labels, logits = _characters(3, 12), np.random.default_rng(1).normal(size=(3, 12, VOCABULARY)).astype(np.float32)
+    (metric,) = task.build_metrics(training=False)
+    metric.update_state(labels, logits)
+    assert float(metric.result()) == pytest.approx(float(task.build_losses(labels, logits)) / math.log(2), rel=1e-5)
+    assert bits(labels, tf.zeros_like(logits)).numpy() == pytest.approx(np.full((3, 12), 7), rel=1e-6)  # 128 = 2 ** 7
+
+
+def test_the_metric_is_the_mean_over_all_characters_not_over_batches() -> None:
+    (metric,) = CharLmTask(char_lm().task).build_metrics(training=False)
+    labels = np.zeros((4, 2), np.int32)
+    certain = 100 * np.eye(VOCABULARY, dtype=np.float32)[labels]
+    metric.update_state(labels[:3], certain[:3])
+    metric.update_state(labels[:1], np.zeros_like(certain[:1]))
+    assert float(metric.result()) == pytest.approx(7 / 4, abs=1e-4)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(ValidationError, match="3 heads cannot share a width of 128"):
+        char_lm(heads=3)
+
+
+def test_the_library_is_the_one_of_the_python_that_runs() -> None:
+    assert library() / "argparse.py" == Path(sys.modules["hashlib"].__file__ or "").with_name("argparse.py")
+
+
+def test_a_few_steps_already_learn(tmp_path: Path) -> None:
+    task = {
+        "folder": str(_library(tmp_path)),
+        "evaluated_windows": 8,
+        "model": {"context": 16, "width": 32, "layers": 1},
+        "validation_data": {"global_batch_size": 3},
+    }
+    steps = {"train_steps": 60, "steps_per_loop": 20, "summary_interval": 20, "validation_interval": 20}
+    config = trainer_kit.get_experiment("char_lm").replace(task=task, trainer=steps)
+    _, logs = launch(config, "train_and_eval", str(tmp_path / "run"))
+    assert logs["bits_per_character"] < 3  # by chance: 7
+    assert logs["bits_per_character"] == pytest.approx(logs["validation_loss"] / math.log(2), rel=1e-4)

@@ -1,0 +1,102 @@
+"""Datasets and iterators, made when they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import DataError
+from trainer_kit.inputs.feed import Feed
+
+
+class _Made:
+    """Makes datasets that hold the number of times that one was made, and counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> tf.data.Dataset:
+        self.count += 1
+        return tf.data.Dataset.range(100 * self.count, 100 * self.count + 3)
+
+
+def _next(feed: Feed, **arguments: Any) -> int:
+    return int(next(feed.iterator(**arguments)).numpy())
+
+
+def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
+    made = _Made()
+    feed = Feed("train_data", made)
+    assert made.count == 0
+    assert feed.dataset is feed.dataset
+    assert feed.iterator() is feed.iterator()
+    assert made.count == 1
+
+
+def test_the_iterator_goes_on_and_a_fresh_one_begins_again_on_the_same_dataset() -> None:
+    made = _Made()
+    feed = Feed("train_data", made)
+    assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
+    assert made.count == 1
+
+
+def test_forget_makes_the_dataset_anew() -> None:
+    feed = Feed("train_data", _Made())
+    assert _next(feed) == 100
+    feed.forget()
+    assert [_next(feed), _next(feed)] == [200, 201]
+
+
+def test_a_given_dataset_is_used_and_kept_by_forget_which_starts_it_again() -> None:
+    made = _Made()
+    given = tf.data.Dataset.range(5, 8)
+    feed = Feed("train_data", made, given)
+    assert [_next(feed), _next(feed)] == [5, 6]
+    feed.forget()
+    assert feed.dataset is given
+    assert (_next(feed), made.count) == (5, 0)
+
+
+def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
+    feed = Feed("train_data", _Made())
+    old = feed.iterator()
+    next(old)
+    feed.replace(tf.data.Dataset.range(5, 8))
+    assert int(next(old)) == 101  # a loop that runs is left alone
+    assert _next(feed) == 5
+    feed.forget()
+    assert _next(feed) == 5
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
+    with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer than a batch"):
+        Feed(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.data.Dataset.range(1),
+        lambda: tf.data.Dataset.range(1).repeat(),
+        lambda: tf.data.Dataset.range(1).filter(lambda value: value > 5),  # only reading it would tell
+        list,  # not a tf.data.Dataset: it cannot be asked
+    ],
+)
+def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
+    Feed("train_data", make).check_not_empty()
+
+
+def test_a_distributed_dataset_can_be_asked_too() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    for examples in (0, 1):
+        feed = Feed(
+            "train_data",
+            lambda n=examples: strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(n)),
+        )
+        with contextlib.nullcontext() if examples else pytest.raises(DataError, match="train_data has no batch"):
+            feed.check_not_empty()

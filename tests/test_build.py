@@ -1,0 +1,114 @@
+"""The parts of a run that are made from its config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit import build
+from trainer_kit.errors import UsageError
+from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.testing import TinyTask, tiny_experiment
+
+
+def _trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
+    config = tiny_experiment()
+    return build.create_trainer(config, task_type(config.task), **arguments)
+
+
+def test_an_optimizer_is_made_and_built_only_to_train() -> None:
+    assert _trainer().optimizer.built
+    assert _trainer(train=False).optimizer is None
+
+
+def test_the_best_is_kept_only_when_the_config_names_a_metric(tmp_path: Path) -> None:
+    assert build.create_exporter(tiny_experiment(), str(tmp_path)) is None
+    lower = tiny_experiment(best_checkpoint_eval_metric="validation_loss", best_checkpoint_metric_comp="lower")
+    exporter = build.create_exporter(lower, str(tmp_path))
+    assert exporter is not None and (exporter.metric_name, exporter.export_dir) == ("validation_loss", str(tmp_path))
+    checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
+    assert [exporter.maybe_export_checkpoint(checkpoint, {"validation_loss": v}, s) for s, v in enumerate([2, 3, 1])] \
+        == [True, False, True]  # fmt: skip
+
+
+class _Aggregating(TinyTask):
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return state
+
+
+def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
+    exporter = build.create_exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), str(tmp_path))
+    with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
+        build.check_best_metric(_trainer(), exporter)
+    build.check_best_metric(_trainer(_Aggregating), exporter)
+    build.check_best_metric(_trainer(), None)
+
+
+def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_path: Path) -> None:
+    config = tiny_experiment(max_to_keep=2, checkpoint_interval=3)
+    trainer = build.create_trainer(config, TinyTask(config.task))
+    manager = build.create_manager(trainer, config, str(tmp_path), chief=True, asynchronous=False)
+    for step in range(1, 11):
+        trainer.global_step.assign(step)
+        manager.save(step)
+    kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("ckpt-*.index"))
+    assert kept == [7, 10]
+    assert manager.checkpoint_interval == 3
+
+
+def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> None:
+    nothing = build.summaries(str(tmp_path / "train"), False)
+    reports = build.open_reports(None, trains=True, console=None, train_summaries=nothing, eval_summaries=nothing)
+    reports.writer.close()
+    assert reports.history is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_runs_that_train_have_a_history(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    directory, nothing = RunDirectory(str(tmp_path), config.trainer), build.summaries("", False)
+    for trains in (True, False):
+        reports = build.open_reports(
+            directory, trains=trains, console=None, train_summaries=nothing, eval_summaries=nothing
+        )
+        reports.writer.close()
+        assert (reports.history is not None) == trains
+
+
+def test_the_ledger_names_checkpoint_dataset_and_config(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    append = build.ledger(str(tmp_path / "evals" / "a.jsonl"), config, "validation")
+    append(5, {"accuracy": np.float32(0.5), "far": {"loss": tf.constant(1.0)}}, 0.12345)
+    append(6, {}, 0.0)
+    first, second = map(json.loads, (tmp_path / "evals" / "a.jsonl").read_text().splitlines())
+    assert first == {
+        "step": 5,
+        "checkpoint": "ckpt-5",
+        "dataset": "validation",
+        "metrics": {"accuracy": 0.5, "far": {"loss": 1.0}},
+        "seconds": 0.123,
+        "config_hash": config_hash(config),
+        "lineage": 0,
+    }
+    assert second["step"] == 6
+
+
+def test_plain_logs_are_nested_floats_without_what_is_no_scalar() -> None:
+    logs = {"a": np.float32(1), "b": {"c": tf.constant(2)}, "image": np.zeros((2, 2)), "text": "x", "d": 3}
+    assert build.plain(logs) == {"a": 1.0, "b": {"c": 2.0}, "d": 3.0}
+
+
+def test_the_cost_of_an_example_is_known_after_a_step() -> None:
+    trainer = _trainer()
+    assert "for one example" not in build.model_cost(trainer)
+    trainer.train(tf.constant(1))
+    assert "195" in build.model_cost(trainer) and "for one example" in build.model_cost(trainer)
+
+
+def test_one_process_is_the_chief() -> None:
+    assert build.is_chief(tf.distribute.get_strategy())

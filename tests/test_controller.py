@@ -1,0 +1,160 @@
+"""The outer loop: its intervals, its reports, what it saves and what stops it; a counter stands for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orbit
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.selection import complete_checkpoints
+from trainer_kit.controller import Controller
+from trainer_kit.errors import DataError, DivergedError
+from trainer_kit.telemetry.report import Report, Writer
+
+
+class _Counter(orbit.AbstractTrainer, orbit.AbstractEvaluator):
+    """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else 1."""
+
+    def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
+        self.global_step = tf.Variable(0, dtype=tf.int64)
+        self.loop_steps, self.data_ended = 0, False
+        self._examples, self._losses = examples, losses or {}
+        self.evaluated: list[int] = []
+
+    def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
+        step = int(self.global_step)
+        self.loop_steps = min(int(num_steps), self._examples - step)
+        self.data_ended = self.loop_steps < int(num_steps)
+        self.global_step.assign_add(self.loop_steps)
+        return {"training_loss": tf.constant(self._losses.get(int(self.global_step), 1.0))}
+
+    def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
+        self.evaluated.append(int(self.global_step))
+        return {"accuracy": tf.constant(0.5)}
+
+
+class _Kept(Writer):
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def write(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None: ...
+
+
+def _controller(folder: Path, counter: _Counter, interval: int = 10, **arguments: Any) -> tuple[Controller, _Kept]:
+    kept = _Kept()
+    manager = CheckpointManager(
+        tf.train.Checkpoint(global_step=counter.global_step), str(folder), max_to_keep=99,
+        step_counter=counter.global_step, checkpoint_interval=interval, asynchronous=False,
+    )  # fmt: skip
+    controller = Controller(
+        writer=kept, trainer=counter, evaluator=counter, global_step=counter.global_step, steps_per_loop=4,
+        checkpoint_manager=manager, **arguments,
+    )  # fmt: skip
+    return controller, kept
+
+
+def _steps(kept: _Kept, kind: str = "train") -> list[int]:
+    return [report.step for report in kept.reports if report.kind == kind]
+
+
+def test_loops_end_at_the_last_step_and_intervals_are_crossed_not_met(tmp_path: Path) -> None:
+    controller, kept = _controller(tmp_path, _Counter())
+    controller.train(26)
+    assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
+    assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
+    assert {report.total_steps for report in kept.reports} == {26}
+
+
+def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path, _Counter())
+    controller.train(14, checkpoint_at_completion=False)
+    assert list(complete_checkpoints(str(tmp_path))) == [12]
+
+
+def test_rates_are_of_steps_and_examples(tmp_path: Path) -> None:
+    controller, kept = _controller(tmp_path, _Counter(), batch_size=32)
+    controller.train(4)
+    report = kept.reports[0]
+    assert report.steps_per_second is not None and report.steps_per_second > 0
+    assert report.examples_per_second == pytest.approx(32 * report.steps_per_second)
+
+
+def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: Path) -> None:
+    counter, seen = _Counter(), []
+    controller, kept = _controller(tmp_path, counter, on_evaluation=lambda step, logs, seconds: seen.append(step))
+    logs = controller.train_and_evaluate(train_steps=14, eval_interval=6)
+    assert counter.evaluated == seen == _steps(kept, "validation") == [6, 12, 14]
+    assert logs == {"accuracy": 0.5}
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 14]
+
+
+def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path / "early", _Counter(examples=7))
+    with pytest.raises(DataError, match="ended at step 7 of 20"):
+        controller.train(20)
+    assert list(complete_checkpoints(str(tmp_path / "early"))) == [7]
+    controller, kept = _controller(tmp_path / "asked", _Counter(examples=7))
+    controller.train(-1)
+    assert _steps(kept) == [4, 7]
+    assert kept.reports[0].total_steps is None
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
+def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_path: Path, loss: float) -> None:
+    controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), loss_bound=(5.0, 0))
+    with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\.0"):
+        controller.train(20)
+    assert _steps(kept) == [4, 8]
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def test_a_high_loss_counts_only_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), loss_bound=(5.0, 8))
+    with pytest.raises(DivergedError, match="at step 12"):
+        controller.train(20)
+    free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
+    free.train(8)
+    assert _steps(kept) == [4, 8]
+
+
+@pytest.mark.parametrize(("saves", "steps"), [(True, [8]), (False, [])])
+def test_a_stop_ends_after_the_loop_and_saves_as_it_is_told(tmp_path: Path, saves: bool, steps: list[int]) -> None:
+    counter = _Counter()
+    controller, _ = _controller(
+        tmp_path, counter, stopping=lambda: int(counter.global_step) >= 8, save_on_stop=saves
+    )  # fmt: skip
+    controller.train(40, checkpoint_at_completion=False)
+    assert int(counter.global_step) == 8
+    assert list(complete_checkpoints(str(tmp_path))) == steps
+    assert controller.evaluate() == {}
+
+
+def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_it_again(tmp_path: Path) -> None:
+    _controller(tmp_path, _Counter())[0].train(12)
+    counter = _Counter()
+    controller, kept = _controller(tmp_path, counter)
+    assert int(counter.global_step) == 12
+    before = (tmp_path / "ckpt-12.index").stat().st_mtime_ns
+    controller.save_checkpoint()
+    assert (tmp_path / "ckpt-12.index").stat().st_mtime_ns == before
+    controller.train(16)
+    assert _steps(kept) == [16]
+
+
+def test_checkpoints_are_evaluated_in_order_and_a_damaged_one_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _controller(tmp_path, _Counter(), interval=4)[0].train(12)
+    counter = _Counter()
+    controller, _ = _controller(tmp_path, counter)
+    (tmp_path / "ckpt-8.index").write_bytes(b"broken")
+    assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
+    assert counter.evaluated == [4, 12]
+    assert "skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text

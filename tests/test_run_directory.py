@@ -1,0 +1,207 @@
+"""The records of a run: what is written when, and which run may go on in a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer_kit import files
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.config.serialize import to_yaml
+from trainer_kit.errors import ConfigError, ExitCode, StorageError, UsageError
+from trainer_kit.run_directory import RunDirectory, check_model_dir, config_hash
+
+
+class _Exporter:
+    best = ("accuracy", 0.75, 30)
+
+
+def _config(**trainer: object) -> ExperimentConfig:
+    return ExperimentConfig().replace(trainer={"train_steps": 50, **trainer})
+
+
+def _directory(folder: Path, sidecar: str = "") -> RunDirectory:
+    return RunDirectory(str(folder), TrainerConfig(), sidecar)
+
+
+def _started(folder: Path, config: ExperimentConfig | None = None, experiment: str = "mine") -> RunDirectory:
+    """A run that has written its record and a checkpoint."""
+    directory = _directory(folder)
+    directory.write_record(config or _config(), experiment, "train", {})
+    (folder / "ckpt-10.index").write_text("")
+    return directory
+
+
+def _listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
+    options = TrainerConfig(best_checkpoint_export_subdir="top", validation_summary_subdir="held_out")
+    directory = RunDirectory(str(tmp_path), options)
+    places = {name: str(Path(path).relative_to(tmp_path)) for name, path in vars(directory).items()}
+    assert places == {
+        "path": ".",
+        "best": "top",
+        "own_best": "top",
+        "train_summaries": "train",
+        "eval_summaries": "held_out",
+        "ledger": "evals/validation.jsonl",
+        "metrics": "metrics.jsonl",
+        "params": "params.yaml",
+        "manifest": "manifest.json",
+        "final": "final.json",
+    }
+    assert _listing(tmp_path) == []
+
+
+def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
+    run, sidecar = vars(_directory(tmp_path)), vars(_directory(tmp_path, "test_set"))
+    own = {name: str(Path(path).relative_to(tmp_path)) for name, path in sidecar.items() if path != run[name]}
+    assert own == {
+        "own_best": "evals/test_set/best_ckpt",
+        "eval_summaries": "evals/test_set",
+        "ledger": "evals/test_set.jsonl",
+    }
+
+
+def test_the_record_holds_config_experiment_command_and_versions(tmp_path: Path) -> None:
+    config = _config().replace(runtime={"random_seed": 5})
+    _directory(tmp_path / "run").write_record(config, "mine", "train_and_eval", {"operative.gin": "a.b = 1\n"})
+    assert _listing(tmp_path / "run") == ["manifest.json", "operative.gin", "params.yaml"]
+    assert (tmp_path / "run" / "params.yaml").read_text() == to_yaml(config)
+    assert (tmp_path / "run" / "operative.gin").read_text() == "a.b = 1\n"
+    record = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (record["experiment"], record["mode"], record["random_seed"]) == ("mine", "train_and_eval", 5)
+    assert record["command"] == sys.argv
+    assert set(record["packages"]) == {"trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy"}
+    assert record["packages"]["numpy"]
+
+
+def test_final_json_is_there_from_the_end_of_a_run_until_it_goes_on(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    assert directory.read_final() is None
+    directory.write_final(50, "train", {"accuracy": 0.5}, _Exporter())
+    assert directory.read_final() == {
+        "step": 50,
+        "mode": "train",
+        "metrics": {"accuracy": 0.5},
+        "best": {"metric": "accuracy", "value": 0.75, "step": 30},
+    }
+    directory.write_record(_config(train_steps=80), "mine", "train", {})
+    assert directory.read_final() is None
+    assert not (tmp_path / "final.json").exists()
+
+
+@pytest.mark.parametrize("exporter", [None, type("NothingYet", (), {"best": None})()])
+def test_final_json_tells_of_no_best_when_there_is_none(tmp_path: Path, exporter: object) -> None:
+    directory = _directory(tmp_path)
+    directory.write_final(5, "train", {}, exporter)
+    assert directory.read_final() == {"step": 5, "mode": "train", "metrics": {}}
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 5', "[1]", "5"])
+def test_a_damaged_final_json_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "final.json").write_text(text)
+    assert _directory(tmp_path).read_final() is None
+
+
+def test_a_crash_while_the_record_is_written_leaves_the_old_record_whole(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+
+    def crash(point: str, path: str) -> None:
+        if point == "manifest.rename":
+            raise KeyboardInterrupt(point)
+
+    files.on_write_point = crash
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            directory.write_record(_config(), "mine", "train_and_eval", {})
+    finally:
+        files.on_write_point = None
+    assert json.loads((tmp_path / "manifest.json").read_text())["mode"] == "train"
+
+
+def test_another_experiment_is_refused_before_anything_else(tmp_path: Path) -> None:
+    directory, config = _started(tmp_path, experiment="mine"), _config()
+    message = r"--model_dir: .* holds a run of the experiment 'mine', not of 'yours'; give another folder"
+    with pytest.raises(UsageError, match=message):
+        check_model_dir(directory, config, "yours", ["task"])
+    assert check_model_dir(directory, config, "mine", []) == []
+    assert check_model_dir(directory, config, "", []) == []  # a caller that has no name for its experiment
+
+
+@pytest.mark.parametrize("manifest", ["", "{", '["mine"]', "{}"])
+def test_a_damaged_manifest_stops_nobody(tmp_path: Path, manifest: str) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / "manifest.json").write_text(manifest)
+    assert check_model_dir(directory, _config(), "yours", []) == []
+
+
+def test_safe_changes_are_returned_and_dangerous_ones_refused_with_the_flag_that_allows_them(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    safe = _config(train_steps=80)
+    assert [str(change) for change in check_model_dir(directory, safe, "mine", [])] == ["trainer.train_steps: 50 -> 80"]
+    changed = safe.replace(task={"train_data": {"global_batch_size": 8}}, runtime={"random_seed": 2})
+    with pytest.raises(ConfigError) as error:
+        check_model_dir(directory, changed, "mine", [])
+    assert [mistake.path for mistake in error.value.mistakes] == [
+        "runtime.random_seed",
+        "task.train_data.global_batch_size",
+    ]
+    assert "--allow_config_change=runtime.random_seed" in str(error.value)
+    with pytest.raises(ConfigError, match="global_batch_size") as error:
+        check_model_dir(directory, changed, "mine", ["runtime.random_seed"])
+    assert len(error.value.mistakes) == 1
+    allowed = check_model_dir(directory, changed, "mine", ["runtime.random_seed", "task.train_data"])
+    assert [change.kind for change in allowed] == ["dangerous", "dangerous", "safe"]
+
+
+@pytest.mark.parametrize("missing", ["params.yaml", "ckpt-10.index"])
+def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path, missing: str) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / missing).unlink()
+    other = _config().replace(runtime={"random_seed": 2})
+    assert check_model_dir(directory, other, "mine", []) == []
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_taken_as_it_is(tmp_path: Path) -> None:
+    directory = _started(tmp_path / "run[1]*")
+    with pytest.raises(ConfigError, match="random_seed"):
+        check_model_dir(directory, _config().replace(runtime={"random_seed": 2}), "mine", [])
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error_with_exit_code_6(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    directory = _directory(tmp_path / "file" / "run")
+    for action in (
+        lambda: check_model_dir(directory, _config(), "mine", []),
+        lambda: directory.write_record(_config(), "mine", "train", {}),
+        lambda: directory.write_final(1, "train", {}, None),
+    ):
+        with pytest.raises(StorageError, match=r"file") as error:
+            action()
+        assert error.value.exit_code == ExitCode.STORAGE == 6
+
+
+def test_checking_and_reading_write_nothing(tmp_path: Path) -> None:
+    directory = _directory(tmp_path / "new" / "run")
+    assert check_model_dir(directory, _config(), "mine", []) == []
+    assert directory.read_final() is None
+    directory.check_experiment("mine")
+    assert _listing(tmp_path) == []
+
+
+def test_a_remote_folder_is_left_to_whoever_can_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_model_dir(RunDirectory("gs://bucket/run", TrainerConfig()), _config(), "mine", []) == []
+    assert _listing(tmp_path) == []
+
+
+def test_a_hash_tells_configs_apart_and_equal_ones_have_one() -> None:
+    assert config_hash(_config()) == config_hash(_config())
+    assert config_hash(_config()) != config_hash(_config(train_steps=51))
+    assert len(config_hash(_config())) == 12
