@@ -43,13 +43,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "async_training",
     ),
     ("trainer", "serving", "callbacks"),
-    ("runner", "supervise", "controller", "build", "launch"),
+    ("runner", "supervise", "controller", "build", "launcher"),
     ("train", "compat", "testing"),
     ("cli",),
 )
 # Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
 SHARED_FLOORS = (0, 1)
-MAY_USE = {"tasks": {"inputs", "optimizers", "checkpoints"}, "runner": {"controller", "build"}, "launch": {"runner"}}
+MAY_USE = {"tasks": {"inputs", "optimizers", "checkpoints"}, "runner": {"controller", "build"}, "launcher": {"runner"}}
 
 # Libraries that belong to a few rooms, and all that floors 0 and 1 may import beside the standard library.
 ONLY_IN = {

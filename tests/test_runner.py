@@ -25,7 +25,7 @@ from trainer_kit.errors import (
     StorageError,
     UsageError,
 )
-from trainer_kit.launch import launch
+from trainer_kit.launcher import launch
 from trainer_kit.runner import run_experiment
 from trainer_kit.telemetry.history import active_history
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment

@@ -19,13 +19,14 @@ _HOME = {
     "TaskConfig": "config.schema",
     "TrainerConfig": "config.schema",
     "OptimizationConfig": "config.optimization",
+    "DataError": "errors",
     "get_experiment": "experiment",
     "register_experiment": "experiment",
     "register_task": "experiment",
     "ArraySource": "inputs.arrays",
     "Task": "tasks.base",
     "Trainer": "trainer",
-    "launch": "launch",
+    "launch": "launcher",
     "run_experiment": "runner",
 }
 
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema import RuntimeConfig as RuntimeConfig
     from trainer_kit.config.schema import TaskConfig as TaskConfig
     from trainer_kit.config.schema import TrainerConfig as TrainerConfig
+    from trainer_kit.errors import DataError as DataError
     from trainer_kit.experiment import get_experiment as get_experiment
     from trainer_kit.experiment import register_experiment as register_experiment
     from trainer_kit.experiment import register_task as register_task
     from trainer_kit.inputs.arrays import ArraySource as ArraySource
-    from trainer_kit.launch import launch as launch
+    from trainer_kit.launcher import launch as launch
     from trainer_kit.runner import run_experiment as run_experiment
     from trainer_kit.tasks.base import Task as Task
     from trainer_kit.trainer import Trainer as Trainer

@@ -135,7 +135,7 @@ def configure(values: flags.FlagValues) -> Resolved:
 def run(values: flags.FlagValues) -> None:
     """Runs the experiment; imports TensorFlow when the config is known to be sound."""
     resolved = configure(values)
-    from trainer_kit.launch import launch
+    from trainer_kit.launcher import launch
 
     launch(
         resolved.config,

@@ -29,7 +29,7 @@ class CharLmTask(trainer_kit.Task):
         """Returns (characters, next characters), int32 [batch, context] each, of the training or the held-out files.
 
         Raises:
-          FileNotFoundError: when there are no sources to read.
+          DataError: when there are no sources to read.
         """
         del input_context  # the source gets it when it is asked for its dataset
         config = self.task_config

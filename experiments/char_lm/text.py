@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer_kit import DataError
+
 HELD_OUT = 20  # one file in so many
 VOCABULARY = 128  # ASCII
 # Folders without a line that someone wrote for this library, or with text that is unlike the rest: what was installed
@@ -26,7 +28,7 @@ def source_files(folder: Path) -> list[str]:
     """Returns the names of the sources in `folder`, relative to it and sorted.
 
     Raises:
-      FileNotFoundError: when there is none.
+      DataError: when there is none.
     """
     names = []
     for here, folders, files in os.walk(folder):
@@ -34,7 +36,7 @@ def source_files(folder: Path) -> list[str]:
         found = [Path(here, name) for name in files if name.endswith(".py") and not name.startswith(GENERATED)]
         names += [path.relative_to(folder).as_posix() for path in found]
     if not names:
-        raise FileNotFoundError(
+        raise DataError(
             f"char_lm: there is no .py file in {folder}; "
             "run it with a Python that ships its sources, or give a folder of .py files: "
             "--params_override=task.folder=FOLDER"
@@ -53,11 +55,11 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
     Characters outside ASCII, and bytes that are no UTF-8, become a question mark.
 
     Raises:
-      FileNotFoundError: when the part has no file.
+      DataError: when the part has no file.
     """
     names = [name for name in source_files(folder) if is_held_out(name) == held_out]
     if not names:
-        raise FileNotFoundError(
+        raise DataError(
             f"char_lm: none of the files in {folder} is for {'evaluation' if held_out else 'training'}; "
             f"one in {HELD_OUT} is held out, so give a folder with more of them"
         )
@@ -74,10 +76,10 @@ def windows(text: np.ndarray, length: int, most: int = 0) -> np.ndarray:
       most: how many windows, evenly spread over the text; 0: all.
 
     Raises:
-      ValueError: when the text is shorter than a window.
+      DataError: when the text is shorter than a window.
     """
     count = (len(text) - 1) // length
     if count < 1:
-        raise ValueError(f"char_lm: {len(text)} characters are too few for a window of {length} + 1")
+        raise DataError(f"char_lm: {len(text)} characters are too few for a window of {length} + 1")
     chosen = np.linspace(0, count - 1, most).astype(int) if 0 < most < count else np.arange(count)
     return text[chosen[:, None] * length + np.arange(length + 1)]

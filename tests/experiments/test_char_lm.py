@@ -18,8 +18,9 @@ from experiments.char_lm.config import CharLmModelConfig
 from experiments.char_lm.model import build_transformer
 from experiments.char_lm.task import CharLmTask, bits, shifted
 from experiments.char_lm.text import VOCABULARY, is_held_out, library, read_text, source_files, windows
+from trainer_kit import DataError
 from trainer_kit.experiment import task_class
-from trainer_kit.launch import launch
+from trainer_kit.launcher import launch
 
 SMALL = CharLmModelConfig(context=12, layers=2, width=16, heads=2)
 
@@ -77,13 +78,13 @@ def test_characters_outside_ascii_and_broken_bytes_become_question_marks(tmp_pat
 
 
 def test_a_library_without_sources_is_told_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"no \.py file in {tmp_path}; .*task\.folder="):
+    with pytest.raises(DataError, match=rf"no \.py file in {tmp_path}; .*task\.folder="):
         read_text(tmp_path, held_out=False)
 
 
 def test_a_folder_with_nothing_to_evaluate_is_told(tmp_path: Path) -> None:
     (tmp_path / next(f"m{i}.py" for i in range(100) if not is_held_out(f"m{i}.py"))).write_text("a = 1\n")
-    with pytest.raises(FileNotFoundError, match="is for evaluation; one in 20 is held out"):
+    with pytest.raises(DataError, match="is for evaluation; one in 20 is held out"):
         read_text(tmp_path, held_out=True)
 
 
@@ -101,7 +102,7 @@ def test_a_bounded_number_of_windows_is_spread_over_the_text() -> None:
 
 
 def test_too_short_a_text_is_told() -> None:
-    with pytest.raises(ValueError, match="5 characters are too few for a window of 5"):
+    with pytest.raises(DataError, match="5 characters are too few for a window of 5"):
         windows(np.zeros(5, np.uint8), 5)
 
 

@@ -11,7 +11,7 @@ import trainer_kit
 from experiments.digits_mlp import DigitsMlpConfig, digits_mlp
 from experiments.digits_mlp.task import DigitsMlpTask, split_digits
 from trainer_kit.experiment import task_class
-from trainer_kit.launch import launch
+from trainer_kit.launcher import launch
 
 
 def test_the_parts_hold_every_image_once() -> None:

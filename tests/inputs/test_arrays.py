@@ -215,6 +215,7 @@ def test_batches_are_prefetched_unless_the_buffer_is_0(buffer: int | None, prefe
 def test_tf_data_options_of_the_config_are_set() -> None:
     options = _source(_training(deterministic=False, autotune_algorithm="HILL_CLIMB")).at(0).options()
     assert options.deterministic is False
+    assert options.autotune.enabled
     assert options.autotune.autotune_algorithm == tf.data.experimental.AutotuneAlgorithm.HILL_CLIMB
     assert _source(_training()).at(0).options().deterministic is None
 
@@ -252,6 +253,10 @@ def test_a_batch_larger_than_the_data_is_refused_with_what_fits() -> None:
 def test_a_batch_that_replicas_cannot_share_names_the_nearest_ones(batch: int, nearest: str) -> None:
     with pytest.raises(UsageError, match=rf"batch {batch} on 4 replicas leaves 2 over; .*equally: {nearest}$"):
         _source(_training(batch)).at(0, _context(4))
+
+
+def test_without_an_autotune_algorithm_nothing_is_tuned() -> None:
+    assert _source(_training()).at(0).options().autotune.enabled is False
 
 
 def test_an_unknown_autotune_algorithm_names_the_nearest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,29 @@ def test_the_iterator_goes_on_and_a_fresh_one_begins_again_on_the_same_dataset()
     feed = Feed("train_data", made)
     assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
     assert made.count == 1
+
+
+def test_an_iterator_that_was_let_go_is_deleted_in_a_thread_of_its_own() -> None:
+    deleted_in: list[int] = []
+    gone = threading.Event()
+
+    class Iterator:
+        def __next__(self) -> int:
+            return 0
+
+        def __del__(self) -> None:
+            deleted_in.append(threading.get_ident())
+            gone.set()
+
+    class Dataset:
+        def __iter__(self) -> Iterator:
+            return Iterator()
+
+    feed = Feed("validation_data", Dataset)
+    feed.iterator()
+    feed.iterator(fresh=True)
+    assert gone.wait(10)
+    assert deleted_in != [threading.get_ident()]
 
 
 def test_forget_makes_the_dataset_anew() -> None:

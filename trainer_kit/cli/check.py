@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
     with _told("machine: devices, strategy, and batches that divide"):
-        from trainer_kit.launch import prepare
+        from trainer_kit.launcher import prepare
 
         strategy = prepare(config)
     with strategy.scope(), tempfile.TemporaryDirectory() as folder:

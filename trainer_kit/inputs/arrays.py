@@ -175,6 +175,8 @@ def _check_batch(examples: int, params: DataConfig) -> None:
 
 def _options(params: DataConfig) -> tf.data.Options:
     options = tf.data.Options()
+    # A gather has nothing to tune, and the tuner's pauses, up to a minute, would hold up the end of the process.
+    options.autotune.enabled = params.autotune_algorithm is not None
     if params.deterministic is not None:
         options.deterministic = params.deterministic
     if params.autotune_algorithm is not None:

@@ -13,7 +13,7 @@ from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import TaskConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.experiment import register_task
-from trainer_kit.launch import launch, prepare
+from trainer_kit.launcher import launch, prepare
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 
 _story: list[Any] = []

@@ -1,0 +1,33 @@
+"""The front door: `import trainer_kit` and the names it offers."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+import trainer_kit
+
+NAMES = [name for name in trainer_kit.__all__ if name != "__version__"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_resolves_again_and_again_to_what_its_module_defines(name: str) -> None:
+    first, second = getattr(trainer_kit, name), getattr(trainer_kit, name)
+    assert first is second
+    assert first.__name__ == name
+    assert first.__module__.startswith("trainer_kit.")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_module_has_a_public_name_which_it_would_take_once_imported(name: str) -> None:
+    assert importlib.util.find_spec(f"trainer_kit.{name}") is None
+
+
+def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Taskk'; it has: .*\bTask\b"):
+        trainer_kit.Taskk  # noqa: B018
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(NAMES) <= set(dir(trainer_kit))
