@@ -85,8 +85,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         self._eval_loops: dict[bool, Any] = {}
         self._run_options = run_options(config.runtime)
         self._results: dict[str, Any] = {}
-        self.data_ended = False
-        self.batch_spec: Any = None  # of what a replica is trained on, once a step was traced
+        self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.init_async()
 
@@ -294,6 +293,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             return self.eval_end(state)
         finally:
             self._swap_back()
+            self._eval_feed.end_pass()
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns the evaluation loop.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +47,8 @@ def test_the_iterator_goes_on_and_a_fresh_one_begins_again_on_the_same_dataset()
     assert made.count == 1
 
 
-def test_an_iterator_that_was_let_go_is_deleted_in_a_thread_of_its_own() -> None:
+@pytest.mark.parametrize("how", ["end of a pass", "fresh", "forget", "replace", "no feed any more"])
+def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
     deleted_in: list[int] = []
     gone = threading.Event()
 
@@ -62,10 +65,45 @@ def test_an_iterator_that_was_let_go_is_deleted_in_a_thread_of_its_own() -> None
             return Iterator()
 
     feed = Feed("validation_data", Dataset)
-    feed.iterator()
-    feed.iterator(fresh=True)
+    feed.iterator(fresh=how == "end of a pass")
+    if how == "end of a pass":
+        feed.end_pass()
+    elif how == "fresh":
+        feed.iterator(fresh=True)
+    elif how == "forget":
+        feed.forget()
+    elif how == "replace":
+        feed.replace(None)
+    else:
+        del feed
     assert gone.wait(10)
-    assert deleted_in != [threading.get_ident()]
+    assert deleted_in[0] != threading.get_ident()
+
+
+def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
+    feed = Feed("validation_data", _Made())
+    assert _next(feed) == 100
+    feed.end_pass()
+    assert _next(feed) == 101
+
+
+def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
+    code = """
+from trainer_kit.inputs.feed import Feed
+
+class Iterator:
+    def __next__(self): return 0
+    def __del__(self): print("deleted")
+
+class Dataset:
+    def __iter__(self): return Iterator()
+
+feed = Feed("train_data", Dataset)
+feed.iterator()
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
 def test_forget_makes_the_dataset_anew() -> None:

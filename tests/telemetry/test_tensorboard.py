@@ -175,6 +175,7 @@ def test_nan_and_infinity_are_written(tmp_path: Path) -> None:
 
 def test_the_step_may_be_tf_summarys_and_has_to_be_known(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
+    tf.summary.experimental.set_step(None)  # a Controller that ran before in this process has set it
     with pytest.raises(UsageError, match="step"):
         manager.write_summaries({"loss": 1.0})
     tf.summary.experimental.set_step(5)
