@@ -202,6 +202,28 @@ def test_actions_see_the_logs_of_each_loop_and_evaluation(tmp_path: Path) -> Non
     assert (len(losses), len(evaluations)) == (4, 2)
 
 
+class _SummarisingTask(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        tf.summary.scalar("mine", logs[self.loss])
+        return logs
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().validation_step(inputs, model, metrics)
+        tf.summary.scalar("mine_too", logs[self.loss])
+        return logs
+
+
+def test_summaries_of_the_task_itself_are_written_at_the_interval(tmp_path: Path) -> None:
+    config = tiny_experiment(summary_interval=10)
+    task = _SummarisingTask(config.task)
+    run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+    train, validation = _tags(tmp_path / "train"), _tags(tmp_path / "validation")
+    assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
+    assert set(validation["mine_too"]) == {10, 20}
+    assert "mine_too" not in train
+
+
 def test_save_summary_false_writes_no_event_file(tmp_path: Path) -> None:
     _run(tmp_path, "train_and_eval", save_summary=False)
     assert not list(tmp_path.rglob("events.out.tfevents.*"))

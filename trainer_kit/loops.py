@@ -77,7 +77,8 @@ class TrainLoop:
             begin()
             done = tf.constant(0)
             while tf.logical_and(done < num_steps, tf.logical_not(stop)):
-                step(iterator)
+                with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+                    step(iterator)
                 done += 1
             return done, results()
 
@@ -111,7 +112,8 @@ class EvalLoop:
                 element = iterator.get_next_as_optional()
                 more = element.has_value()
                 if more:
-                    step(OneElement(element.get_value()))
+                    with tf.name_scope(""):
+                        step(OneElement(element.get_value()))
                     done += 1
                 wanted = tf.logical_or(num_steps < 0, done < num_steps)
             return done, results()

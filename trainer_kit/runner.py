@@ -131,7 +131,7 @@ def run_experiment(
             eval_summary_manager=reports.eval_summaries,
             train_actions=train_actions,
             eval_actions=eval_actions,
-            **_extras(controller_cls, params, reports, signals, directory if chief else None),
+            **_extras(controller_cls, params, reports, signals, directory, chief),
         )
         start = int(trainer.global_step.numpy())
         _LOG.info("%s", _opening_line(mode, start, checkpoint, trainer.model))
@@ -210,13 +210,16 @@ def _extras(
     config: ExperimentConfig,
     reports: build.Reports,
     signals: StopSignals,
-    directory: RunDirectory | None,
+    directory: RunDirectory,
+    chief: bool,
 ) -> dict[str, Any]:
-    """What our Controller takes beside Orbit's arguments; nothing for another one."""
+    """The summary folders, without which Orbit has one manager for both, and what only our Controller takes."""
+    folders = {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
     if not issubclass(controller_cls, Controller):
-        return {}
+        return folders
     options = config.trainer
     extras: dict[str, Any] = {
+        **folders,
         "writer": reports.writer,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,
@@ -224,7 +227,7 @@ def _extras(
     }
     if options.recovery_max_trials >= 0:
         extras["loss_bound"] = (options.loss_upper_bound, options.recovery_begin_steps)
-    if directory is not None:
+    if chief:
         extras["on_evaluation"] = build.ledger(directory.ledger, config, "validation")
     return extras
 
