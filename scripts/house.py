@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "telemetry",
         "loops",
         "metrics",
+        "requirements",
         "async_training",
     ),
     ("trainer", "serving", "callbacks"),

@@ -44,9 +44,16 @@ class _Aggregating(TinyTask):
 def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
     exporter = build.create_exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), str(tmp_path))
     with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
-        build.check_best_metric(_trainer(), exporter)
-    build.check_best_metric(_trainer(_Aggregating), exporter)
-    build.check_best_metric(_trainer(), None)
+        build.check_best_metric(_trainer(checkpoint_exporter=exporter), wanted=True)
+    build.check_best_metric(_trainer(_Aggregating, checkpoint_exporter=exporter), wanted=True)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_trainer_that_keeps_no_best_is_told_when_one_is_wanted(
+    wanted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    build.check_best_metric(_trainer(), wanted=wanted)
+    assert ("no best checkpoint will be kept" in caplog.text) == wanted
 
 
 def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_path: Path) -> None:

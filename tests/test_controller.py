@@ -88,7 +88,7 @@ def test_rates_are_of_steps_and_examples(tmp_path: Path) -> None:
 
 def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: Path) -> None:
     counter, seen = _Counter(), []
-    controller, kept = _controller(tmp_path, counter, on_evaluation=lambda step, logs, seconds: seen.append(step))
+    controller, kept = _controller(tmp_path, counter, on_evaluation=lambda step, *_: seen.append(step))
     logs = controller.train_and_evaluate(train_steps=14, eval_interval=6)
     assert counter.evaluated == seen == _steps(kept, "validation") == [6, 12, 14]
     assert logs == {"accuracy": 0.5}
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_p
     controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), loss_bound=(5.0, 0))
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\.0"):
         controller.train(20)
-    assert _steps(kept) == [4, 8]
+    assert _steps(kept) == [4, 8, 12]  # the last one is reported too
     assert not complete_checkpoints(str(tmp_path))
 
 

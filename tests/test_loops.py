@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError, UsageError
 from trainer_kit.loops import EvalLoop, OneElement, Readback, StatefulEvalLoop, TrainLoop, stop_variable
 
 
@@ -111,6 +111,8 @@ def test_the_state_can_be_reduced_in_graph_when_the_number_of_steps_is_known() -
     assert state.numpy().tolist() == list(range(9))
     with pytest.raises(UsageError, match="validation_steps"):
         evaluate(iter(_batches()), -1, None, concatenate)
+    with pytest.raises(DataError, match=r"fewer batches than the 9 of trainer\.validation_steps"):
+        evaluate(iter(_batches()), 9, None, concatenate)
 
 
 def test_results_keep_their_nesting_types_and_shapes() -> None:

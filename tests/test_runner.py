@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,104 @@ def test_a_loss_that_is_not_finite_stops_the_run_without_saving_it(tmp_path: Pat
     with pytest.raises(DivergedError, match=r"training_loss is .* at step"):
         _run(tmp_path, config=config)
     assert not complete_checkpoints(str(tmp_path))
+
+
+class _Stop:
+    """Sends SIGTERM to this process from the action of a loop or an evaluation at `step`."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.calls = step, 0
+
+    def __call__(self, logs: Any) -> None:
+        self.calls += 5
+        if self.calls == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
+@pytest.mark.parametrize(("saves", "steps"), [(True, [5]), (False, [])])
+def test_a_stop_saves_unless_the_config_says_otherwise(
+    tmp_path: Path, mode: str, saves: bool, steps: list[int]
+) -> None:
+    config = tiny_experiment(preemption_on_demand_checkpoint=saves)
+    with pytest.raises(PreemptedError):
+        _run(tmp_path, mode, config, train_actions=[_Stop(5)])
+    assert list(complete_checkpoints(str(tmp_path))) == steps
+
+
+class _StoppedInEvaluation(TinyTask):
+    """Gets SIGTERM in its evaluation at step 20."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        if not state and stopped_at == [20]:
+            stopped_at.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+        return True
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"step": float(global_step)}
+
+
+stopped_at: list[int] = []
+
+
+def test_an_evaluation_that_was_cut_off_is_made_up_by_the_next_start(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=20, validation_interval=20, **_BEST)
+    task = _StoppedInEvaluation(config.task)
+    stopped_at[:] = [20]
+    with pytest.raises(PreemptedError):
+        run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+    assert _steps(tmp_path, "validation") == []
+    _, logs = run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+    assert logs["step"] == 20
+    assert json.loads((tmp_path / "final.json").read_text())["metrics"]["accuracy"] == logs["accuracy"]
+    assert (tmp_path / "best_ckpt/ckpt-20.index").exists()
+    assert _steps(tmp_path, "validation") == [20]
+
+
+def test_a_run_that_was_only_trained_is_evaluated_by_train_and_eval(tmp_path: Path) -> None:
+    _run(tmp_path, "train")
+    assert "accuracy" in _run(tmp_path, "train_and_eval")[1]
+
+
+def test_a_save_that_fails_in_the_background_at_the_end_is_a_storage_error(tmp_path: Path) -> None:
+    def block(logs: Any) -> None:
+        (tmp_path / "ckpt-20.index").mkdir(exist_ok=True)  # a rename to it fails, as on a full disk
+
+    with pytest.raises(StorageError, match=r"ckpt-20 was not written: .*ckpt-20"):
+        _run(tmp_path, train_actions=[block])
+    assert not (tmp_path / "final.json").exists()
+
+
+def test_a_sidecar_does_not_mind_that_the_checkpoint_it_began_with_is_rotated_away(tmp_path: Path) -> None:
+    config = tiny_experiment(max_to_keep=1)
+    _run(tmp_path, config=config.replace(trainer={"train_steps": 10}))
+
+    def train_on(logs: Any) -> None:
+        if not (tmp_path / "ckpt-20.index").exists():
+            _run(tmp_path, config=config)
+
+    _run(tmp_path, "continuous_eval", config, eval_actions=[train_on])
+    assert list(complete_checkpoints(str(tmp_path))) == [20]
+    assert _ledger(tmp_path, "continuous_eval") == [(10, "ckpt-10"), (20, "ckpt-20")]
+
+
+def _ledger(folder: Path, name: str) -> list[tuple[int, str | None]]:
+    lines = (folder / f"evals/{name}.jsonl").read_text().splitlines()
+    return [(record["step"], record["checkpoint"]) for record in map(json.loads, lines)]
+
+
+def test_the_ledger_names_only_checkpoints_that_are_there_and_eval_has_its_own(tmp_path: Path) -> None:
+    config = tiny_experiment(checkpoint_interval=20, validation_interval=10, **_BEST)
+    _run(tmp_path, "train_and_eval", config)
+    assert _ledger(tmp_path, "validation") == [(10, None), (20, "ckpt-20")]
+    events = sorted((tmp_path / "validation").iterdir())
+    _run(tmp_path, "eval", config, checkpoint="20")
+    assert _ledger(tmp_path, "eval") == [(20, "ckpt-20")]
+    assert len(_ledger(tmp_path, "validation")) == 2
+    assert sorted((tmp_path / "validation").iterdir()) == events
 
 
 def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:

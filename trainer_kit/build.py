@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +27,8 @@ from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 from trainer_kit.trainer import Trainer
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,19 @@ def create_exporter(config: ExperimentConfig, folder: str, keeps: bool = True) -
     return BestCheckpoint(folder, metric, comparison, keeps=keeps) if metric else None
 
 
-def check_best_metric(trainer: Any, exporter: BestCheckpoint | None) -> None:
-    """Raises UsageError when no evaluation will report the metric of the best, unless only a run can tell."""
-    names = trainer.validation_metric_names() if exporter is not None else None
-    if exporter is not None and names is not None:
+def check_best_metric(trainer: Any, wanted: bool) -> None:
+    """Checks, before the first step, that the best checkpoint will be kept if it is `wanted`; on every worker.
+
+    Raises:
+      UsageError: when no evaluation will report the metric, unless only a run can tell.
+    """
+    exporter = trainer.checkpoint_exporter
+    if exporter is None:
+        if wanted:
+            _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
+        return
+    names = trainer.validation_metric_names()
+    if names is not None:
         exporter.check_metric(names)
 
 
@@ -100,14 +115,14 @@ def open_reports(
     return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history)
 
 
-def ledger(path: str, config: ExperimentConfig, dataset: str) -> Callable[[int, Mapping[str, Any], float], None]:
-    """Returns a function (step, logs, seconds) that appends an evaluation to the ledger at `path`."""
+def ledger(path: str, config: ExperimentConfig, dataset: str) -> Callable[..., None]:
+    """Returns a function (step, logs, seconds, checkpoint) that appends an evaluation to the ledger at `path`."""
     digest = config_hash(config)
 
-    def append(step: int, logs: Mapping[str, Any], seconds: float) -> None:
+    def append(step: int, logs: Mapping[str, Any], seconds: float, checkpoint: str | None = None) -> None:
         record = {
             "step": step,
-            "checkpoint": f"ckpt-{step}",
+            "checkpoint": checkpoint,
             "dataset": dataset,
             "metrics": plain(logs),
             "seconds": round(seconds, 3),
@@ -129,6 +144,17 @@ def model_cost(trainer: Any) -> str:
         return parameters
     features = spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec
     return f"{parameters}; {count_flops(trainer.model, features)} for one example"
+
+
+def evaluated_step(path: str) -> int:
+    """Returns the last step in the ledger at `path`; -1 if there is none. A torn line is skipped."""
+    last = -1
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    last = max(last, int(json.loads(line)["step"]))
+    return last
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class Controller(orbit.Controller):
       stopping: tells whether a stop was asked for.
       loss_bound: `(bound, first step that it counts at)`; None: any loss will do.
       save_on_stop: whether a stop saves a checkpoint.
-      on_evaluation: called with (step, logs, seconds) after each evaluation, before anything is reported.
+      on_evaluation: called with (step, logs, seconds, checkpoint) after each evaluation, before anything is reported;
+        checkpoint is the path of the one that has the evaluated weights, None if they were not saved.
+      evaluated_step: of the last evaluation of an earlier start, so that one that was cut off is made up.
       **orbit_arguments: those of orbit.Controller, whose constructor restores the newest checkpoint.
     """
 
@@ -51,13 +53,15 @@ class Controller(orbit.Controller):
         stopping: Callable[[], bool] = lambda: False,
         loss_bound: tuple[float, int] | None = None,
         save_on_stop: bool = True,
-        on_evaluation: Callable[[int, Mapping[str, Any], float], None] = lambda step, logs, seconds: None,
+        on_evaluation: Callable[[int, Mapping[str, Any], float, str | None], None] = lambda *_: None,
+        evaluated_step: int = -1,
         **orbit_arguments: Any,
     ) -> None:
         self._writer, self._batch_size, self._stopping = writer, batch_size, stopping
         self._loss_bound, self._save_on_stop, self._on_evaluation = loss_bound, save_on_stop, on_evaluation
         self._total: int | None = None
-        self._saved_step = -1
+        self._saved_step, self._evaluated_step = -1, evaluated_step
+        self._checkpoint: str | None = None
         super().__init__(**orbit_arguments)
 
     @property
@@ -86,7 +90,7 @@ class Controller(orbit.Controller):
                 break
             if schedules.is_due(before, step, self._interval):
                 self.save_checkpoint()
-        if checkpoint_at_completion or data_ended or (self.stopping and self._save_on_stop):
+        if self._save_on_stop if self.stopping else checkpoint_at_completion or data_ended:
             self.save_checkpoint()
             self._sync_on_async_checkpointing()
         if data_ended and steps >= 0:
@@ -109,7 +113,9 @@ class Controller(orbit.Controller):
             action(logs)
         logs = tf.nest.map_structure(orbit.utils.get_value, logs)
         step = int(self.global_step.numpy())
-        self._on_evaluation(step, logs, seconds)
+        self._evaluated_step = step
+        self._sync_on_async_checkpointing()  # nothing is recorded before it is there
+        self._on_evaluation(step, logs, seconds, self._checkpoint if step == self._saved_step else None)
         self._report("validation", step, logs, seconds=seconds)
         return dict(logs)
 
@@ -118,12 +124,17 @@ class Controller(orbit.Controller):
     ) -> dict[str, Any]:
         """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
 
+        An evaluation that was due when an earlier start ended comes first.
+
         Returns:
           The logs of the last evaluation; empty when a stop was asked for.
         """
         self._total = train_steps if train_steps >= 0 else None
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
+        due = step == train_steps or (eval_interval and step % eval_interval == 0)
+        if due and step > max(self._evaluated_step, 0):
+            output = self.evaluate(eval_steps)
         while (step < train_steps or train_steps < 0) and not self.stopping:
             pause = schedules.next_stop(step, train_steps, eval_interval) if eval_interval else train_steps
             try:
@@ -135,7 +146,8 @@ class Controller(orbit.Controller):
             step = int(self.global_step.numpy())
             if not self.stopping:
                 output = self.evaluate(eval_steps)
-        self.save_checkpoint()
+        if self._save_on_stop or not self.stopping:
+            self.save_checkpoint()
         self._sync_on_async_checkpointing()
         return output
 
@@ -176,7 +188,7 @@ class Controller(orbit.Controller):
             else:
                 manager.checkpoint.restore(checkpoint_path)
         if checkpoint_path is not None:
-            self._saved_step = int(self.global_step.numpy())
+            self._saved_step, self._checkpoint = int(self.global_step.numpy()), checkpoint_path
             after_restore = getattr(self.trainer or self.evaluator, "after_restore", None)
             if after_restore is not None:
                 after_restore(checkpoint_path)
@@ -186,7 +198,8 @@ class Controller(orbit.Controller):
         """Saves the state as it is, unless this step is saved already."""
         step = int(self.global_step.numpy())
         if self.checkpoint_manager is not None and step != self._saved_step:
-            self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
+            self._writer.flush()  # what was measured before the checkpoint outlives the process with it
+            self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
             self._saved_step = step
 
     @property
@@ -209,8 +222,8 @@ class Controller(orbit.Controller):
             action(logs)
         logs = tf.nest.map_structure(orbit.utils.get_value, logs)
         if done:
-            self._check_loss(step + done, logs)
             self._report("train", step + done, logs, steps=done, seconds=seconds)
+            self._check_loss(step + done, logs)
         return step + done
 
     def _records_summaries(self) -> Any:

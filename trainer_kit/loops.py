@@ -153,6 +153,7 @@ class StatefulEvalLoop:
 
         Raises:
           UsageError: for -1 with a loop in graph, whose graph has to know how many steps to run.
+          DataError: when the data ends inside such a loop.
         """
         limit = int(num_steps)
         if self._graph is not None and limit < 0:
@@ -164,8 +165,7 @@ class StatefulEvalLoop:
         done = 0
         while (limit < 0 or done < limit) and not self._stop.numpy():
             if self._graph is not None and done == 1:
-                state = self._graph(iterator, tf.constant(limit - 1), state, reduce_fn)
-                return limit, state
+                return limit, self._rest(iterator, limit - 1, state, reduce_fn)
             try:
                 outputs = self._step(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -173,6 +173,16 @@ class StatefulEvalLoop:
             state = reduce_fn(state, outputs)
             done += 1
         return done, state
+
+    def _rest(self, iterator: Any, steps: int, state: Any, reduce_fn: Callable[[Any, Any], Any]) -> Any:
+        assert self._graph is not None
+        try:
+            return self._graph(iterator, tf.constant(steps), state, reduce_fn)
+        except tf.errors.OutOfRangeError as error:
+            raise DataError(
+                f"task.validation_data has fewer batches than the {steps + 1} of trainer.validation_steps; lower that, "
+                "or set trainer.eval_tf_while_loop=false, which stops where the data ends"
+            ) from error
 
 
 def check_evaluated(done: int, wanted: int, stopped: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGINT
@@ -98,7 +99,7 @@ def run_experiment(
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
-    directory = RunDirectory(model_dir, params.trainer, sidecar=eval_name if mode == "continuous_eval" else "")
+    directory = RunDirectory(model_dir, params.trainer, sidecar=_evaluation_name(mode, eval_name))
     if chosen.trains:
         for change in check_model_dir(directory, params, experiment, allow_config_change):
             _LOG.info("changed since the run was started: %s", change)
@@ -106,9 +107,9 @@ def run_experiment(
         checkpoint = select_checkpoint(model_dir, checkpoint, directory.best)
 
     with strategy.scope():
-        exporter = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
-        trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, exporter)
-        build.check_best_metric(trainer, exporter)
+        best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
+        trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
+        build.check_best_metric(trainer, wanted=best is not None)
 
     reports = build.open_reports(
         directory if chief else None,
@@ -149,6 +150,11 @@ def run_experiment(
     if reports.history is not None:
         _conclude(directory, trainer, mode, logs)
     return trainer.model, logs
+
+
+def _evaluation_name(mode: str, eval_name: str) -> str:
+    """The name of what only evaluates: what it writes lies apart from what the training run writes."""
+    return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")
 
 
 def _opening_line(mode: str, start: int, checkpoint: str, model: Any) -> str:
@@ -220,6 +226,7 @@ def _extras(
     options = config.trainer
     extras: dict[str, Any] = {
         **folders,
+        "evaluated_step": build.evaluated_step(directory.ledger),
         "writer": reports.writer,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,
@@ -228,7 +235,10 @@ def _extras(
     if options.recovery_max_trials >= 0:
         extras["loss_bound"] = (options.loss_upper_bound, options.recovery_begin_steps)
     if chief:
-        extras["on_evaluation"] = build.ledger(directory.ledger, config, "validation")
+        append = build.ledger(directory.ledger, config, "validation")
+        extras["on_evaluation"] = lambda step, logs, seconds, path: append(
+            step, logs, seconds, os.path.relpath(path, directory.path) if path else None
+        )
     return extras
 
 

@@ -26,6 +26,7 @@ from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, check_evalu
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
+from trainer_kit.requirements import check_model, check_sections
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,12 +62,13 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
-        _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
+        check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
         self._checkpoint_exporter, self._trains, self._evaluates = checkpoint_exporter, train, evaluate
         self._global_step = orbit.utils.create_global_step()
-        self._build_variables()
+        check_model(model, config.runtime.enable_xla, self._strategy)
+        self._build_optimizers()
         self._average = self._moving_average()
         self._checkpoint = training_checkpoint(
             global_step=self._global_step,
@@ -234,6 +236,9 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
                 self.loop_steps, self._results["train"] = loop(iterator, num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
                 self._end_of_data()
+
+        if self._is_async and loop.whole is None:
+            raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
 
         def schedule(iterator: Any, num_steps: Any) -> None:
             self.coordinator_for_async().schedule(loop.whole, args=(iterator, num_steps))
@@ -410,18 +415,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     # ---- how it is done
 
-    def _build_variables(self) -> None:
-        """Builds optimizers and checks that there is something to train and to save."""
-        if not getattr(self._model, "variables", None):
-            raise UsageError(
-                f"the model {type(self._model).__name__} has no variables yet; build it in build_model, "
-                "for instance by calling it once on a batch of zeros"
-            )
-        if self._config.runtime.enable_xla and self._strategy.num_replicas_in_sync > 1:
-            raise UsageError(
-                f"runtime.enable_xla needs one replica, and there are {self._strategy.num_replicas_in_sync}: XLA "
-                "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
-            )
+    def _build_optimizers(self) -> None:
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
         for optimizer in optimizers:
             if isinstance(optimizer, keras.Optimizer) and not optimizer.built:
@@ -461,13 +455,3 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def _swap_back(self) -> None:
         if self._average is not None and self._average.swapped:
             self._average.swap()
-
-
-def _check_sections(config: Any, train: bool, evaluate: bool) -> None:
-    needed = [(config, "trainer"), (config, "task"), (config, "runtime")]
-    for section, name in needed:
-        if not hasattr(section, name):
-            raise AttributeError(f"the trainer needs a config with a section {name!r}")
-    for wanted, name in ((train, "train_data"), (evaluate, "validation_data")):
-        if wanted and not hasattr(config.task, name):
-            raise AttributeError(f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset")

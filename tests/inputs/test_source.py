@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.build import create_trainer
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.inputs.arrays import ArraySource
-from trainer_kit.inputs.source import Source
+from trainer_kit.inputs.source import Source, dataset_at
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
 from trainer_kit.trainer import Trainer
 
@@ -90,3 +90,12 @@ def test_after_a_rollback_the_position_is_that_of_the_restored_step(tmp_path: Pa
     trainer.after_restore(path)
     trainer.train(tf.constant(1))
     assert asked["train"] == [(0, 1), (5, 1)]
+
+
+@pytest.mark.parametrize(("position", "told"), [(0, False), (7, True)])
+def test_a_dataset_without_a_position_starts_at_its_beginning_and_says_so(
+    position: int, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = dataset_at(lambda params: tf.data.Dataset.range(20), None, position, None)
+    assert int(next(iter(dataset))) == 0
+    assert ("starts again at its beginning, not at batch 7" in caplog.text) == told

@@ -54,6 +54,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             checkpoint_interval=checkpoint_interval,
             init_fn=init_fn,
         )
+        self._in_flight: str | None = None
         self._asynchronous = asynchronous
         self._for_training = for_training
 
@@ -73,18 +74,20 @@ class CheckpointManager(tf.train.CheckpointManager):
             path = super().save(checkpoint_number, check_interval=check_interval, options=options)
         except (tf.errors.OpError, OSError) as error:
             raise StorageError(f"no checkpoint can be saved in {self.directory}: {_reason(error)}") from error
+        self._in_flight = str(path) if path else self._in_flight
         return str(path) if path else None
 
     def sync(self) -> None:
         """Waits for the save in flight.
 
         Raises:
-          StorageError: when its files are not there afterwards.
+          StorageError: when it failed. TensorFlow itself would say so with the next save only, or never.
         """
         super().sync()
-        newest = self.latest_checkpoint
-        if newest and not tf.io.gfile.exists(f"{newest}.index"):
-            raise StorageError(f"the checkpoint {newest} was not written")
+        asked, self._in_flight = self._in_flight, None
+        if asked and asked != self.latest_checkpoint:  # which moves when a save is complete
+            error = _failure_in_background(self.checkpoint)
+            raise StorageError(f"the checkpoint {asked} was not written: {_reason(error)}") from error
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -117,5 +120,16 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._last_checkpoint_step = int(self._step_counter.numpy())
 
 
-def _reason(error: Exception) -> str:
+def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:
+    """Takes the error of the last asynchronous save from TensorFlow, which would raise it once more at exit."""
+    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
+    error = getattr(saver, "_async_error", None)
+    if saver is not None:
+        saver._async_error = None
+    return error
+
+
+def _reason(error: Exception | None) -> str:
+    if error is None:
+        return "no reason is known; is the disk full?"
     return str(getattr(error, "message", None) or getattr(error, "strerror", None) or error).splitlines()[0]

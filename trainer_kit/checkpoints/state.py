@@ -70,8 +70,17 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool) -> None:
 
 
 def saved_shapes(path: str) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of what the checkpoint at `path` holds, without TensorFlow's bookkeeping."""
-    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    """Returns name -> shape of what the checkpoint at `path` holds, without TensorFlow's bookkeeping.
+
+    Raises:
+      StorageError: when there is no such checkpoint any more, or it cannot be read.
+    """
+    try:
+        shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    except (tf.errors.NotFoundError, ValueError) as error:
+        raise StorageError(f"{path} is gone or incomplete: {error}") from error
+    except (tf.errors.OpError, IndexError) as error:
+        raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
     return {
         _readable(key): tuple(shape)
         for key, shape in shapes.items()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
+
+_LOG = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -36,4 +39,12 @@ def dataset_at(
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
     made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-    return made.at(position, input_context) if isinstance(made, Source) else made
+    if isinstance(made, Source):
+        return made.at(position, input_context)
+    if position:
+        _LOG.warning(
+            "the training data is a tf.data.Dataset without a position: it starts again at its beginning, not at batch "
+            "%d; build_inputs can return a Source, such as ArraySource, to go on there",
+            position,
+        )
+    return made
