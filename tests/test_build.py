@@ -90,7 +90,7 @@ def test_only_runs_that_train_have_a_history(tmp_path: Path) -> None:
 def test_the_ledger_names_checkpoint_dataset_and_config(tmp_path: Path) -> None:
     config = tiny_experiment()
     append = build.ledger(str(tmp_path / "evals" / "a.jsonl"), config, "validation")
-    append(5, {"accuracy": np.float32(0.5), "far": {"loss": tf.constant(1.0)}}, 0.12345)
+    append(5, {"accuracy": np.float32(0.5), "far": {"loss": tf.constant(1.0)}}, 0.12345, "ckpt-5")
     append(6, {}, 0.0)
     first, second = map(json.loads, (tmp_path / "evals" / "a.jsonl").read_text().splitlines())
     assert first == {
