@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "errors",
         "files",
         "registry",
+        "scalars",
         "schedules",
         "signals",
         "modes",
@@ -30,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "config.schema",
         "config.optimization",
     ),
-    ("experiment", "config", "discovery", "run_directory"),
+    ("experiment", "config", "discovery", "run_directory", "preflight"),
     (
         "tasks",
         "inputs",
@@ -45,24 +46,30 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("trainer", "serving", "callbacks"),
     ("runner", "supervise", "controller", "build", "launcher"),
-    ("train", "compat", "testing"),
+    ("flags", "train", "compat", "testing"),
     ("cli",),
 )
 # Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
 SHARED_FLOORS = (0, 1)
-MAY_USE = {"tasks": {"inputs", "optimizers", "checkpoints"}, "runner": {"controller", "build"}, "launcher": {"runner"}}
+MAY_USE = {
+    "tasks": {"inputs", "optimizers", "checkpoints"},
+    "runner": {"controller", "build"},
+    "launcher": {"runner"},
+    "train": {"flags"},
+}
 
 # Libraries that belong to a few rooms, and all that floors 0 and 1 may import beside the standard library.
 ONLY_IN = {
     "orbit": ("trainer", "callbacks", "controller", "runner"),
     "gin": ("config.sources", "compat.model_garden"),
-    "absl.flags": ("train", "compat.model_garden"),
+    "absl.flags": ("flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),
 }
 LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
 RECOGNISER_LINES = 60  # of the one small module that may import tf_keras, to tell its objects from others
 
-FILE_LINES, FUNCTION_LINES, LONGER_FUNCTIONS = 300, 40, {"run_experiment": 80}
+FILE_LINES, SHORTER_FILES = 300, {"trainer_kit.train": 100}  # train is wiring only
+FUNCTION_LINES, LONGER_FUNCTIONS = 40, {"run_experiment": 80}
 DOCUMENTED_SHARE = 0.9
 BAD_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 
@@ -244,12 +251,11 @@ def module_docstrings(sources: Sequence[Source]) -> list[str]:
 
 
 def small_files(sources: Sequence[Source]) -> list[str]:
-    """No file is longer than FILE_LINES lines of code."""
-    sizes = [(source.module, source.code_lines) for source in sources]
+    """No file is longer than FILE_LINES lines of code, or than its own limit in SHORTER_FILES."""
     return [
-        f"{module} has {lines} lines of code; the limit is {FILE_LINES}"
-        for module, lines in sizes
-        if lines > FILE_LINES
+        f"{source.module} has {source.code_lines} lines of code; the limit is {limit}"
+        for source in sources
+        if source.code_lines > (limit := SHORTER_FILES.get(source.module, FILE_LINES))
     ]
 
 

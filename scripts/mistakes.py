@@ -29,7 +29,7 @@ class Mistake:
       expected: part of the message.
       code: the exit code.
       files: to be there first, name -> text.
-      needs_tensorflow: whether it can be known only after the import.
+      needs_tensorflow: whether it can be known only after the import; the others must be told without it.
     """
 
     name: str
@@ -38,6 +38,26 @@ class Mistake:
     code: int = 2
     files: tuple[tuple[str, str], ...] = ()
     needs_tensorflow: bool = False
+
+
+def _experiment(name: str, method: str) -> str:
+    """Returns a module that registers a tiny experiment whose task has `method` in place of its own."""
+    return f"""
+import tensorflow as tf, trainer_kit
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+@trainer_kit.configclass
+class WrongConfig(TinyConfig):
+    pass
+
+@trainer_kit.register_task(WrongConfig)
+class WrongTask(TinyTask):
+    {method.strip()}
+
+@trainer_kit.register_experiment("{name}")
+def wrong():
+    return tiny_experiment().replace(task=WrongConfig())
+"""
 
 
 def _override(name: str, value: str, expected: str) -> Mistake:
@@ -95,7 +115,7 @@ MISTAKES = [
         "model_dir of another experiment", {}, "holds a run of the experiment 'char_lm'",
         files=(("run/manifest.json", '{"experiment": "char_lm"}'),),
     ),
-    Mistake("eval without a checkpoint", {"mode": "eval"}, "holds no checkpoint", needs_tensorflow=True),
+    Mistake("eval without a checkpoint", {"mode": "eval"}, "nothing to evaluate: {folder}/run holds no checkpoint"),
     Mistake(
         "misspelt best metric", {"params_override": "trainer.best_checkpoint_eval_metric=acuracy"},
         "did you mean accuracy", needs_tensorflow=True,
@@ -103,28 +123,59 @@ MISTAKES = [
     Mistake(
         "batch that replicas do not divide",
         {"params_override": "runtime.virtual_cpus=3,task.train_data.global_batch_size=32"},
-        "task.train_data.global_batch_size", needs_tensorflow=True,
+        "task.train_data.global_batch_size",
+    ),
+    _override("folder that is everything", "trainer.best_checkpoint_export_subdir=..", "'..' is not a plain folder"),
+    _override("folder that is taken", "trainer.validation_summary_subdir=train", "'train' is what trainer_kit calls"),
+    _override("evaluation that goes on at the end", "trainer.eval_recreate_iterator=false", "validation_steps"),
+    _override("rolling back", "trainer.recovery_max_trials=3", "asks to roll back, which is not there yet"),
+    Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is what"),
+    Mistake("tf.data service", {"tf_data_service": "grpc://host:1"}, "no reader of this release uses the tf.data"),
+    Mistake("change of nothing", {"allow_config_change": "trainer.train_step"}, "did you mean trainer.train_steps"),
+    Mistake(
+        "syntax error in a module", {"import_module": "{folder}/my.py"}, "{folder}/my.py:2: SyntaxError: ",
+        files=(("my.py", "a = 1\nb = (\n"),),
+    ),
+    Mistake(
+        "library that is not there", {"import_module": "{folder}/my.py"}, "my.py:1: No module named 'no_such_library'",
+        files=(("my.py", "import no_such_library\n"),),
+    ),
+    Mistake(
+        "wrong config in a factory", {"import_module": "{folder}/my.py", "experiment": "wrong"},
+        "trainer.train_step (my.wrong): there is no such key; did you mean trainer.train_steps?",
+        files=(("my.py", """
+import trainer_kit
+
+@trainer_kit.register_experiment("wrong")
+def wrong():
+    return trainer_kit.ExperimentConfig(trainer={"train_step": 5})
+"""),),
     ),
     Mistake("unknown gin name", {"gin_params": "TrainrConfig.train_steps = 5"}, "TrainrConfig", needs_tensorflow=True),
     Mistake(
         "empty dataset", {"import_module": "{folder}/empty.py", "experiment": "empty"}, "task.train_data", 5,
-        (("empty.py", """
-import tensorflow as tf, trainer_kit
-from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
-
-@trainer_kit.configclass
-class EmptyConfig(TinyConfig):
-    pass
-
-@trainer_kit.register_task(EmptyConfig)
-class EmptyTask(TinyTask):
+        (("empty.py", _experiment("empty", """
     def build_inputs(self, params, input_context=None):
         return super().build_inputs(params).at(0).take(0).repeat()
-
-@trainer_kit.register_experiment("empty")
-def empty():
-    return tiny_experiment().replace(task=EmptyConfig())
-"""),),
+""")),),
+        needs_tensorflow=True,
+    ),
+    Mistake(
+        "loss without a gradient", {"import_module": "{folder}/constant.py", "experiment": "constant"},
+        "no variable has a gradient", 2,
+        (("constant.py", _experiment("constant", """
+    def build_losses(self, labels, model_outputs, aux_losses=None):
+        return tf.constant(1.0)
+""")),),
+        needs_tensorflow=True,
+    ),
+    Mistake(
+        "loss for each example", {"import_module": "{folder}/vector.py", "experiment": "vector"},
+        "build_losses has to return a scalar", 2,
+        (("vector.py", _experiment("vector", """
+    def build_losses(self, labels, model_outputs, aux_losses=None):
+        return tf.reduce_sum(model_outputs, axis=1)
+""")),),
         needs_tensorflow=True,
     ),
 ]  # fmt: skip
@@ -132,12 +183,16 @@ def empty():
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a mistake: the exit code, the error text, the seconds, and what was written."""
+    """What came of a mistake: exit code, error text, seconds, what was written, whether TensorFlow was imported.
+
+    An event file, which TensorFlow opens with the first loop, does not count as written.
+    """
 
     code: int
     text: str
     seconds: float
     written: list[str]
+    imported_tensorflow: bool
 
 
 def commit(mistake: Mistake, folder: Path) -> Outcome:
@@ -151,14 +206,24 @@ def commit(mistake: Mistake, folder: Path) -> Outcome:
     arguments = [argument.replace("{folder}", str(folder)) for argument in given]
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "trainer_kit.train", *arguments],
+        [sys.executable, "-X", "importtime", "-m", "trainer_kit.train", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     seconds = time.perf_counter() - start
-    written = sorted({str(path) for path in folder.rglob("*")} - before - {str(folder / "__pycache__")})
-    errors = [line for line in done.stderr.splitlines() if not line.startswith(("WARNING: All log", "I0000", "E0000"))]
+    events = {str(path) for file in folder.rglob("events.out.tfevents*") for path in (file, *file.parents)}
+    written = sorted({str(path) for path in folder.rglob("*") if "__pycache__" not in str(path)} - before - events)
+    lines = done.stderr.splitlines()
+    imported = any(line.startswith("import time:") and line.split()[-1] == "tensorflow" for line in lines)
+    errors = [line for line in lines if not line.startswith(("WARNING: All log", "I0000", "E0000", "import time:"))]
     text = "\n".join(errors[next((i for i, line in enumerate(errors) if line.startswith("error")), 0) :])
-    return Outcome(done.returncode, text, seconds, [path for path in written if "__pycache__" not in path])
+    return Outcome(done.returncode, text, seconds, written, imported)
+
+
+def is_told(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
+    """Whether the outcome is as it should be."""
+    expected = mistake.expected.replace("{folder}", str(folder))
+    told = outcome.code == mistake.code and expected in outcome.text and "Traceback" not in outcome.text
+    return told and not outcome.written and outcome.imported_tensorflow == mistake.needs_tensorflow
 
 
 def main() -> int:
@@ -167,7 +232,7 @@ def main() -> int:
     for mistake in MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
             outcome = commit(mistake, Path(folder))
-        good = outcome.code == mistake.code and mistake.expected in outcome.text and not outcome.written
+            good = is_told(mistake, outcome, Path(folder))
         wrong += not good
         marks = ("" if good else "  <-- WRONG") + ("  (needs TensorFlow)" if mistake.needs_tensorflow else "")
         print(f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}", flush=True)

@@ -13,9 +13,9 @@ model_dir=${1:-$root/runs/digits}
 
 bash "$root/scripts/environment.sh"
 cd "$root"
-command=(python -m trainer_kit.train --experiment=digits --mode=train_and_eval "--model_dir=$model_dir")
+command=(.venv/bin/python -m trainer_kit.train --experiment=digits --mode=train_and_eval "--model_dir=$model_dir")
 printf '[quickstart] %s\n' "${command[*]}"
-".venv/bin/${command[0]}" "${command[@]:1}"
+"${command[@]}"
 
 printf '\n[quickstart] results in %s:\n' "$model_dir"
 describe() { [[ ! -e $model_dir/$1 ]] || printf '  %-22s %s\n' "$1" "$2"; }

@@ -72,6 +72,7 @@ BAD: list[tuple[house.Rule, Modules]] = [
     (house.names_say_what_is_inside, {"experiments.one.helpers": ""}),
     (house.module_docstrings, {"m": "a = 1"}),
     (house.small_files, {"m": "a = 1\n" * 301}),
+    (house.small_files, {"trainer_kit.train": "a = 1\n" * 101}),
     (house.small_functions, {"m": "def run() -> None:\n" + "    print()\n" * 40}),
     (house.small_functions, {"m": "class A:\n    def run(self) -> None:\n" + "        print()\n" * 40}),
     (house.small_functions, {"m": "def run_experiment() -> None:\n" + "    print()\n" * 80}),

@@ -102,12 +102,14 @@ def test_the_ledger_names_checkpoint_dataset_and_config(tmp_path: Path) -> None:
         "config_hash": config_hash(config),
         "lineage": 0,
     }
-    assert second["step"] == 6
+    assert (second["step"], second["checkpoint"]) == (6, None)
 
 
 def test_plain_logs_are_nested_floats_without_what_is_no_scalar() -> None:
-    logs = {"a": np.float32(1), "b": {"c": tf.constant(2)}, "image": np.zeros((2, 2)), "text": "x", "d": 3}
-    assert build.plain(logs) == {"a": 1.0, "b": {"c": 2.0}, "d": 3.0}
+    scalars = {"a": np.float32(1), "b": {"c": tf.constant(2), "none": None, "deep": {}}, "d": 3}
+    others = {"image": np.zeros((2, 2)), "text": "x", "none": None, "list": [0.1, 0.2], "one": np.zeros((1,))}
+    logs: dict[str, Any] = {**scalars, **others}
+    assert build.plain(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "d": 3.0}
 
 
 def test_the_cost_of_an_example_is_known_after_a_step() -> None:

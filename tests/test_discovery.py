@@ -140,7 +140,8 @@ def test_all_places_are_listed_together(here: Path, name: str, monkeypatch: pyte
     _write(here / "site" / f"{name}_installed.py", f"{name}_installed")
     _install(here / "site", f"{name}_installed", {f"{name}_installed": f"{name}_installed"}, monkeypatch)
     (here / "experiments" / "notes").mkdir()  # a folder that is no package
-    found = discovery.find_all_experiments([f"{name}_file.py"])
+    found, broken = discovery.find_all_experiments([f"{name}_file.py"])
+    assert broken == []
     expected = [f"{name}_file", f"{name}_installed", f"{name}_module", f"{name}_package/a"]
     assert [one for one in found if one.startswith(name)] == expected
     assert discovery.local_experiments() == [f"{name}_module", f"{name}_package"]
@@ -201,7 +202,7 @@ def test_errors_inside_a_users_module_are_not_taken_for_a_misspelt_name(here: Pa
     (here / f"{name}_a.py").write_text("import a_library_that_is_not_installed\n")
     (here / f"{name}_b.py").write_text("1 / 0\n")
     for module in (f"{name}_a", f"{name}_a.py"):
-        with pytest.raises(ModuleNotFoundError, match="a_library_that_is_not_installed"):
+        with pytest.raises(UsageError, match=rf"{name}_a\.py:1: No module named 'a_library_that_is_not_installed'"):
             discovery.import_user_module(module)
     with pytest.raises(ZeroDivisionError):
         discovery.import_user_module(f"{name}_b.py")
@@ -214,3 +215,57 @@ def test_a_file_that_failed_can_be_imported_when_it_is_mended(here: Path, name: 
     _write(here / f"{name}.py", name, steps=5)
     discovery.import_user_module(f"{name}.py")
     assert _steps(name) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "cause"),
+    [
+        ("a = 1\nb = (\n", r":2: SyntaxError: '\(' was never closed", SyntaxError),
+        ("if True:\na = 1\n", r":2: IndentationError: expected an indented block", IndentationError),
+        ("\nimport no_such_library\n", r":2: No module named 'no_such_library'; correct or install it", ImportError),
+        ("from json import no_such_name\n", r":1: cannot import name 'no_such_name' from 'json'", ImportError),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_its_line_and_reason(
+    here: Path, name: str, text: str, reason: str, cause: type[Exception]
+) -> None:
+    (here / "experiments").mkdir()
+    (here / "experiments" / f"{name}.py").write_text(text)
+    (here / f"{name}_mine.py").write_text(text)
+    found = []
+    with pytest.raises(UsageError, match=rf"--experiment: experiments\.{name} cannot be .*{name}\.py{reason}") as error:
+        discovery.find_experiment(name)
+    found.append(error)
+    for module in (f"{name}_mine", f"{name}_mine.py"):
+        with pytest.raises(
+            UsageError, match=rf"--import_module: {module} cannot be .*{name}_mine\.py{reason}"
+        ) as error:
+            discovery.import_user_module(module)
+        found.append(error)
+    assert all(isinstance(error.value.__cause__, cause) for error in found)
+
+
+def test_the_line_of_an_import_that_fails_deeper_is_told(here: Path, name: str) -> None:
+    (here / f"{name}_inner.py").write_text("a = 1\n\nimport no_such_library\n")
+    (here / f"{name}_package").mkdir()
+    (here / f"{name}_package" / "__init__.py").write_text(f"import {name}_inner\n")
+    (here / f"{name}_package" / "task.py").write_text("")
+    with pytest.raises(UsageError, match=rf"{name}_package.task cannot be imported: .*{name}_inner\.py:3: No module"):
+        discovery.import_user_module(f"{name}_package.task")
+
+
+def test_what_is_broken_and_was_not_named_does_not_hide_the_others(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(here / "experiments" / f"{name}_sound.py", f"{name}_sound")
+    (here / "experiments" / f"{name}_broken.py").write_text("import no_such_library\n")
+    (here / "site").mkdir()
+    (here / "site" / f"{name}_installed.py").write_text("(\n")
+    _install(here / "site", f"{name}_installed", {f"{name}_point": f"{name}_installed"}, monkeypatch)
+    found, broken = discovery.find_all_experiments()
+    assert [one for one in found if one.startswith(name)] == [f"{name}_sound"]
+    first, second = map(str, broken)
+    assert f"experiments.{name}_broken cannot be imported" in first
+    assert f"{name}_installed (entry point {name}_point) cannot be imported" in second
+    with pytest.raises(UsageError, match="no_such_library"):
+        discovery.find_all_experiments([f"experiments.{name}_broken"])

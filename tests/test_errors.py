@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from trainer_kit import errors
-from trainer_kit.errors import EXIT_CODES, ConfigError, ExitCode, Mistake, TrainerKitError, near_names, suggestion
+from trainer_kit.errors import (
+    EXIT_CODES,
+    ConfigError,
+    ExitCode,
+    Mistake,
+    TrainerKitError,
+    UsageError,
+    explained,
+    near_names,
+    suggestion,
+)
 
 
 def test_the_exit_codes_are_an_interface() -> None:
@@ -74,9 +84,25 @@ def test_near_names_come_best_first_whatever_their_case() -> None:
     assert len(near_names("train", [f"train{i}" for i in range(9)], most=2)) == 2
 
 
+def test_near_names_leave_out_those_far_behind_the_best() -> None:
+    assert near_names("train_step", ["train_steps", "validation_steps", "trainer"]) == ("train_steps",)
+    assert near_names("batch_size", ["global_batch_size", "prefetch"]) == ("global_batch_size",)
+
+
 def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
     assert suggestion("digit", ["digits", "lm"]) == "did you mean digits?"
     assert suggestion("zzz", ["b", "a"]) == "there are: a, b"
     assert suggestion("zzz", []) == "there are none"
     many = suggestion("zzz", [f"name{i:02}" for i in range(20)])
     assert "name11" in many and "name12" not in many and "20 in all" in many
+
+
+def test_an_error_that_autograph_has_wrapped_is_found_and_no_other() -> None:
+    inner, handled = UsageError("what to do"), UsageError("was handled")
+    inner.ag_error_metadata = object()  # type: ignore[attr-defined]
+    wrapped, later = RuntimeError("in user code: ..."), RuntimeError("a bug")
+    wrapped.__context__, later.__context__ = inner, handled
+    assert explained(inner) is inner
+    assert explained(wrapped) is inner
+    assert explained(handled) is handled
+    assert explained(later) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.base import configclass
-from trainer_kit.config.schema import TaskConfig
+from trainer_kit.config.schema import ExperimentConfig, TaskConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.experiment import register_task
 from trainer_kit.launcher import launch, prepare
@@ -29,6 +30,14 @@ class _ToldTask(TinyTask):
     def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
         super().__init__(params, logging_dir, name)
         _story.append(("task", logging_dir, tf.distribute.get_strategy().num_replicas_in_sync))
+
+
+@configclass
+class _SilentConfig(ExperimentConfig):
+    """Tells nothing about batches, as when only the machine knows how many replicas there are."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        yield from ()
 
 
 @configclass
@@ -75,7 +84,9 @@ def test_prepare_sets_the_precision() -> None:
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_prepare_refuses_a_batch_that_the_replicas_cannot_share(section: str) -> None:
-    config = tiny_experiment().replace(runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10}})
+    config = _SilentConfig(task=TinyConfig()).replace(
+        runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10}}
+    )
     with pytest.raises(ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"):
         prepare(config)
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from trainer_kit.errors import UsageError
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 
 
@@ -88,3 +89,11 @@ def test_nested_tensors_become_numpy_values() -> None:
     assert values["a"] == 1.5 and isinstance(values["a"], np.float32)
     assert values["b"]["c"].tolist() == [1, 2]
     assert values["d"] == 3
+
+
+def test_two_metrics_of_one_name_are_refused() -> None:
+    twice = [keras.metrics.Mean("accuracy"), keras.metrics.Sum("accuracy")]
+    with pytest.raises(UsageError, match="several metrics are called accuracy"):
+        MetricSet("loss", twice)
+    with pytest.raises(UsageError, match="several metrics are called loss"):
+        MetricSet("loss", [keras.metrics.Mean("loss")])

@@ -103,10 +103,20 @@ def test_final_json_tells_of_no_best_when_there_is_none(tmp_path: Path, exporter
     assert directory.read_final() == {"step": 5, "mode": "train", "metrics": {}}
 
 
-@pytest.mark.parametrize("text", ["", '{"step": 5', "[1]", "5"])
-def test_a_damaged_final_json_counts_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "final.json").write_text(text)
-    assert _directory(tmp_path).read_final() is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b'{"step": 5', b"[1]", b"5", b"{}", b"\xff", b'{"step": 5, "mode": "train"}'),
+        *(b'{"step": null, "mode": "train", "metrics": {}}', b'{"step": 5, "mode": "train", "metrics": 3}'),
+    ],
+)
+def test_a_damaged_final_json_counts_as_none_with_one_warning(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "final.json").write_bytes(text)
+    assert [_directory(tmp_path).read_final() for _ in range(3)] == [None] * 3
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{tmp_path}/final.json cannot be read (")
 
 
 def test_a_crash_while_the_record_is_written_leaves_the_old_record_whole(tmp_path: Path) -> None:
@@ -195,10 +205,28 @@ def test_checking_and_reading_write_nothing(tmp_path: Path) -> None:
     assert _listing(tmp_path) == []
 
 
-def test_a_remote_folder_is_left_to_whoever_can_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert check_model_dir(RunDirectory("gs://bucket/run", TrainerConfig()), _config(), "mine", []) == []
-    assert _listing(tmp_path) == []
+@pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket"])
+def test_a_remote_folder_is_refused_with_what_to_do(folder: str) -> None:
+    message = f"--model_dir: '{folder}' is a remote folder; only local ones are allowed, .* give the path"
+    with pytest.raises(UsageError, match=message) as error:
+        RunDirectory(folder, TrainerConfig())
+    assert error.value.exit_code == ExitCode.USAGE == 2
+
+
+def test_a_params_yaml_that_is_no_text_is_a_storage_error_with_what_to_do(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / "params.yaml").write_bytes(b"task:\n  name: caf\xe9\n")
+    message = f"{tmp_path}/params.yaml, .* cannot be read: it is not text in UTF-8 .*; restore it, or start in another"
+    with pytest.raises(StorageError, match=message):
+        check_model_dir(directory, _config(), "mine", [])
+
+
+def test_a_params_yaml_that_cannot_be_opened_is_a_storage_error_with_the_reason(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / "params.yaml").unlink()
+    (tmp_path / "params.yaml").mkdir()
+    with pytest.raises(StorageError, match=r"params\.yaml, .* cannot be read: Is a directory; restore it"):
+        check_model_dir(directory, _config(), "mine", [])
 
 
 def test_a_hash_tells_configs_apart_and_equal_ones_have_one() -> None:

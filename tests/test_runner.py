@@ -149,10 +149,30 @@ def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(tmp_path:
     assert not (tmp_path / "best_ckpt").exists()
 
 
+def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(tmp_path: Path) -> None:
+    _run(tmp_path, config=tiny_experiment(train_steps=10))
+
+    def train_on(logs: Any) -> None:
+        if not (tmp_path / "ckpt-40.index").exists():
+            _run(tmp_path, config=tiny_experiment(train_steps=40))
+
+    shorter = tiny_experiment(train_steps=10)
+    (tmp_path / "final.json").unlink()
+    (tmp_path / "params.yaml").write_text((tmp_path / "params.yaml").read_text().replace("steps: 10", "steps: 40"))
+    _run(tmp_path, "continuous_eval", shorter, eval_actions=[train_on])
+    assert [step for step, _ in _ledger(tmp_path, "continuous_eval")] == [10, 20, 30, 40]
+
+
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
     config = tiny_experiment(continuous_eval_timeout=0.2)
     with pytest.raises(NothingToWaitForError, match=r"no checkpoint after step -1 appeared in .*empty"):
         _run(tmp_path / "empty", "continuous_eval", config)
+
+
+def test_a_sidecar_has_a_name_of_its_own(tmp_path: Path) -> None:
+    for name in ("", "..", "validation", "a/b"):
+        with pytest.raises(UsageError, match="eval_name: "):
+            _run(tmp_path, "continuous_eval", eval_name=name)
 
 
 def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
@@ -301,6 +321,19 @@ class _Stop:
         if self.calls == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
+
+
+class _FilteredAwayTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        return super().build_inputs(params, input_context).at(0).take(9).filter(lambda points, labels: False)
+
+
+def test_a_run_without_data_that_only_reading_tells_leaves_no_record(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    with pytest.raises(DataError, match=r"task\.train_data has no batch"):
+        run_experiment(None, _FilteredAwayTask(config.task), "train", config, str(tmp_path))
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert not left & {"params.yaml", "manifest.json", "metrics.jsonl", "final.json", "checkpoint"}
 
 
 @pytest.mark.parametrize("mode", ["train", "train_and_eval"])

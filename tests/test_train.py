@@ -1,4 +1,4 @@
-"""The flags of `python -m trainer_kit.train`, and what is told before TensorFlow is needed."""
+"""`python -m trainer_kit.train`: what is printed, the exit codes, and what is told before TensorFlow is needed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.config.layers import Layer
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.experiment import register_experiment
+from trainer_kit.flags import define_flags, parse_flags, request
 from trainer_kit.modes import MODES
-from trainer_kit.train import configure, define_flags, main, parse_flags, sources
+from trainer_kit.preflight import check_request
+from trainer_kit.train import main
 
 _numbers = itertools.count()
 
@@ -27,33 +27,6 @@ def name() -> str:
 
 def _main(*arguments: str) -> int:
     return main(["train", *arguments])
-
-
-def test_the_flags_and_their_defaults_are_an_interface() -> None:
-    values = define_flags()
-    assert {name: values[name].default for name in values} == {
-        "experiment": None,
-        "mode": None,
-        "model_dir": None,
-        "checkpoint": "latest",
-        "eval_name": "continuous_eval",
-        "tpu": None,
-        "tf_data_service": None,
-        "config_file": [],
-        "gin_file": [],
-        "gin_params": [],
-        "params_override": [],
-        "import_module": [],
-        "allow_config_change": [],
-        "debug": False,
-        "help": False,
-        "h": False,
-    }
-
-
-def test_flags_are_defined_nowhere_else_and_two_parses_share_nothing() -> None:
-    first, second = parse_flags(["train", "--mode=train"]), parse_flags(["train"])
-    assert (first.mode, second.mode) == ("train", None)
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -89,18 +62,6 @@ def test_flags_that_are_needed_are_all_named_at_once(capsys: pytest.CaptureFixtu
     assert all(f"--{flag}: is needed; see --help" in error for flag in ("experiment", "mode", "model_dir"))
 
 
-def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> None:
-    values = parse_flags([
-        "train", f"--experiment={name}", "--mode=trian", "--params_override=trainer.train_step=5",
-        f"--config_file={tmp_path}/none.yaml", "--params_override=runtime.num_gpus=x",
-    ])  # fmt: skip
-    with pytest.raises(ConfigError) as error:
-        configure(values)
-    assert len(error.value.mistakes) == 5
-    for text in ("--model_dir: is needed", "did you mean train", "trainer.train_step", "none.yaml", "runtime.num_gpus"):
-        assert text in str(error.value)
-
-
 def test_a_misspelt_experiment_and_mode_are_told_together(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(f"--experiment={name}x", "--mode=trian", "--model_dir=anywhere") == 2
     error = capsys.readouterr().err
@@ -108,9 +69,30 @@ def test_a_misspelt_experiment_and_mode_are_told_together(name: str, capsys: pyt
     assert f"none is called '{name}x'; did you mean" in error and "no mode is called 'trian'" in error
 
 
-def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _main("--mode=trian", "--debug") == 2
-    assert "Traceback" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--debug"], True),
+        (["--debug=true"], True),
+        (["--debug", "--nodebug"], False),
+        ([], False),
+        (["--debug", "--moode=train"], True),
+    ],
+)
+def test_debug_shows_the_traceback(arguments: list[str], shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("--mode=trian", *arguments) == 2
+    assert ("Traceback" in capsys.readouterr().err) == shown
+
+
+def test_debug_shows_where_a_users_module_fails_beside_the_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing.py").write_text("import no_such_library\n")
+    arguments = ("--experiment=a", "--mode=train", "--model_dir=b", f"--import_module={tmp_path}/failing.py")
+    assert _main(*arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert _main(*arguments, "--debug") == 2
+    assert "ModuleNotFoundError: No module named 'no_such_library'" in capsys.readouterr().err
 
 
 def test_a_model_dir_that_cannot_be_written_is_exit_6_for_modes_that_train(name: str, tmp_path: Path) -> None:
@@ -120,27 +102,19 @@ def test_a_model_dir_that_cannot_be_written_is_exit_6_for_modes_that_train(name:
         if chosen.trains:
             assert _main(*common, f"--mode={mode}") == 6
         else:
-            configure(parse_flags(["train", *common, f"--mode={mode}"]))
+            check_request(request(parse_flags(["train", *common, f"--mode={mode}", "--checkpoint=best"])))
 
 
-def test_flags_for_devices_and_services_win_over_every_other_source(name: str) -> None:
+def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
     values = parse_flags([
-        "train", f"--experiment={name}", "--mode=eval", "--model_dir=anywhere", "--tpu=local",
-        "--tf_data_service=grpc://host:5000", "--params_override=runtime.tpu=other",
+        "train", f"--experiment={name}", "--mode=continuous_eval", "--model_dir=anywhere", "--tpu=local",
+        "--params_override=runtime.tpu=other",
     ])  # fmt: skip
-    resolved = configure(values)
-    data = resolved.config.task.train_data
+    resolved = check_request(request(values))
     assert resolved.config.runtime.tpu == "local"
-    assert (data.tf_data_service_address, data.enable_tf_data_service) == ("grpc://host:5000", True)
-    assert resolved.config.task.validation_data.tf_data_service_address is None
     assert resolved.origins["runtime.tpu"] == "--tpu"
-    assert resolved.origins["task.train_data.tf_data_service_address"] == "--tf_data_service"
 
 
-def test_without_flags_of_that_kind_nothing_is_overridden() -> None:
-    assert sources(parse_flags(["train"])).flags == Layer({}, {})
-
-
-def test_an_unknown_flag_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="did you mean model_dir"):
-        parse_flags(["train", "--modeldir=a"])
+def test_the_tf_data_service_is_refused_while_nothing_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("--tf_data_service=grpc://host:5000") == 2
+    assert "error: --tf_data_service: no reader of this release uses the tf.data service" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import trainer_kit
 from trainer_kit.config.schema import ExperimentConfig, RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import DataError, UsageError
@@ -129,9 +131,35 @@ def test_more_validation_steps_than_data_warn_and_use_what_there_is(caplog: pyte
     assert logs["validation_loss"] > 0
 
 
+def _readme_task() -> type[TinyTask]:
+    """A task with the train_step that README shows."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    step = text.split("<!-- example: train_step -->")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"tf": tf, "tk": trainer_kit}
+    exec(f"class Own:\n{step}", names)
+    return type("_ReadmeTask", (names["Own"], TinyTask), {})
+
+
+@pytest.mark.parametrize(("replicas", "dtype"), [(1, "float32"), (2, "float32"), (1, "float16")])
+def test_the_train_step_of_the_readme_does_what_the_default_one_does(replicas: int, dtype: str) -> None:
+    config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    set_precision(config.runtime)
+    try:
+        own, plain = (
+            _trainer(config, kind, strategy=_mirrored(replicas) if replicas > 1 else None)
+            for kind in (_readme_task(), TinyTask)
+        )
+        for trainer in (own, plain):
+            trainer.train(tf.constant(10))
+    finally:
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    for mine, theirs in zip(_weights(own), _weights(plain), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
 def test_each_evaluation_starts_anew_or_goes_on_as_the_config_says(fresh: bool, same: bool) -> None:
-    trainer = _trainer(tiny_experiment(eval_recreate_iterator=fresh))
+    trainer = _trainer(tiny_experiment(eval_recreate_iterator=fresh, validation_steps=2))
     first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
     assert (first == second) == same
 

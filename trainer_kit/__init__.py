@@ -24,6 +24,8 @@ _HOME = {
     "register_experiment": "experiment",
     "register_task": "experiment",
     "ArraySource": "inputs.arrays",
+    "apply_gradients": "optimizers.gradients",
+    "scale_loss": "optimizers.gradients",
     "Task": "tasks.base",
     "Trainer": "trainer",
     "launch": "launcher",
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from trainer_kit.experiment import register_task as register_task
     from trainer_kit.inputs.arrays import ArraySource as ArraySource
     from trainer_kit.launcher import launch as launch
+    from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
+    from trainer_kit.optimizers.gradients import scale_loss as scale_loss
     from trainer_kit.runner import run_experiment as run_experiment
     from trainer_kit.tasks.base import Task as Task
     from trainer_kit.trainer import Trainer as Trainer

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from trainer_kit import files
@@ -19,6 +18,7 @@ from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.scalars import as_scalar
 from trainer_kit.telemetry.background import BackgroundWriter
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.flops import count_flops
@@ -53,8 +53,6 @@ def create_trainer(
     """Returns a Trainer with the task's model and, to train, its optimizer. In strategy scope."""
     model = task.build_model()
     optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
-    if isinstance(optimizer, keras.Optimizer):
-        optimizer.build(model.trainable_variables)
     return Trainer(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
 
@@ -158,13 +156,12 @@ def evaluated_step(path: str) -> int:
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as JSON can hold them: nested dicts of floats; what is not a scalar is left out."""
+    """Returns logs as JSON can hold them: nested dicts of floats; what is no single number is left out."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
-        if isinstance(value, Mapping):
-            found[name] = plain(value)
-        elif getattr(value, "shape", ()) == () and not isinstance(value, (str, bytes)):
-            found[name] = float(value)
+        kept = plain(value) if isinstance(value, Mapping) else as_scalar(value)
+        if kept is not None:
+            found[str(name)] = kept
     return found
 
 

@@ -95,7 +95,7 @@ class Controller(orbit.Controller):
             self._sync_on_async_checkpointing()
         if data_ended and steps >= 0:
             raise DataError(
-                f"task.train_data ended at step {step} of {steps}; repeat the data (an ArraySource does with "
+                f"task.train_data ended at step {step} of {self._total}; repeat the data (an ArraySource does with "
                 "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
                 "(the checkpoint of this step is saved)"
             )
@@ -198,9 +198,11 @@ class Controller(orbit.Controller):
         """Saves the state as it is, unless this step is saved already."""
         step = int(self.global_step.numpy())
         if self.checkpoint_manager is not None and step != self._saved_step:
-            self._writer.flush()  # what was measured before the checkpoint outlives the process with it
-            self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
-            self._saved_step = step
+            try:
+                self._writer.flush()  # what was measured before the checkpoint outlives the process with it
+            finally:
+                self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
+                self._saved_step = step
 
     @property
     def _interval(self) -> int:
@@ -237,8 +239,8 @@ class Controller(orbit.Controller):
         loss, (bound, first_step) = float(logs["training_loss"]), self._loss_bound
         if not math.isfinite(loss) or (step >= first_step and loss > bound):
             raise DivergedError(
-                f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound}); the newest checkpoint "
-                "is of an earlier loop: lower the learning rate, or clip gradients (global_clipnorm), and run again"
+                f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound}); this loop is not "
+                "saved: lower the learning rate, or clip gradients (global_clipnorm), and run again"
             )
 
     def _report(self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0) -> None:

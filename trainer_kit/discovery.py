@@ -8,7 +8,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -22,57 +25,63 @@ def import_user_module(name: str) -> None:
     """Imports a module by its dotted name or by the path of its file; the working directory is searched first.
 
     Raises:
-      UsageError: when there is no such module or file. Errors inside the module are raised as they are.
+      UsageError: when there is no such module or file, or it cannot be imported: its syntax is wrong, or something that
+        it imports is not there. Other errors inside the module are raised as they are.
     """
     _search_working_directory()
-    if name.endswith(".py") or os.sep in name:
-        _import_file(Path(name))
-        return
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        near = near_names(name, _modules_beside(name))
-        advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
-        raise UsageError(f"--import_module: no module is called {name!r}; {advice}")
-    importlib.import_module(name)
+    with _explained("--import_module", name):
+        if name.endswith(".py") or os.sep in name:
+            _import_file(Path(name))
+        else:
+            _import_dotted(name)
 
 
 def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
     """Makes sure that the experiment `name` is registered.
 
-    Looks, in this order, at what is registered already, at the module `experiments.<first part of the name>` in the
-    working directory, at `modules`, and at entry points of the group `trainer_kit.experiments`.
+    Imports `modules`, whatever they register. Then, as long as the name is not registered, it looks at the module
+    `experiments.<first part of the name>` in the working directory, and at entry points of the group
+    `trainer_kit.experiments`.
 
     Raises:
-      UsageError: when none of these registers it, with near names.
+      UsageError: when none of these registers it, with near names; when a module cannot be imported, as
+        `import_user_module` says.
     """
     first = name.split("/")[0]
     for module in modules:
         import_user_module(module)
     if name not in experiments and first in local_experiments():
-        _search_working_directory()
-        importlib.import_module(f"experiments.{first}")
+        _import_local(first)
     if name not in experiments:
         for point in _entry_points():
             if point.name in (name, first):
-                point.load()
+                _load(point)
     if name not in experiments:
         names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
         raise UsageError(f"--experiment: none is called {name!r}; {suggestion(name, sorted(names))}")
 
 
-def find_all_experiments(modules: Iterable[str] = ()) -> list[str]:
-    """Imports every place that experiments come from and returns their names, sorted."""
+def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
+    """Imports every place that experiments come from.
+
+    Returns:
+      The names of the experiments, sorted; and an error for each package, module or entry point that nobody named and
+      that cannot be imported, as `import_user_module` says.
+
+    Raises:
+      UsageError: when one of `modules` cannot be imported.
+    """
     for module in modules:
         import_user_module(module)
-    _search_working_directory()
-    for name in local_experiments():
-        importlib.import_module(f"experiments.{name}")
-    for point in _entry_points():
-        point.load()
-    return experiments.names()
+    local = [partial(_import_local, name) for name in local_experiments()]
+    installed = [partial(_load, point) for point in _entry_points()]
+    broken = []
+    for load in (*local, *installed):
+        try:
+            load()
+        except UsageError as error:
+            broken.append(error)
+    return experiments.names(), broken
 
 
 def local_experiments() -> list[str]:
@@ -82,6 +91,45 @@ def local_experiments() -> list[str]:
         return []
     packages = [path.parent.name for path in folder.glob("*/__init__.py")]
     return sorted({*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")})
+
+
+@contextmanager
+def _explained(flag: str, module: str) -> Iterator[None]:
+    """Says in one line why a user's module cannot be imported, and where."""
+    try:
+        yield
+    except SyntaxError as error:
+        where, reason = f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"
+        raise UsageError(f"{flag}: {module} cannot be imported: {where}: {reason}") from error
+    except ImportError as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        raise UsageError(f"{flag}: {module} cannot be imported: {where}: {error}; correct or install it") from error
+
+
+def _import_dotted(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # the package is there, and imports something that is not
+        found = None
+    if found is None:
+        near = near_names(name, _modules_beside(name))
+        advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
+        raise UsageError(f"--import_module: no module is called {name!r}; {advice}")
+    importlib.import_module(name)
+
+
+def _import_local(name: str) -> None:
+    _search_working_directory()
+    with _explained("--experiment", f"experiments.{name}"):
+        importlib.import_module(f"experiments.{name}")
+
+
+def _load(point: metadata.EntryPoint) -> None:
+    with _explained("--experiment", f"{point.value} (entry point {point.name})"):
+        point.load()
 
 
 def _modules_beside(name: str) -> list[str]:

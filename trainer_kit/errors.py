@@ -48,6 +48,16 @@ class TrainerKitError(Exception):
     exit_code: ExitCode = ExitCode.BUG
 
 
+def explained(error: BaseException) -> TrainerKitError | None:
+    """Returns the error itself if it explains itself, or the one that TensorFlow's AutoGraph has wrapped in it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, TrainerKitError) and (seen is error or hasattr(seen, "ag_error_metadata")):
+            return seen
+        seen = seen.__context__
+    return None
+
+
 class UsageError(TrainerKitError, ValueError):
     """What was asked for cannot be done; flags, files and config alone tell."""
 
@@ -127,12 +137,17 @@ class ConfigError(UsageError):
         super().__init__("\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines))
 
 
+_FAR_BEHIND = 0.15  # between the likeness of the best name and that of one still worth naming; likeness is 0 to 1
+
+
 def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Returns the candidates that look like `name`, best first, at most `most`."""
-    known = sorted(set(candidates))
-    matches = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=most, cutoff=0.6)
-    by_lower = {c.lower(): c for c in known}
-    return tuple(dict.fromkeys(by_lower[match] for match in matches))
+    """Returns the candidates that look like `name`, best first, at most `most`; none that is far behind the best."""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
+    best = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    if not best:
+        return ()
+    cutoff = max(0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _FAR_BEHIND)
+    return tuple(by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff))
 
 
 def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:

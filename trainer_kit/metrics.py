@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from trainer_kit.errors import UsageError
 
 
 class MetricSet:
@@ -15,11 +18,17 @@ class MetricSet:
     Args:
       loss_name: under which the mean of the loss is reported.
       metrics: Keras metrics, of either version.
+
+    Raises:
+      UsageError: when two have one name.
     """
 
     def __init__(self, loss_name: str, metrics: Sequence[Any]) -> None:
         self.loss = keras.metrics.Mean(loss_name, dtype="float32")
         self.metrics = list(metrics)
+        names = Counter(metric.name for metric in [*self.metrics, self.loss])
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise UsageError(f"several metrics are called {', '.join(twice)}; give each a name of its own")
         self._loss_reported = False
 
     @tf.autograph.experimental.do_not_convert

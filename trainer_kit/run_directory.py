@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
+import logging
 import os
 import platform
 import sys
@@ -12,24 +14,34 @@ from importlib import metadata
 from typing import Any
 
 from trainer_kit import files
+from trainer_kit.config import yaml_loader
 from trainer_kit.config.drift import Change, check_resume
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml, write_params
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import ConfigError, StorageError, UsageError
 
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
+_LOG = logging.getLogger(__name__)
 
 
 class RunDirectory:
     """Names and writes the files in `model_dir`. No TensorFlow.
 
     Args:
-      model_dir: of the run.
+      model_dir: of the run, a local folder.
       trainer: the config's section, which names the folders of the best checkpoint and of validation summaries.
       sidecar: name of an evaluation beside the run; what it writes lies apart from the run's own files.
+
+    Raises:
+      UsageError: when model_dir is a remote folder.
     """
 
     def __init__(self, model_dir: str, trainer: TrainerConfig, sidecar: str = "") -> None:
+        if files.is_remote(model_dir):
+            raise UsageError(
+                f"--model_dir: {model_dir!r} is a remote folder; only local ones are allowed, mounted ones included: "
+                "mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
+            )
         evals = os.path.join(model_dir, "evals")
         own = os.path.join(evals, sidecar) if sidecar else ""
         self.path = model_dir
@@ -61,6 +73,12 @@ class RunDirectory:
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
+    def withdraw_record(self, names: Iterable[str]) -> None:
+        """Removes what write_record has written, with the further files `names`, for a run that never took a step."""
+        for path in (self.params, self.manifest, *(os.path.join(self.path, name) for name in names)):
+            if os.path.exists(path):
+                os.remove(path)
+
     def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any) -> None:
         """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept."""
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
@@ -70,8 +88,27 @@ class RunDirectory:
         files.write_json(self.final, record, point="final")
 
     def read_final(self) -> dict[str, Any] | None:
-        """Returns final.json; None if the run has not finished, or the file cannot be read."""
-        return _read_json(self.final)
+        """Returns final.json: step, mode, metrics and more; None if there is none or it cannot be read (a warning)."""
+        if not os.path.exists(self.final):
+            return None
+        try:
+            with open(self.final, encoding="utf-8") as stream:
+                final = json.load(stream)
+            known = {key: kind(final[key]) for key, kind in (("step", int), ("mode", str), ("metrics", dict))}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _warn_once(f"{self.final} cannot be read ({error!r}); the run counts as not finished")
+            return None
+        return {**final, **known}
+
+    def train_steps(self, default: int) -> int:
+        """Returns trainer.train_steps of the run that trains here; `default` when params.yaml does not tell."""
+        if not os.path.exists(self.params):
+            return default
+        try:
+            values = yaml_loader.parse(_read_params(self.params), self.params).values
+            return int(values["trainer"]["train_steps"])
+        except (ConfigError, StorageError, KeyError, TypeError, ValueError):
+            return default
 
     def check_experiment(self, experiment: str) -> None:
         """Raises UsageError when model_dir holds a run of another experiment."""
@@ -93,17 +130,14 @@ def check_model_dir(
       The changes since that run was started, which are safe or allowed.
 
     Raises:
-      StorageError: when it cannot be written.
+      StorageError: when it cannot be written, or its params.yaml cannot be read.
       UsageError: when it holds another experiment, or a change is dangerous and not allowed.
     """
-    if files.is_remote(directory.path):
-        return []
     files.check_writable(directory.path)
     directory.check_experiment(experiment)
     if not (os.path.exists(directory.params) and glob.glob(os.path.join(glob.escape(directory.path), "ckpt-*.index"))):
         return []
-    with open(directory.params, encoding="utf-8") as stream:
-        return check_resume(stream.read(), config, tuple(allowed))
+    return check_resume(_read_params(directory.params), config, tuple(allowed))
 
 
 def config_hash(config: ExperimentConfig) -> str:
@@ -111,6 +145,24 @@ def config_hash(config: ExperimentConfig) -> str:
     import hashlib
 
     return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]
+
+
+def _read_params(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or f"it is not text in UTF-8 ({error})"
+        raise StorageError(
+            f"{path}, the config that the run in this folder was started with, cannot be read: {reason}; "
+            "restore it, or start in another --model_dir"
+        ) from error
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    # A sidecar asks for final.json again and again.
+    _LOG.warning("%s", text)
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGINT
 from typing import Any
@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from trainer_kit import build
 from trainer_kit.checkpoints.selection import select_checkpoint
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import ExperimentConfig, folder_name_problem
 from trainer_kit.controller import Controller
-from trainer_kit.errors import InterruptedRunError, PreemptedError, UsageError
+from trainer_kit.errors import InterruptedRunError, PreemptedError, UsageError, explained
 from trainer_kit.modes import lookup_mode
+from trainer_kit.preflight import OWN_EVALUATIONS
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.signals import StopSignals
 from trainer_kit.telemetry.model_stats import count_parameters
@@ -140,9 +141,9 @@ def run_experiment(
             return trainer.model, logs
         trainer.check_data()
         if reports.history is not None:
-            directory.write_record(params, experiment, mode, records())
             reports.history.resume(start)
-        with strategy.scope():
+        recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NO_RECORD
+        with strategy.scope(), recorded:
             logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
             if run_post_eval and signals.received is None:
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
@@ -152,8 +153,32 @@ def run_experiment(
     return trainer.model, logs
 
 
+NO_RECORD = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _recorded(
+    directory: RunDirectory,
+    trainer: Any,
+    config: ExperimentConfig,
+    experiment: str,
+    mode: str,
+    texts: Mapping[str, str],
+) -> Iterator[None]:
+    """Writes the record of the run before its first step, and takes it back when a mistake or its data allow none."""
+    directory.write_record(config, experiment, mode, texts)
+    try:
+        yield
+    except Exception as error:
+        if explained(error) and int(trainer.global_step.numpy()) == 0:
+            directory.withdraw_record(texts)
+        raise
+
+
 def _evaluation_name(mode: str, eval_name: str) -> str:
     """The name of what only evaluates: what it writes lies apart from what the training run writes."""
+    if mode == "continuous_eval" and (problem := folder_name_problem(eval_name, OWN_EVALUATIONS)):
+        raise UsageError(f"eval_name: {problem}")
     return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")
 
 
@@ -191,10 +216,11 @@ def _continuous_eval(run: Run) -> dict[str, Any]:
     options = run.config.trainer
 
     def finished() -> bool:
+        train_steps = run.directory.train_steps(options.train_steps)  # the run's own, which may be changed and go on
         final = run.directory.read_final()
-        if final is not None and final["step"] >= options.train_steps:
+        if final is not None and final["step"] >= train_steps:
             return True
-        return 0 <= options.train_steps <= int(run.controller.global_step.numpy())
+        return 0 <= train_steps <= int(run.controller.global_step.numpy())
 
     logs = run.controller.evaluate_continuously(
         steps=options.validation_steps, timeout=options.continuous_eval_timeout, timeout_fn=finished

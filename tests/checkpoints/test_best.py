@@ -82,6 +82,23 @@ def test_nested_metrics_are_named_with_a_bar(tmp_path: Path) -> None:
     assert best.best == ("far|accuracy", pytest.approx(0.3), 1)
 
 
+def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> None:
+    logs = {"accuracy": 0.5, "per_class": [0.1, 0.2], "f1": None, "far": {"note": "x", "loss": tf.constant(1.0)}}
+    best = BestCheckpoint(str(tmp_path), "accuracy")
+    assert best.maybe_export_checkpoint(_Weights().at(1), {**logs, "one": tf.constant([1.0])}, 1)
+    assert best.best_ckpt_logs == {"accuracy": 0.5, "far|loss": 1.0}
+    assert json.loads((tmp_path / "info.json").read_text())["metrics"] == {"accuracy": 0.5, "far|loss": 1.0}
+
+
+@pytest.mark.parametrize("value", [None, [0.1, 0.2], "0.5"])
+def test_a_best_metric_that_is_no_single_number_is_an_error_that_says_so(tmp_path: Path, value: object) -> None:
+    best = BestCheckpoint(str(tmp_path), "f1")
+    message = r"'f1' is no validation metric, or not a single number; there are: accuracy \(all: accuracy\)"
+    with pytest.raises(UsageError, match=message):
+        best.maybe_export_checkpoint(_Weights().at(1), {"f1": value, "accuracy": 0.5}, 1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_crash_between_weights_and_record_leaves_the_old_best_whole(tmp_path: Path) -> None:
     from trainer_kit import files
 

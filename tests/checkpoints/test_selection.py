@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.checkpoints.selection import (
-    checkpoint_step,
     complete_checkpoints,
     newest_checkpoint,
     select_checkpoint,
@@ -22,13 +21,6 @@ def _folder(path: Path, *steps: int) -> str:
     for step in steps:
         tf.train.Checkpoint(value=tf.Variable(step)).write(str(path / f"ckpt-{step}"))
     return str(path)
-
-
-@pytest.mark.parametrize(
-    ("path", "step"), [("a/ckpt-7", 7), ("ckpt-0", 0), ("a-3/ckpt", -1), ("", -1), ("a/model-x-12", 12)]
-)
-def test_the_step_is_the_number_at_the_end_of_the_name(path: str, step: int) -> None:
-    assert checkpoint_step(path) == step
 
 
 def test_only_checkpoints_with_an_index_count_in_the_order_of_steps(tmp_path: Path) -> None:

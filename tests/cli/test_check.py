@@ -149,8 +149,8 @@ def test_empty_data_fails_with_exit_5(
 def test_a_batch_that_the_replicas_cannot_share_fails_with_the_nearest_sizes(check: Check) -> None:
     code, out, err = check("--params_override=runtime.virtual_cpus=4,task.train_data.global_batch_size=6")
     assert code == ExitCode.USAGE
-    assert out.splitlines()[-1].startswith("FAIL  machine")
-    assert "task.train_data.global_batch_size: batch 6 on 4 replicas leaves 2 over" in err
+    assert out.splitlines()[-1].startswith("FAIL  config")
+    assert "batch 6 on 4 replicas (runtime.virtual_cpus) leaves 2 over" in err
     assert "4 or 8" in err
 
 

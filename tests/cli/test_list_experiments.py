@@ -34,3 +34,15 @@ def test_a_folder_without_experiments_says_where_to_look(trainer_kit: Command) -
     done = trainer_kit("list")
     assert done.returncode == 0
     assert "no experiments here; go to a folder that has experiments/, or name a module with" in done.stdout
+
+
+def test_a_broken_package_is_told_and_the_others_are_listed(trainer_kit: Command, here: Path) -> None:
+    for name, text in (("bad", "import no_such_library\n"), ("mine", (here / "mine.py").read_text())):
+        (here / "experiments" / name).mkdir(parents=True)
+        (here / "experiments" / name / "__init__.py").write_text(text)
+    done = trainer_kit("list")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["mine/small", "mine/untold"]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("not listed: experiments.bad cannot be imported: ")
+    assert "bad/__init__.py:1: No module named 'no_such_library'" in line

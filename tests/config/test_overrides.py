@@ -223,6 +223,15 @@ def test_a_broken_rule_about_an_untouched_field_tells_what_was_touched(default: 
     assert "steps_per_loop (300)" in mistake.problem
 
 
+def test_a_batch_that_virtual_cpus_cannot_share_tells_both_origins(default: ExperimentConfig) -> None:
+    batch = {"task": {"validation_data": {"global_batch_size": 32}}}
+    mistake = refused(default, batch, {"runtime": {"virtual_cpus": 3}})["task.validation_data.global_batch_size"]
+    assert mistake.origin == "layer 0"
+    mistake = refused(default.replace(**batch), {"runtime": {"virtual_cpus": 3}})[mistake.path]
+    assert mistake.origin == "default, beside runtime.virtual_cpus of layer 0"
+    assert refused(default, batch, {"runtime": {"virtual_cpus": "3"}}).keys() == {"runtime.virtual_cpus"}
+
+
 def test_a_rule_that_needs_a_refused_value_is_not_reported_on_the_old_value(default: ExperimentConfig) -> None:
     assert refused(default, {"trainer": {"steps_per_loop": "x", "summary_interval": 14}}).keys() == {
         "trainer.steps_per_loop"

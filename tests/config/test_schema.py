@@ -134,6 +134,13 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             {"best_checkpoint_eval_metric": "accuracy", "best_checkpoint_export_subdir": ""},
             "best_checkpoint_export_subdir",
         ),
+        (schema.TrainerConfig, {"eval_recreate_iterator": False}, "eval_recreate_iterator"),
+        (schema.TrainerConfig, {"recovery_max_trials": 1}, "recovery_max_trials"),
+        (
+            schema.TrainerConfig,
+            {"best_checkpoint_export_subdir": "one", "validation_summary_subdir": "one"},
+            "best_checkpoint_export_subdir",
+        ),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
         (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
@@ -146,6 +153,57 @@ def test_rules_across_fields(config_class: type[Config], values: dict[str, Any],
         config_class(**values)
     (details,) = caught.value.errors()
     assert field in [name for name, _ in details["ctx"]["broken"]]
+
+
+@pytest.mark.parametrize("field", ["best_checkpoint_export_subdir", "validation_summary_subdir"])
+@pytest.mark.parametrize("name", [".", "..", "/etc", "a/b", "a\\b", "../other", "train", "evals", "params.yaml"])
+def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        schema.TrainerConfig(**{field: name})
+    ((broken, message),) = caught.value.errors()[0]["ctx"]["broken"]
+    assert broken == field
+    assert repr(name) in message
+
+
+def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept() -> None:
+    assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
+    with pytest.raises(ValidationError, match="validation_summary_subdir: '' is not a plain folder name"):
+        schema.TrainerConfig(validation_summary_subdir="")
+
+
+def test_rules_allow_what_does_something() -> None:
+    schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5)
+    for trials in (0, -1):
+        schema.TrainerConfig(recovery_max_trials=trials)
+    schema.TrainerConfig(best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out")
+
+
+def _shared(runtime: dict[str, Any], batch: int) -> schema.ExperimentConfig:
+    return schema.ExperimentConfig().replace(runtime=runtime, task={"validation_data": {"global_batch_size": batch}})
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+@pytest.mark.parametrize("strategy", ["auto", "mirrored"])
+def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: str, strategy: str) -> None:
+    runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
+    with pytest.raises(ValidationError) as caught:
+        schema.ExperimentConfig().replace(runtime=runtime, task={section: {"global_batch_size": 32}})
+    ((path, message),) = caught.value.errors()[0]["ctx"]["broken"]
+    assert path == f"task.{section}.global_batch_size"
+    assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in message
+    assert message.endswith("30 or 33")
+
+
+def test_a_batch_smaller_than_the_virtual_cpus_names_their_number() -> None:
+    with pytest.raises(ValidationError, match=r"shared equally: 4 \["):
+        _shared({"virtual_cpus": 4}, 3)
+
+
+@pytest.mark.parametrize("runtime", [{"virtual_cpus": 3, "tpu": "local"}, {"virtual_cpus": 1}, {}])
+def test_batches_are_left_to_the_machine_where_the_config_cannot_tell(runtime: dict[str, Any]) -> None:
+    assert _shared(runtime, 32).task.validation_data.global_batch_size == 32
+    assert _shared({"virtual_cpus": 4}, 0).runtime.virtual_cpus == 4
+    assert _shared({"virtual_cpus": 4}, 32).runtime.virtual_cpus == 4
 
 
 @pytest.mark.parametrize(

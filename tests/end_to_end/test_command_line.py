@@ -122,6 +122,15 @@ def test_a_stopped_run_saves_tells_so_and_can_go_on(folder: Path, number: signal
     assert list((folder / model_dir).glob("ckpt-*.index"))
 
 
+def test_sigterm_while_tensorflow_is_imported_asks_for_another_start(folder: Path) -> None:
+    process = _start(folder, "train", "--model_dir=early")
+    time.sleep(1.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM" in errors and "Traceback" not in errors
+
+
 def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     example = text.split("<!-- example: my_task.py -->")[1].split("```python\n")[1].split("```")[0]

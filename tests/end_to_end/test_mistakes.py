@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.mistakes import MISTAKES, Mistake, commit
+from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_gets_one_clear_message_its_exit_code_and_leaves_nothing(mistake: Mistake, tmp_path: Path) -> None:
     outcome = commit(mistake, tmp_path)
     assert outcome.code == mistake.code, outcome.text
-    assert mistake.expected in outcome.text
+    assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
     assert outcome.written == []
+    assert outcome.imported_tensorflow == mistake.needs_tensorflow
+    assert is_told(mistake, outcome, tmp_path)
+
+
+def test_the_sample_in_the_readme_is_what_is_printed() -> None:
+    block = next(part for part in (ROOT / "README.md").read_text().split("```") if part.strip().startswith("$ "))
+    command, *printed = block.strip().splitlines()
+    arguments = [sys.executable, *command.split()[2:]]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert command.startswith("$ python -m trainer_kit.train ")
+    assert (done.returncode, done.stderr.splitlines()) == (2, printed)
 
 
 def test_the_mistakes_have_names_of_their_own() -> None:

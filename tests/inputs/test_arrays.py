@@ -262,3 +262,21 @@ def test_without_an_autotune_algorithm_nothing_is_tuned() -> None:
 def test_an_unknown_autotune_algorithm_names_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"autotune_algorithm: 'hil_climb' is none.*did you mean hill_climb"):
         _source(_training(autotune_algorithm="hil_climb"))
+
+
+def test_what_is_set_and_has_no_effect_on_arrays_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _source(_training(input_path="a", shuffle_buffer_size=7, tf_data_service_address="b", cycle_length=1))
+    (record,) = caplog.records
+    assert (record.levelname, record.name) == ("WARNING", "trainer_kit.inputs.arrays")
+    named = {word for word in record.getMessage().replace(",", " ").replace(";", " ").split() if "_" in word}
+    assert named == {"input_path", "shuffle_buffer_size", "tf_data_service_address", "cycle_length"}
+
+
+def test_what_arrays_use_or_need_not_use_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _source(
+        _training(
+            cache=True, sharding=False, prefetch_buffer_size=1, deterministic=True, autotune_algorithm="max_parallelism"
+        )
+    )
+    _source(_validation())
+    assert caplog.records == []

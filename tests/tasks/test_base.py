@@ -173,3 +173,21 @@ def test_nothing_is_aggregated_without_an_override() -> None:
     assert not task.aggregates()
     assert task.aggregate_logs(None, {"loss": (1.0,)}) is None
     assert task.reduce_aggregated_logs(None) == {}
+
+
+class _VectorLoss(TinyTask):
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        return keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
+
+
+class _NoLoss(TinyTask):
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(("task_type", "given"), [(_VectorLoss, r"of shape \(4,\)"), (_NoLoss, "it returned nothing")])
+def test_a_loss_that_is_no_scalar_is_refused(task_type: type[TinyTask], given: str) -> None:
+    task = task_type(TinyConfig())
+    batch = (tf.zeros([4, 8]), tf.zeros([4], tf.int32))
+    with pytest.raises(UsageError, match=f"build_losses has to return a scalar; .*{given}"):
+        task.validation_step(batch, task.build_model())

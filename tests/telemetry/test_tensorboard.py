@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import resource
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -235,22 +237,40 @@ def test_a_manager_goes_on_after_close(tmp_path: Path) -> None:
     assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 1.0)]}}
 
 
-def test_the_history_may_be_a_remote_file() -> None:
-    path = "ram://telemetry/run/metrics.jsonl"
-    first = JsonLinesWriter(path)
-    first.resume(0)
-    assert active_history(path) == []
-    first.write(report(1, {"loss": 1.0}))
-    first.write(report(2, {"loss": 2.0}))
-    first.close()
-    second = JsonLinesWriter(path)
-    second.resume(1)
-    second.write(report(2, {"loss": 22.0}))
-    second.flush()
-    assert active_history(path).get_history("loss") == [(1, 1.0), (2, 22.0)]
-    second.close()
+def test_a_file_where_a_folder_has_to_be_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("")
+    manager = SummaryManager(str(tmp_path / "train"))
+    message = f"^no TensorBoard summary can be written in {tmp_path}/train: Not a directory$"
+    with pytest.raises(StorageError, match=message):
+        manager.summary_writer()
+    with pytest.raises(StorageError, match=message):
+        manager.write_summaries({"loss": 1.0}, step=1)
 
 
-def test_a_remote_file_that_cannot_be_written_is_a_storage_error() -> None:
-    with pytest.raises(StorageError, match="cannot be written"):
-        JsonLinesWriter("nowhere://bucket/metrics.jsonl").write(report(1, {}))
+@contextlib.contextmanager
+def _full_disk() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("step", ["write", "flush", "close"])
+def test_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path, step: str) -> None:
+    manager = SummaryManager(str(tmp_path))
+    manager.write_summaries({"set": {"loss": 1.0}}, step=1)
+    scope = manager.summary_writer("set").as_default()
+    scope.__enter__()  # the user's own summaries: leaving the scope would write them
+    tf.summary.scalar("mine", 1.0, step=1)
+    writing = {
+        "write": lambda: manager.write_summaries({"set": {"loss": 2.0}}, step=2),
+        "flush": manager.flush,
+        "close": manager.close,
+    }[step]
+    with _full_disk(), pytest.raises(StorageError, match=rf"in {tmp_path}/set: .*File too large$") as error:
+        writing()
+    assert error.value.exit_code == 6
+    with contextlib.suppress(Exception):
+        scope.__exit__(None, None, None)

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.scalars import flat_scalars
 
 INFO = "info.json"
 _LOG = logging.getLogger(__name__)
@@ -56,16 +57,16 @@ class BestCheckpoint:
         return (self.metric_name, self._info["value"], self._info["step"]) if self._info else None
 
     def check_metric(self, names: Iterable[str]) -> None:
-        """Raises UsageError, with those that exist, when no evaluation will report the metric.
+        """Raises UsageError, with those that exist, when no evaluation will report the metric as a single number.
 
         Args:
-          names: of all metrics that an evaluation reports, nested ones joined by `|`.
+          names: of all metrics that an evaluation reports as single numbers, nested ones joined by `|`.
         """
         known = list(names)
         if self.metric_name not in known:
             raise UsageError(
-                f"trainer.best_checkpoint_eval_metric: no validation metric is called {self.metric_name!r}; "
-                f"{suggestion(self.metric_name, known)} (all: {', '.join(sorted(known))})"
+                f"trainer.best_checkpoint_eval_metric: {self.metric_name!r} is no validation metric, or not a single "
+                f"number; {suggestion(self.metric_name, known)} (all: {', '.join(sorted(known))})"
             )
 
     def maybe_export_checkpoint(self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int) -> bool:
@@ -75,19 +76,19 @@ class BestCheckpoint:
 
         Args:
           checkpoint: of the weights that were evaluated.
-          eval_logs: the evaluation's metrics; may be nested.
+          eval_logs: the evaluation's metrics; may be nested. What is no single number is left out.
           step: global step of the weights.
 
         Returns:
           Whether it was exported.
 
         Raises:
-          UsageError: when the metric is not among the logs.
+          UsageError: when the metric is not among the logs, or is no single number.
           StorageError: when the weights or the record cannot be written.
         """
-        logs = flatten_logs(eval_logs)
+        logs = flat_scalars(eval_logs, "|")
         self.check_metric(logs)
-        value = float(logs[self.metric_name])
+        value = logs[self.metric_name]
         if not math.isfinite(value):
             _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
             return False
@@ -96,7 +97,7 @@ class BestCheckpoint:
         self._export(checkpoint, logs, value, int(step))
         return True
 
-    def _export(self, checkpoint: tf.train.Checkpoint, logs: Mapping[str, Any], value: float, step: int) -> None:
+    def _export(self, checkpoint: tf.train.Checkpoint, logs: dict[str, float], value: float, step: int) -> None:
         name = f"ckpt-{step}"
         self._save(checkpoint, name)
         info = {
@@ -104,7 +105,7 @@ class BestCheckpoint:
             "step": step,
             "metric": self.metric_name,
             "value": value,
-            "metrics": {key: float(item) for key, item in logs.items()},
+            "metrics": logs,
         }
         before, self._info = self._info, info
         if not self._keeps:
@@ -137,14 +138,3 @@ def read_info(export_dir: str) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         _LOG.warning("%s cannot be read (%s); the best is chosen anew from the next evaluation on", path, error)
         return None
-
-
-def flatten_logs(logs: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the scalars of nested logs, names joined by `|`."""
-    flat: dict[str, Any] = {}
-    for name, value in logs.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten_logs(value, f"{prefix}{name}|"))
-        elif getattr(value, "shape", ()) in ((), (1,)) and not isinstance(value, (str, bytes)):
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -11,12 +11,6 @@ from trainer_kit.checkpoints.best import read_info
 from trainer_kit.errors import UsageError
 
 
-def checkpoint_step(path: str) -> int:
-    """Returns the step in a checkpoint's name, `ckpt-<step>`; -1 if there is none."""
-    match = re.search(r"-(\d+)$", path)
-    return int(match.group(1)) if match else -1
-
-
 def complete_checkpoints(directory: str) -> dict[int, str]:
     """Returns step -> prefix of the checkpoints in `directory` that have an index file, in the order of steps."""
     names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []

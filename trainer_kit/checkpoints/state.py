@@ -58,7 +58,7 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool) -> None:
     try:
         target = _without_average(checkpoint, path)
         if whole:
-            target.restore(path).assert_consumed()
+            _assert_consumed(target.restore(path))
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
@@ -67,6 +67,14 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool) -> None:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
+
+
+def _assert_consumed(status: Any) -> None:
+    try:
+        status.assert_consumed()
+    except AssertionError:
+        status.expect_partial()  # else TensorFlow lists, later and at length, what our own message says
+        raise
 
 
 def saved_shapes(path: str) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import sys
 
 from trainer_kit import discovery
 from trainer_kit.errors import ExitCode
@@ -16,9 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints one line per experiment: its name and the first line of its factory's docstring."""
-    names = discovery.find_all_experiments(arguments.import_module)
-    if not names:
+    """Prints one line per experiment: its name and the first line of its factory's docstring.
+
+    A package that cannot be imported is told on the standard error; the others are listed, and the exit code is 0.
+    """
+    names, broken = discovery.find_all_experiments(arguments.import_module)
+    for error in broken:
+        print(f"not listed: {str(error).removeprefix('--experiment: ')}", file=sys.stderr)
+    if not names and not broken:
         print("no experiments here; go to a folder that has experiments/, or name a module with --import_module")
     width = max(map(len, names), default=0)
     for name in names:

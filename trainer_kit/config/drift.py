@@ -13,8 +13,9 @@ from typing import Any, Literal
 from trainer_kit.config import yaml_loader
 from trainer_kit.config.layers import is_inside, join
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.sections import leaves, sections
 from trainer_kit.config.wording import show
-from trainer_kit.errors import ConfigError, Mistake
+from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 ALLOW_FLAG = "--allow_config_change"
 Kind = Literal["safe", "dangerous"]
@@ -119,6 +120,27 @@ def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Seque
             for change in refused
         )
     return changes
+
+
+def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:
+    """Returns a mistake for each of `allowed_paths` that is neither in the config nor in that of the run before.
+
+    Args:
+      allowed_paths: as for check_resume.
+      new: the config to resume with.
+      old_yaml_text: the params.yaml of the run, if there is one; what is wrong with it is check_resume's to tell.
+    """
+    try:
+        old = yaml_loader.parse(old_yaml_text, "params.yaml").values
+    except ConfigError:
+        return []
+    there = {*leaves(new), *(path for path, _, _ in sections(new) if path)}
+    there.update(path for path, _ in _flat(old if isinstance(old, dict) else {}, ""))
+    return [
+        Mistake(ALLOW_FLAG, f"the config has no {allowed!r}", suggestion(allowed, sorted(there)))
+        for allowed in allowed_paths
+        if not any(is_inside(path, allowed) for path in there if allowed)
+    ]
 
 
 def kind_of(path: str) -> Kind:

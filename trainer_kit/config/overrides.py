@@ -8,7 +8,7 @@ merged, so a mistake in one layer hides none in another; the rules across fields
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,22 @@ def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
     return Resolved(built, {path: report.given.get(path, DEFAULT) for path in leaves(built)})
 
 
+def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
+    """Returns what was probably meant by a key that is not there.
+
+    Args:
+      where: dotted path of the key.
+      name: the key; the end of `where`.
+      siblings: the keys that its section has.
+      known: dotted paths of all values.
+    """
+    if "." in name:
+        return "nest the keys, or write it as a.b=c in --params_override"
+    elsewhere = [path for path in known if path.rpartition(".")[2] == name]
+    near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
+    return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
+
+
 @dataclass
 class _Section:
     """A section that can still change. `values` holds leaves, sections, and lists or dicts of sections."""
@@ -86,7 +102,8 @@ class _Report:
     def add_broken_rule(self, path: str, problem: str, advice: str = "") -> None:
         """Adds a mistake found in the result, unless its value, or one that its message names, was refused before."""
         section = path.rpartition(".")[0]
-        named = [join(section, word) for word in re.findall(r"\w+", f"{problem} {advice}")]
+        text = f"{problem} {advice}"
+        named = [*(join(section, word) for word in re.findall(r"\w+", text)), *re.findall(r"\w+(?:\.\w+)+", text)]
         refused = {mistake.path for mistake in self.mistakes}
         if path not in refused and refused.isdisjoint(named):
             self.add(path, problem, advice, self._culprit(path, named))
@@ -170,16 +187,7 @@ class _Merge:
         self._report.add(where, problem, advice, self._layer.origin(where))
 
     def _unknown(self, section: _Section, name: str, where: str) -> None:
-        siblings = list(fields_of(section.config_class))
-        around = where[: -len(name)]
-        near = [around + sibling for sibling in near_names(name, siblings)]
-        elsewhere = [path for path in self._report.known if path.rpartition(".")[2] == name]
-        if "." in name:
-            advice = "nest the keys, or write it as a.b=c in --params_override"
-        elif near or elsewhere:
-            advice = f"did you mean {' or '.join([*elsewhere, *near][:3])}?"
-        else:
-            advice = suggestion(name, siblings)
+        advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
         self._refuse(where, "there is no such key", advice)
 
 

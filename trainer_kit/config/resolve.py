@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer_kit.config.factory import make_config
 from trainer_kit.config.overrides import DEFAULT, Resolved, apply
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sections import leaves
@@ -77,7 +78,7 @@ def describe(resolved: Resolved, against: ExperimentConfig | None = None) -> lis
 def _first_pass(name: str, sources: Sources) -> FirstPass:
     if sources.gin_files or sources.gin_params:
         return gin_first_pass(sources.gin_files, sources.gin_params, name)
-    return FirstPass(get_experiment(name), Layer(), {}, ())
+    return FirstPass(make_config(name), Layer(), {}, ())
 
 
 def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list[Mistake]) -> list[Layer]:

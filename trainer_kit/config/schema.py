@@ -6,7 +6,7 @@ their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
@@ -26,7 +26,17 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 StepsOrAll = Annotated[int, Field(ge=-1)]
 
+RUN_NAMES = ("train", "evals", "checkpoint", "params.yaml", "manifest.json", "metrics.jsonl", "final.json")
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
+
+
+def folder_name_problem(name: str, taken: Collection[str]) -> str:
+    """Returns why `name` cannot be a folder of its own among the files of a run, and what to do; "" when it can."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        return f"{name!r} is not a plain folder name; use one without / and \\, and neither empty nor . nor .."
+    if name in taken:
+        return f"{name!r} is what trainer_kit calls something of its own; choose another name"
+    return ""
 
 
 @configclass
@@ -233,11 +243,11 @@ class TrainerConfig(Config):
       train_steps: the global step to train up to; -1: until the data is exhausted.
       validation_steps: batches in an evaluation; -1: all.
       validation_interval: steps between evaluations in train_and_eval.
-      best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint.
+      best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint; may be empty if none is kept.
       best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
       best_checkpoint_metric_comp: whether a higher or a lower value is better.
       loss_upper_bound, recovery_begin_steps, recovery_max_trials: a loss that is not finite, or above the bound after
-        so many steps, ends the run; a negative recovery_max_trials lets it go on.
+        so many steps, ends the run; recovery_max_trials=-1 lets it go on. Above 0 is refused: nothing rolls back yet.
       validation_summary_subdir: folder, inside model_dir, of the validation summaries.
       preemption_on_demand_checkpoint: save when SIGTERM or Ctrl-C stops the run.
     """
@@ -280,7 +290,33 @@ class TrainerConfig(Config):
             yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
         if self.eval_tf_while_loop and not self.eval_tf_function:
             yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
-        if self.best_checkpoint_eval_metric and not self.best_checkpoint_export_subdir:
+        if not self.eval_recreate_iterator and self.validation_steps == -1:
+            yield (
+                "eval_recreate_iterator",
+                "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
+                "set validation_steps to a number of batches, or eval_recreate_iterator to true",
+            )
+        if self.recovery_max_trials > 0:
+            yield (
+                "recovery_max_trials",
+                f"{self.recovery_max_trials} asks to roll back, which is not there yet; "
+                "0 stops the run when the loss diverges, -1 never looks",
+            )
+        yield from self._folder_rules()
+
+    def _folder_rules(self) -> Iterator[tuple[str, str]]:
+        """The folders that the config names lie in model_dir, apart from each other and from everything else."""
+        best, summaries = self.best_checkpoint_export_subdir, self.validation_summary_subdir
+        if problem := folder_name_problem(summaries, RUN_NAMES):
+            yield "validation_summary_subdir", problem
+        if best and (problem := folder_name_problem(best, RUN_NAMES)):
+            yield "best_checkpoint_export_subdir", problem
+        if best and best == summaries:
+            yield (
+                "best_checkpoint_export_subdir",
+                f"{best!r} is validation_summary_subdir too; give each its own folder",
+            )
+        if self.best_checkpoint_eval_metric and not best:
             yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
 
 
@@ -291,3 +327,20 @@ class ExperimentConfig(Config):
     task: SerializeAsAny[TaskConfig] = TaskConfig()
     trainer: TrainerConfig = TrainerConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Batches that virtual CPUs share equally; other strategies know their replicas only on the machine."""
+        runtime = self.runtime
+        if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
+            return
+        replicas = runtime.virtual_cpus
+        for name in ("train_data", "validation_data"):
+            batch = getattr(getattr(self.task, name, None), "global_batch_size", 0)
+            if batch % replicas:
+                below = batch - batch % replicas
+                nearest = [str(size) for size in (below, below + replicas) if size]
+                yield (
+                    f"task.{name}.global_batch_size",
+                    f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over; "
+                    f"the nearest that can be shared equally: {' or '.join(nearest)}",
+                )

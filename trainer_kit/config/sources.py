@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer_kit.config import gin_binding
+from trainer_kit.config.factory import make_config
 from trainer_kit.config.gin_scan import Scan, scan
 from trainer_kit.config.layers import Layer as Layer
 from trainer_kit.config.layers import join
@@ -65,7 +66,7 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
       name: of a registered experiment.
 
     Raises:
-      UsageError: when there is no such experiment.
+      UsageError: when there is no such experiment, or its factory fails without the bindings.
     """
     experiments.lookup(name)
     gin = importlib.import_module("gin")
@@ -141,7 +142,7 @@ class _Reading:
             except Exception as error:
                 given = ", ".join(f"{argument}={show(value)}" for argument, value in bound.items())
                 self._note_failure(name, f"the factory fails with {given}", error, origins)
-        return get_experiment(name)
+        return make_config(name)
 
     def read_sections(self, config: ExperimentConfig) -> Layer:
         """Returns the values that are bound for the sections of `config`."""

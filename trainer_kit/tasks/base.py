@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.initialization import load_initial_weights
 from trainer_kit.config.optimization import OptimizationConfig
 from trainer_kit.config.schema import DataConfig, RuntimeConfig
+from trainer_kit.errors import UsageError
 from trainer_kit.inputs.source import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
@@ -117,7 +118,9 @@ class Task(abc.ABC):
     ) -> dict[str, Any]:
         """Does one forward and backward pass and updates the weights; in graph, on a replica.
 
-        The gradient is that of the mean loss over all replicas. Losses that layers added are in it, once.
+        The gradient is that of the mean loss over all replicas. Losses that layers added are in it, once. An override
+        has to divide its loss by the number of replicas, whose gradients are summed, and with float16 to multiply it by
+        `optimizer.scale_loss`, which `apply_gradients` undoes.
 
         Args:
           inputs: one batch: (features, labels), or features that are their own labels.
@@ -179,7 +182,7 @@ class Task(abc.ABC):
             loss += self.build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
         else:
             loss = self.build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
-        return tf.cast(loss, tf.float32)
+        return _scalar(loss, type(self).__name__)
 
     def _update_metrics(
         self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any
@@ -188,6 +191,15 @@ class Task(abc.ABC):
             self.process_metrics(metrics, labels, outputs)
         if is_compiled(model):
             self.process_compiled_metrics(model, features, labels, outputs)
+
+
+@tf.autograph.experimental.do_not_convert
+def _scalar(loss: Any, task: str) -> tf.Tensor:
+    """Returns the loss in float32; the gradient of a loss for each example would be of their sum, not of their mean."""
+    if loss is None or tf.convert_to_tensor(loss).shape.rank not in (0, None):
+        given = "nothing" if loss is None else f"a tensor of shape {tf.convert_to_tensor(loss).shape}"
+        raise UsageError(f"{task}.build_losses has to return a scalar; it returned {given}: take tf.reduce_mean of it")
+    return tf.cast(loss, tf.float32)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -14,13 +14,14 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
-from trainer_kit.telemetry.report import Report, flat_scalars
+from trainer_kit.scalars import flat_scalars
+from trainer_kit.telemetry.report import Report
 
 RESUME = "resume"
 _RATES = ("steps_per_second", "examples_per_second", "seconds")
@@ -30,8 +31,7 @@ class JsonLinesWriter:
     """Appends reports to a file of JSON lines; makes the file and its folder with the first one.
 
     Args:
-      path: local, or remote (`gs://...`): a remote file is sent at `flush` and `close` only, since object stores write
-        whole files.
+      path: local.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -60,11 +60,11 @@ class JsonLinesWriter:
         Raises:
           StorageError: when the file cannot be written.
         """
-        if self._stream is not None or _exists(self.path):
+        if self._stream is not None or os.path.exists(self.path):
             self._append({"kind": RESUME, "step": int(step)})
 
     def flush(self) -> None:
-        """Forces what was written to the disk, or to the object store.
+        """Forces what was written to the disk.
 
         Raises:
           StorageError: when that fails.
@@ -73,8 +73,7 @@ class JsonLinesWriter:
             return
         try:
             self._stream.flush()
-            if not files.is_remote(self.path):
-                os.fsync(self._stream.fileno())
+            os.fsync(self._stream.fileno())
         except Exception as error:
             raise _storage_error(self.path, error) from error
 
@@ -95,8 +94,7 @@ class JsonLinesWriter:
             if self._stream is None:
                 self._stream = _open_to_append(self.path)
             self._stream.write(line)
-            if not files.is_remote(self.path):
-                self._stream.flush()
+            self._stream.flush()
         except Exception as error:
             raise _storage_error(self.path, error) from error
 
@@ -162,43 +160,13 @@ def _insert(history: History, record: dict[str, Any]) -> None:
 
 
 def _records(path: str) -> Iterator[dict[str, Any]]:
-    for record in _remote_lines(path) if files.is_remote(path) else files.read_lines(path):
+    for record in files.read_lines(path):
         step = record.get("step")
         if isinstance(record.get("kind"), str) and isinstance(step, int) and not isinstance(step, bool):
             yield record
 
 
-def _remote_lines(path: str) -> Iterable[dict[str, Any]]:
-    import tensorflow as tf
-
-    if not tf.io.gfile.exists(path):
-        return
-    with tf.io.gfile.GFile(path, "rb") as stream:
-        lines = stream.read().split(b"\n")
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def _exists(path: str) -> bool:
-    if not files.is_remote(path):
-        return os.path.exists(path)
-    import tensorflow as tf
-
-    return bool(tf.io.gfile.exists(path))
-
-
 def _open_to_append(path: str) -> IO[bytes]:
-    if files.is_remote(path):
-        import tensorflow as tf
-
-        tf.io.gfile.makedirs(os.path.dirname(path))
-        stream: IO[bytes] = tf.io.gfile.GFile(path, "ab")
-        return stream
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     cut = target.exists() and target.stat().st_size > 0 and not _ends_with_newline(target)

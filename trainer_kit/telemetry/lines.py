@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from trainer_kit.telemetry.report import Report, flat_scalars
+from trainer_kit.scalars import flat_scalars
+from trainer_kit.telemetry.report import Report
 
 
 def report_line(report: Report) -> str:

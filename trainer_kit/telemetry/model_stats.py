@@ -1,4 +1,4 @@
-"""How large a model is and how much it computes: parameters, FLOPs and a summary as text.
+"""How large a model is: its parameters, and a summary as text.
 
 Works on Keras 3 and tf_keras models and on plain `tf.Module`, none of which is imported here: what is asked of a model
 is `trainable_weights` and `non_trainable_weights`, or `trainable_variables` and `variables`.
@@ -16,9 +16,6 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
-from trainer_kit.telemetry.flops import FlopsResult, count_flops
-
-__all__ = ["FlopsResult", "ParameterCount", "count_flops", "count_parameters", "model_summary", "write_model_summary"]
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-# NumPy's kinds of bool, signed and unsigned integer, and float; bfloat16 and the 8-bit floats call themselves "V".
-_NUMBER_KINDS = frozenset("biufV")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -53,38 +48,3 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Flushes and lets go of files, threads and the terminal; a second call does nothing."""
-
-
-def as_scalar(value: Any) -> float | None:
-    """Returns `value` as a float, or None when it is no single number.
-
-    A number is a Python or NumPy bool, int or float, or an array (an eager tensor) of numbers with the shape (). Text
-    is none, even where it reads as a number, and neither is an array of shape (1,).
-    """
-    if isinstance(value, (bool, int, float)):
-        return _to_float(value)
-    if isinstance(value, (str, bytes)) or tuple(getattr(value, "shape", (0,))) != ():
-        return None
-    array = np.asarray(value)
-    return _to_float(array) if array.dtype.kind in _NUMBER_KINDS else None
-
-
-def flat_scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the scalars of nested `metrics` in their order, names of groups and metrics joined by "/".
-
-    What is no scalar (arrays, text, None) is left out.
-    """
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}/{inner}": number for inner, number in flat_scalars(value).items()})
-        elif (number := as_scalar(value)) is not None:
-            flat[str(name)] = number
-    return flat
-
-
-def _to_float(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None

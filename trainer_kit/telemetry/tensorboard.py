@@ -7,17 +7,20 @@ same time would be passed over by some). One event costs 0.1 ms where `tf.summar
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError
-from trainer_kit.telemetry.report import Report, as_scalar
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.scalars import as_scalar
+from trainer_kit.telemetry.report import Report
 
 _LOG = logging.getLogger(__name__)
 _SCALARS = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
@@ -43,15 +46,14 @@ class SummaryManager:
         """Returns the `tf.summary` writer of the folder `relative_path` below the directory, for any kind of summary.
 
         It writes nothing if the directory is None. `flush` and `close` include it.
+
+        Raises:
+          StorageError: when the folder or the event file cannot be made.
         """
         # Reports come in a thread of their own; two writers in one folder are two files.
         with self._lock:
             if relative_path not in self._writers:
-                self._writers[relative_path] = (
-                    tf.summary.create_noop_writer()
-                    if self._directory is None
-                    else tf.summary.create_file_writer(os.path.join(self._directory, relative_path))
-                )
+                self._writers[relative_path] = self._open(relative_path)
             return self._writers[relative_path]
 
     def write_summaries(self, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -65,6 +67,7 @@ class SummaryManager:
 
         Raises:
           UsageError: when there is no step.
+          StorageError: when they cannot be written.
         """
         if self._directory is None:
             return
@@ -74,15 +77,39 @@ class SummaryManager:
         self._write(values, int(step), "")
 
     def flush(self) -> None:
-        """Returns when what was written is in the files."""
-        for writer in list(self._writers.values()):
-            writer.flush()
+        """Returns when what was written is in the files.
+
+        Raises:
+          StorageError: when it cannot be written.
+        """
+        for relative_path, writer in list(self._writers.items()):
+            with self._storage_errors(relative_path):
+                writer.flush()
 
     def close(self) -> None:
-        """Flushes and closes the event files; what is written later goes into new ones."""
+        """Flushes and closes the event files; what is written later goes into new ones.
+
+        Raises:
+          StorageError: when what was written last cannot be written.
+        """
         writers, self._writers = self._writers, {}
-        for writer in writers.values():
-            writer.close()
+        for relative_path, writer in writers.items():
+            with self._storage_errors(relative_path):
+                writer.close()
+
+    def _open(self, relative_path: str) -> tf.summary.SummaryWriter:
+        if self._directory is None:
+            return tf.summary.create_noop_writer()
+        with self._storage_errors(relative_path):
+            return tf.summary.create_file_writer(os.path.join(self._directory, relative_path))
+
+    @contextlib.contextmanager
+    def _storage_errors(self, relative_path: str) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            folder = os.path.join(self._directory or "", relative_path).rstrip(os.sep)
+            raise StorageError(f"no TensorBoard summary can be written in {folder}: {_reason(error)}") from error
 
     def _write(self, values: Mapping[str, Any], step: int, relative_path: str) -> None:
         summary = tf.compat.v1.Summary()
@@ -94,7 +121,8 @@ class SummaryManager:
             else:
                 self._warn(os.path.join(relative_path, name), value)
         if summary.value:
-            with self.summary_writer(relative_path).as_default():
+            # Leaving the writer's scope writes too: it flushes.
+            with self._storage_errors(relative_path), self.summary_writer(relative_path).as_default():
                 tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=step)
 
     def _warn(self, name: str, value: Any) -> None:
@@ -151,6 +179,12 @@ def _add_scalar(summary: Any, name: str, number: float) -> None:
     value.tensor.dtype = _FLOAT
     value.tensor.tensor_shape.SetInParent()
     value.tensor.float_val.append(number)
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """The first line of TensorFlow's message without the names of its operations."""
+    first = (str(error.message).splitlines() or [""])[0]
+    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first) or type(error).__name__
 
 
 def _takes_step(manager: Any) -> bool:

@@ -1,0 +1,107 @@
+"""What is told about a run before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.checkpoints.selection import select_checkpoint
+from trainer_kit.config.resolve import Sources
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.serialize import write_params
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.experiment import register_experiment
+from trainer_kit.preflight import Request, check_request
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    """The name of an experiment."""
+    name = f"asked_{next(_numbers)}"
+    register_experiment(name)(ExperimentConfig)
+    return name
+
+
+def _check(name: str, folder: Path, mode: str = "train", **values: Any) -> ExperimentConfig:
+    return check_request(Request(name, mode, str(folder / "run"), **values)).config
+
+
+def test_a_sound_request_gives_its_config(name: str, tmp_path: Path) -> None:
+    config = _check(name, tmp_path, sources=Sources(params_overrides=("trainer.train_steps=7",)))
+    assert config == ExperimentConfig().replace(trainer={"train_steps": 7})
+
+
+def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> None:
+    sources = Sources(
+        config_files=(f"{tmp_path}/none.yaml",), params_overrides=("trainer.train_step=5", "runtime.num_gpus=x")
+    )
+    with pytest.raises(ConfigError) as error:
+        check_request(Request(name, "trian", None, sources, eval_name="a/b"))
+    assert len(error.value.mistakes) == 6
+    for text in ("--model_dir: is needed", "did you mean train", "trainer.train_step", "none.yaml", "runtime.num_gpus",
+                 "--eval_name: 'a/b' is not a plain"):  # fmt: skip
+        assert text in str(error.value)
+    assert isinstance(error.value.__cause__, ConfigError)
+
+
+@pytest.mark.parametrize("eval_name", ["", ".", "..", "a/b", "/a", "validation", "eval"])
+def test_the_name_of_a_sidecar_is_plain_and_its_own(name: str, tmp_path: Path, eval_name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--eval_name: '{eval_name}' is "):
+        _check(name, tmp_path, "continuous_eval", eval_name=eval_name)
+
+
+def test_there_is_nothing_to_evaluate_without_a_checkpoint_in_the_words_of_the_run_itself(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt-5.data-00000-of-00001").touch()
+    messages = []
+    for look in (
+        lambda: _check(name, tmp_path, "eval"),
+        lambda: select_checkpoint(str(tmp_path / "run"), "latest", str(tmp_path / "run/best_ckpt")),
+    ):
+        with pytest.raises(UsageError, match="holds no checkpoint") as error:
+            look()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("file", ["run[1]/ckpt-5.index", "run[1]/checkpoint"])
+def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(name: str, tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).touch()
+    check_request(Request(name, "eval", str(tmp_path / "run[1]")))
+
+
+@pytest.mark.parametrize(("mode", "checkpoint"), [("eval", "best"), ("eval", "/a/path"), ("continuous_eval", "latest")])
+def test_other_evaluations_are_left_to_the_run(name: str, tmp_path: Path, mode: str, checkpoint: str) -> None:
+    _check(name, tmp_path, mode, checkpoint=checkpoint)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_remote_model_dir_is_refused_before_tensorflow_is_needed(name: str) -> None:
+    with pytest.raises(ConfigError, match="--model_dir: 'gs://bucket/run' is a remote folder"):
+        check_request(Request(name, "eval", "gs://bucket/run"))
+
+
+def test_a_change_of_what_is_not_there_names_the_nearest(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--allow_config_change: the config has no .*train_dat'.*task\.train_data"):
+        _check(name, tmp_path, allow_config_change=("trainer", "task.train_dat"))
+
+
+def test_a_change_of_what_only_the_run_before_had_can_be_allowed(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the config has no 'task\.gone'"):
+        _check(name, tmp_path, allow_config_change=("task.gone",))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ckpt-1.index").touch()
+    write_params(tmp_path / "run/params.yaml", ExperimentConfig())
+    text = (tmp_path / "run/params.yaml").read_text()
+    (tmp_path / "run/params.yaml").write_text(text.replace("task:", "task:\n  gone: 1", 1))
+    with pytest.raises(ConfigError, match=r"task\.gone: was 1 when this run began"):
+        _check(name, tmp_path)
+    _check(name, tmp_path, allow_config_change=("task.gone",))

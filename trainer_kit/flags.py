@@ -1,0 +1,89 @@
+"""The flags of `python -m trainer_kit.train`, and the run that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from trainer_kit.config.layers import Layer
+from trainer_kit.config.resolve import Sources
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.modes import MODES
+from trainer_kit.preflight import Request
+
+TEXTS = {
+    "experiment": (None, "Name of the experiment; `trainer-kit list` shows those that there are."),
+    "mode": (None, "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())),
+    "model_dir": (None, "Folder of the run: checkpoints, records, summaries."),
+    "checkpoint": ("latest", "What mode eval evaluates: latest, best, a step, or the path of a checkpoint."),
+    "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
+    "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
+    "tf_data_service": (None, "Address of a tf.data service. Refused: no reader of this release uses one yet."),
+}
+REPEATED = {
+    "config_file": "YAML or JSON file with config values; later ones win.",
+    "gin_file": "gin file with bindings.",
+    "gin_params": "A gin binding.",
+    "params_override": "Config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file; later ones win.",
+    "import_module": "Module, dotted name or .py file, that registers experiments or gin names.",
+    "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
+}
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of this command, which are defined nowhere else."""
+    values = flags.FlagValues()
+    for name, (default, meaning) in TEXTS.items():
+        flags.DEFINE_string(name, default, meaning, flag_values=values)
+    for name, meaning in REPEATED.items():
+        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
+    flags.DEFINE_boolean("debug", False, "Show tracebacks of errors that are explained.", flag_values=values)
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
+    return values
+
+
+def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
+    """Returns the parsed flags of `argv`, which begins with the program's name.
+
+    Raises:
+      UsageError: for an unknown flag, a wrong value or an argument that is no flag.
+    """
+    values = define_flags()
+    try:
+        rest = values(list(argv))[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
+    except flags.Error as error:
+        raise UsageError(str(error)) from error
+    if rest:
+        raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
+    if values.tf_data_service is not None:
+        raise UsageError("--tf_data_service: no reader of this release uses the tf.data service yet; leave it out")
+    return values
+
+
+def sources(values: flags.FlagValues) -> Sources:
+    """Returns the sources of config values that the flags name; flags of a value's own win over every other source."""
+    given = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    return Sources(
+        config_files=tuple(values.config_file),
+        gin_files=tuple(values.gin_file),
+        gin_params=tuple(values.gin_params),
+        params_overrides=tuple(values.params_override),
+        flags=Layer(given, {"runtime.tpu": "--tpu"} if given else {}),
+    )
+
+
+def request(values: flags.FlagValues) -> Request:
+    """Returns the run that the flags ask for."""
+    return Request(
+        values.experiment,
+        values.mode,
+        values.model_dir,
+        sources(values),
+        tuple(values.import_module),
+        tuple(values.allow_config_change),
+        values.checkpoint,
+        values.eval_name,
+    )

@@ -1,0 +1,110 @@
+"""What can be told about a run before TensorFlow is imported: from flags, files, the config and model_dir."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trainer_kit import discovery
+from trainer_kit.config.drift import unknown_paths
+from trainer_kit.config.overrides import Resolved
+from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.schema import folder_name_problem
+from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.modes import MODES, lookup_mode
+from trainer_kit.run_directory import RunDirectory, check_model_dir
+
+OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that is asked for; the attributes are those of the flags.
+
+    Attributes:
+      experiment, mode, model_dir: what to run, how, and where its files go; None when not given.
+      sources: of config values.
+      import_modules: modules to import first.
+      allow_config_change: paths of values that may differ from the run in model_dir.
+      checkpoint: what mode eval evaluates.
+      eval_name: of a continuous_eval sidecar.
+    """
+
+    experiment: str | None
+    mode: str | None
+    model_dir: str | None
+    sources: Sources = field(default_factory=Sources)
+    import_modules: tuple[str, ...] = ()
+    allow_config_change: tuple[str, ...] = ()
+    checkpoint: str = "latest"
+    eval_name: str = "continuous_eval"
+
+
+def check_request(request: Request) -> Resolved:
+    """Returns the config of the run that is asked for, from all that can be known without TensorFlow.
+
+    Raises:
+      ConfigError: with every mistake in flags, files and config.
+      UsageError: when model_dir holds another run, or nothing to evaluate.
+      StorageError: when model_dir cannot be written.
+    """
+    mistakes = list(_flag_mistakes(request))
+    resolved: Resolved | None = None
+    cause: UsageError | None = None
+    try:
+        if request.experiment:
+            discovery.find_experiment(request.experiment, request.import_modules)
+            resolved = resolve(request.experiment, request.sources)
+            mistakes += _path_mistakes(request, resolved)
+    except ConfigError as error:
+        mistakes += error.mistakes
+        cause = error
+    except UsageError as error:
+        mistakes.append(Mistake("", str(error)))
+        cause = error
+    if mistakes or resolved is None:
+        raise ConfigError(mistakes) from cause
+    _check_directory(request, resolved)
+    return resolved
+
+
+def _flag_mistakes(request: Request) -> Iterator[Mistake]:
+    for name in ("experiment", "mode", "model_dir"):
+        if not getattr(request, name):
+            yield Mistake(f"--{name}", "is needed", "see --help")
+    if request.mode:
+        try:
+            lookup_mode(request.mode)
+        except UsageError as error:
+            yield Mistake("--mode", str(error))
+    if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
+        yield Mistake("--eval_name", problem)
+
+
+def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:
+    """What --allow_config_change names has to be in this config, or in that of the run in model_dir."""
+    directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
+    old = _text(directory.params) if request.model_dir else ""
+    return unknown_paths(request.allow_config_change, resolved.config, old)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except (OSError, ValueError):
+        return ""  # there is no run yet, or check_model_dir tells what is wrong with it
+
+
+def _check_directory(request: Request, resolved: Resolved) -> None:
+    model_dir, experiment = str(request.model_dir), str(request.experiment)
+    if MODES[str(request.mode)].trains:
+        directory = RunDirectory(model_dir, resolved.config.trainer)
+        check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
+    elif request.mode == "eval" and request.checkpoint == "latest":
+        inside = glob.escape(model_dir)
+        if not glob.glob(f"{inside}/ckpt-*.index") and not glob.glob(f"{inside}/checkpoint"):
+            raise UsageError(
+                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
+            )

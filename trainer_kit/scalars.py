@@ -1,0 +1,49 @@
+"""What counts as a single number among the values that a step or an evaluation reports; the one meaning of it.
+
+Without TensorFlow and NumPy: a value is asked for its shape and the kind of its dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# NumPy's kinds of bool, signed and unsigned integer, and float; bfloat16 and the 8-bit floats call themselves "V".
+_NUMBER_KINDS = frozenset("biufV")
+
+
+def as_scalar(value: Any) -> float | None:
+    """Returns `value` as a float, or None when it is no single number.
+
+    A number is a Python or NumPy bool, int or float, or an array (an eager tensor) of numbers with the shape (). Text
+    is none, even where it reads as a number, and neither is an array of shape (1,).
+    """
+    if isinstance(value, (bool, int, float)):
+        return _to_float(value)
+    if isinstance(value, (str, bytes)) or tuple(getattr(value, "shape", (0,))) != ():
+        return None
+    array = value.numpy() if hasattr(value, "numpy") else value
+    kind = getattr(getattr(array, "dtype", None), "kind", "")
+    return _to_float(array) if kind in _NUMBER_KINDS else None
+
+
+def flat_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, float]:
+    """Returns the scalars of nested `values` in their order, names of groups and scalars joined by `separator`.
+
+    What is no scalar (arrays, lists, text, None) is left out.
+    """
+    flat: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            inside = flat_scalars(value, separator)
+            flat.update({f"{name}{separator}{inner}": number for inner, number in inside.items()})
+        elif (number := as_scalar(value)) is not None:
+            flat[str(name)] = number
+    return flat
+
+
+def _to_float(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
