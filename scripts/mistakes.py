@@ -112,6 +112,10 @@ MISTAKES = [
     Mistake("model_dir below a file", {"model_dir": "{folder}/file/run"}, "is a file", 6, (("file", ""),)),
     Mistake("model_dir that cannot be written", {"model_dir": "/proc/run"}, "/proc", 6),
     Mistake(
+        "sidecar that cannot write", {"model_dir": "{folder}/file/run", "mode": "continuous_eval"}, "is a file", 6,
+        (("file", ""),),
+    ),
+    Mistake(
         "model_dir of another experiment", {}, "holds a run of the experiment 'char_lm'",
         files=(("run/manifest.json", '{"experiment": "char_lm"}'),),
     ),

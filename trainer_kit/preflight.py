@@ -6,7 +6,7 @@ import glob
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from trainer_kit import discovery
+from trainer_kit import discovery, files
 from trainer_kit.config.drift import unknown_paths
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
@@ -102,9 +102,11 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
-    elif request.mode == "eval" and request.checkpoint == "latest":
+        return
+    if request.mode == "eval" and request.checkpoint == "latest":
         inside = glob.escape(model_dir)
         if not glob.glob(f"{inside}/ckpt-*.index") and not glob.glob(f"{inside}/checkpoint"):
             raise UsageError(
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
             )
+    files.check_writable(model_dir)  # for what the evaluation finds

@@ -46,6 +46,17 @@ class _FailingTask(TinyTask):
 
 
 @configclass
+class _NotFiniteConfig(TinyConfig):
+    pass
+
+
+@register_task(_NotFiniteConfig)
+class _NotFiniteTask(TinyTask):
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        return tf.math.log(-tf.reduce_sum(tf.square(model_outputs)))
+
+
+@configclass
 class _EmptyConfig(TinyConfig):
     pass
 
@@ -144,6 +155,13 @@ def test_empty_data_fails_with_exit_5(
     assert code == ExitCode.DATA
     assert out.splitlines()[-1].startswith(f"FAIL  {failed}")
     assert message in err and "Traceback" not in err
+
+
+def test_a_loss_that_is_not_finite_fails_with_exit_3(check: Check) -> None:
+    code, out, err = check(task=_NotFiniteConfig())
+    assert code == ExitCode.DIVERGED
+    assert out.splitlines()[-1].startswith("FAIL  train")
+    assert "the loss of the first step is not finite" in err
 
 
 def test_a_batch_that_the_replicas_cannot_share_fails_with_the_nearest_sizes(check: Check) -> None:

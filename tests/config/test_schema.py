@@ -172,10 +172,10 @@ def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept
 
 
 def test_rules_allow_what_does_something() -> None:
-    schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5)
-    for trials in (0, -1):
-        schema.TrainerConfig(recovery_max_trials=trials)
-    schema.TrainerConfig(best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out")
+    assert schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
+    assert [schema.TrainerConfig(recovery_max_trials=trials).recovery_max_trials for trials in (0, -1)] == [0, -1]
+    folders = schema.TrainerConfig(best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out")
+    assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == ("best.v2", "held-out")
 
 
 def _shared(runtime: dict[str, Any], batch: int) -> schema.ExperimentConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sources import gin_second_pass
-from trainer_kit.errors import ExitCode
+from trainer_kit.errors import DivergedError, ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,8 @@ def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
     with _told("train: one step on one batch"):
         logs = trainer.train(tf.constant(1))
         print(f"      training_loss {float(logs['training_loss']):.4g}; {build.model_cost(trainer)}")
+        if not math.isfinite(logs["training_loss"]):
+            raise DivergedError("the loss of the first step is not finite; look at the data and at build_losses")
     with _told("evaluate: one batch"):  # the exporter refuses logs without its metric
         trainer.evaluate(tf.constant(1))
     with _told("checkpoint: what was saved can be restored"):
