@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "config.schema",
         "config.optimization",
     ),
-    ("experiment", "config", "discovery", "run_directory", "preflight"),
+    ("experiment", "config", "discovery", "run_directory", "run_lock", "watchdog", "preflight"),
     (
         "tasks",
         "inputs",
@@ -44,8 +44,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "requirements",
         "async_training",
     ),
-    ("trainer", "serving", "callbacks"),
-    ("runner", "supervise", "controller", "build", "launcher"),
+    ("trainer", "evaluator", "serving", "callbacks"),
+    ("runner", "supervisor", "controller", "build", "launcher", "timeline", "progress", "recovery", "divergence"),
     ("flags", "train", "compat", "testing"),
     ("cli",),
 )
@@ -53,14 +53,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
     "tasks": {"inputs", "optimizers", "checkpoints"},
-    "runner": {"controller", "build"},
+    "trainer": {"evaluator"},
+    "runner": {"controller", "build", "timeline", "progress", "recovery"},
+    "build": {"timeline", "recovery", "divergence"},
     "launcher": {"runner"},
     "train": {"flags"},
 }
 
 # Libraries that belong to a few rooms, and all that floors 0 and 1 may import beside the standard library.
 ONLY_IN = {
-    "orbit": ("trainer", "callbacks", "controller", "runner"),
+    "orbit": ("trainer", "evaluator", "callbacks", "controller", "runner", "build"),
     "gin": ("config.sources", "compat.model_garden"),
     "absl.flags": ("flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),

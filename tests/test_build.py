@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from trainer_kit import build
 from trainer_kit.errors import UsageError
-from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.run_directory import RunDirectory
 from trainer_kit.testing import TinyTask, tiny_experiment
 
 
@@ -59,7 +57,7 @@ def test_a_trainer_that_keeps_no_best_is_told_when_one_is_wanted(
 def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_path: Path) -> None:
     config = tiny_experiment(max_to_keep=2, checkpoint_interval=3)
     trainer = build.create_trainer(config, TinyTask(config.task))
-    manager = build.create_manager(trainer, config, str(tmp_path), chief=True, asynchronous=False)
+    manager = build.create_manager(trainer, config, str(tmp_path), asynchronous=False)
     for step in range(1, 11):
         trainer.global_step.assign(step)
         manager.save(step)
@@ -69,47 +67,51 @@ def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_pat
 
 
 def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> None:
-    nothing = build.summaries(str(tmp_path / "train"), False)
-    reports = build.open_reports(None, trains=True, console=None, train_summaries=nothing, eval_summaries=nothing)
+    directory = RunDirectory(str(tmp_path), tiny_experiment().trainer)
+    reports = build.open_reports(directory, False, True, None, True)
     reports.writer.close()
     assert reports.history is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_runs_that_train_have_a_history(tmp_path: Path) -> None:
-    config = tiny_experiment()
-    directory, nothing = RunDirectory(str(tmp_path), config.trainer), build.summaries("", False)
+    directory = RunDirectory(str(tmp_path), tiny_experiment().trainer)
     for trains in (True, False):
-        reports = build.open_reports(
-            directory, trains=trains, console=None, train_summaries=nothing, eval_summaries=nothing
-        )
+        reports = build.open_reports(directory, True, trains, None, False)
         reports.writer.close()
         assert (reports.history is not None) == trains
 
 
-def test_the_ledger_names_checkpoint_dataset_and_config(tmp_path: Path) -> None:
-    config = tiny_experiment()
-    append = build.ledger(str(tmp_path / "evals" / "a.jsonl"), config, "validation")
-    append(5, {"accuracy": np.float32(0.5), "far": {"loss": tf.constant(1.0)}}, 0.12345, "ckpt-5")
-    append(6, {}, 0.0)
-    first, second = map(json.loads, (tmp_path / "evals" / "a.jsonl").read_text().splitlines())
-    assert first == {
-        "step": 5,
-        "checkpoint": "ckpt-5",
-        "dataset": "validation",
-        "metrics": {"accuracy": 0.5, "far": {"loss": 1.0}},
-        "seconds": 0.123,
-        "config_hash": config_hash(config),
-        "lineage": 0,
-    }
-    assert (second["step"], second["checkpoint"]) == (6, None)
+class _Patience:
+    """A callback that counts; what it has counted survives."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def __call__(self, logs: Any) -> None:
+        self.waited += 1
+
+    def state(self) -> int:
+        return self.waited
+
+    def restore(self, state: int) -> None:
+        self.waited = state
 
 
-def test_plain_logs_are_nested_floats_without_what_is_no_scalar() -> None:
-    scalars = {"a": np.float32(1), "b": {"c": tf.constant(2), "none": None, "deep": {}}, "d": 3}
-    others = {"image": np.zeros((2, 2)), "text": "x", "none": None, "list": [0.1, 0.2], "one": np.zeros((1,))}
-    logs: dict[str, Any] = {**scalars, **others}
-    assert build.plain(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "d": 3.0}
+def test_the_state_of_an_action_goes_into_every_checkpoint_and_comes_back() -> None:
+    config, first, second = tiny_experiment(), _Patience(), _Patience()
+    for action in (first, second):
+        trainer = _trainer()
+        actions = build.create_actions(tf.distribute.get_strategy(), config, trainer, None, [action, print])
+        assert actions == [action, print]
+        if action is first:
+            first({})
+            trainer.state.run_state.store()
+            text = trainer.state.run_state.variable.numpy()
+        else:
+            trainer.state.run_state.variable.assign(text)
+            trainer.state.run_state.load()
+    assert second.waited == 1
 
 
 def test_the_cost_of_an_example_is_known_after_a_step() -> None:

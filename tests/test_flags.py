@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.resolve import Sources
 from trainer_kit.errors import UsageError
-from trainer_kit.flags import define_flags, parse_flags, request, sources
+from trainer_kit.flags import define_flags, parse_flags, request, sources, unsupervised
 from trainer_kit.preflight import Request
 
 
@@ -27,6 +29,7 @@ def test_the_flags_and_their_defaults_are_an_interface() -> None:
         "params_override": [],
         "import_module": [],
         "allow_config_change": [],
+        "max_restarts": 0,
         "debug": False,
         "help": False,
         "h": False,
@@ -56,3 +59,34 @@ def test_without_flags_of_that_kind_nothing_is_overridden() -> None:
 def test_an_unknown_flag_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="did you mean model_dir"):
         parse_flags(["train", "--modeldir=a"])
+
+
+@pytest.mark.parametrize("given", ["-1", "1.5", "many"])
+def test_a_number_of_restarts_that_there_cannot_be_is_a_usage_error(given: str) -> None:
+    with pytest.raises(UsageError, match=rf"--max_restarts={given}|invalid literal for int.*'{given}'"):
+        parse_flags(["train", f"--max_restarts={given}"])
+
+
+def test_the_run_under_a_supervisor_gets_the_same_flags_without_the_restarts(tmp_path: Path) -> None:
+    (tmp_path / "flags").write_text("--max_restarts=7\n--tpu=local\n")
+    values = parse_flags([
+        "train", "--max_restarts", "3", "--experiment", "a", "-mode=train", "--model_dir=b c", "--nodebug",
+        "--gin_params=x.y = '--max_restarts=5'", "--gin_params=z = 1", "--params_override=a:\n  b: 1\n", "--eval_name=",
+        f"--flagfile={tmp_path}/flags", "--max_restarts=2",
+    ])  # fmt: skip
+    assert values.max_restarts == 2
+    arguments = unsupervised(values)
+    again = parse_flags(["train", *arguments])
+    changed = {name for name in define_flags() if again[name].value != values[name].value}
+    assert changed == {"max_restarts"} and again.max_restarts == 0
+    assert sorted(arguments) == [
+        "--eval_name=", "--experiment=a", "--gin_params=x.y = '--max_restarts=5'", "--gin_params=z = 1", "--mode=train",
+        "--model_dir=b c", "--nodebug", "--params_override=a:\n  b: 1\n", "--tpu=local",
+    ]  # fmt: skip
+
+
+def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
+    flags = define_flags()
+    names = set(flags) - {"max_restarts", "h", "tf_data_service"}  # h is help, and the last one is refused
+    given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
+    assert sorted(unsupervised(parse_flags(["train", *given]))) == sorted(given)

@@ -45,6 +45,7 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
     places = {name: str(Path(path).relative_to(tmp_path)) for name, path in vars(directory).items()}
     assert places == {
         "path": ".",
+        "own": ".",
         "best": "top",
         "own_best": "top",
         "train_summaries": "train",
@@ -62,6 +63,7 @@ def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
     run, sidecar = vars(_directory(tmp_path)), vars(_directory(tmp_path, "test_set"))
     own = {name: str(Path(path).relative_to(tmp_path)) for name, path in sidecar.items() if path != run[name]}
     assert own == {
+        "own": "evals/test_set",
         "own_best": "evals/test_set/best_ckpt",
         "eval_summaries": "evals/test_set",
         "ledger": "evals/test_set.jsonl",

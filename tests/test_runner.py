@@ -15,7 +15,7 @@ import orbit
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.selection import complete_checkpoints
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import (
     ConfigError,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.scalars import as_scalar, flat_scalars
+from trainer_kit.scalars import as_scalar, flat_scalars, from_json_number, to_json_number
 
 
 @pytest.mark.parametrize(
@@ -59,3 +62,16 @@ def test_flat_scalars_joins_names_and_drops_the_rest() -> None:
     assert flat_scalars(metrics) == {"loss": 0.5, "digits/accuracy": 1.0, "digits/deep/n": 2.0}
     assert list(flat_scalars({"b": 1, "a": 2})) == ["b", "a"]
     assert flat_scalars(metrics, "|") == {"loss": 0.5, "digits|accuracy": 1.0, "digits|deep|n": 2.0}
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e300, 5e-324, math.inf, -math.inf, math.nan, 7])
+def test_a_number_survives_strict_json(value: float) -> None:
+    text = json.dumps(to_json_number(value), allow_nan=False)
+    back = from_json_number(json.loads(text))
+    assert back == value or (math.isnan(back) and math.isnan(value))
+    assert isinstance(back, float)
+
+
+@pytest.mark.parametrize("value", [None, "text", [1.0], {}, 10**400])
+def test_what_json_holds_instead_of_a_number_is_read_as_nan(value: object) -> None:
+    assert math.isnan(from_json_number(value))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.experiment import register_experiment
+from trainer_kit.files import read_lines
 from trainer_kit.flags import define_flags, parse_flags, request
 from trainer_kit.modes import MODES
 from trainer_kit.preflight import check_request
@@ -115,3 +118,54 @@ def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
 def test_the_tf_data_service_is_refused_while_nothing_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert _main("--tf_data_service=grpc://host:5000") == 2
     assert "error: --tf_data_service: no reader of this release uses the tf.data service" in capsys.readouterr().err
+
+
+# An experiment's file that is preempted when it is first imported, crashes the second time, and is then of no use.
+_FAILING = """
+import os
+from pathlib import Path
+from trainer_kit.errors import DataError
+
+folder = Path(os.environ["FOLDER"])
+folder.mkdir(exist_ok=True)
+number = len(list(folder.glob("import-*")))
+(folder / f"import-{number}").touch()
+print("import", number, flush=True)
+if number == 0:
+    os._exit(75)
+if number == 1:
+    raise RuntimeError("the crash")
+raise DataError("there is no data")
+"""
+
+
+def test_with_restarts_the_same_flags_run_in_a_process_that_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(_FAILING)
+    monkeypatch.setenv("FOLDER", str(tmp_path / "run"))
+    flags = [f"--model_dir={tmp_path}/run", f"--import_module={tmp_path}/failing.py", "--mode=train", "--experiment=a"]
+    code = "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in sys.modules); sys.exit(c)"
+    done = subprocess.run([sys.executable, "-c", code, "--max_restarts=2", *flags], capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    assert done.stdout == "import 0\nimport 1\nimport 2\nFalse\n"
+    assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
+    assert "attempt 3: data after" in done.stderr
+    records = list(read_lines(tmp_path / "run" / "attempts.jsonl"))
+    assert [record["exit_code"] for record in records] == [75, 1, 5]
+    assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
+    assert set(records[0]["command"][3:]) == set(flags)
+    assert "RuntimeError: the crash" in records[1]["log"]
+
+
+def test_with_restarts_a_mistake_is_told_once_and_not_tried_again(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert _main("--max_restarts=5", f"--experiment={name}x", "--mode=trian", f"--model_dir={tmp_path}/run") == 2
+    assert capfd.readouterr().err.count("no mode is called 'trian'") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_model_dir_a_mistake_is_told_without_a_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("--max_restarts=5", "--mode=train") == 2
+    assert "--model_dir: is needed" in capsys.readouterr().err

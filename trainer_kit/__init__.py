@@ -24,12 +24,14 @@ _HOME = {
     "register_experiment": "experiment",
     "register_task": "experiment",
     "ArraySource": "inputs.arrays",
+    "TFRecordSource": "inputs.records",
     "apply_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
     "Task": "tasks.base",
     "Trainer": "trainer",
     "launch": "launcher",
     "run_experiment": "runner",
+    "supervise": "supervisor.attempts",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -48,10 +50,12 @@ if TYPE_CHECKING:
     from trainer_kit.experiment import register_experiment as register_experiment
     from trainer_kit.experiment import register_task as register_task
     from trainer_kit.inputs.arrays import ArraySource as ArraySource
+    from trainer_kit.inputs.records import TFRecordSource as TFRecordSource
     from trainer_kit.launcher import launch as launch
     from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
     from trainer_kit.optimizers.gradients import scale_loss as scale_loss
     from trainer_kit.runner import run_experiment as run_experiment
+    from trainer_kit.supervisor.attempts import supervise as supervise
     from trainer_kit.tasks.base import Task as Task
     from trainer_kit.trainer import Trainer as Trainer
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 import logging
-import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orbit
 import tensorflow as tf
 
-from trainer_kit import files
 from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.folder import archive_later
+from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.divergence import explain_divergence
+from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, config_hash
-from trainer_kit.scalars import as_scalar
 from trainer_kit.telemetry.background import BackgroundWriter
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.flops import count_flops
@@ -26,6 +28,7 @@ from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -39,12 +42,14 @@ class Reports:
       writer: takes a Report after each loop and evaluation; writes in a thread.
       train_summaries, eval_summaries: for TensorBoard, also for the task's own tf.summary calls.
       history: metrics.jsonl; None for runs that do not train.
+      chief: whether this process writes the run's files.
     """
 
     writer: Writer
     train_summaries: Any
     eval_summaries: Any
     history: JsonLinesWriter | None
+    chief: bool
 
 
 def create_trainer(
@@ -79,9 +84,12 @@ def check_best_metric(trainer: Any, wanted: bool) -> None:
 
 
 def create_manager(
-    trainer: Trainer, config: ExperimentConfig, model_dir: str, chief: bool, asynchronous: bool
+    trainer: Trainer, config: ExperimentConfig, model_dir: str, asynchronous: bool, partial: bool = False
 ) -> CheckpointManager:
-    """Returns the manager of the run's checkpoints."""
+    """Returns the manager of the run's checkpoints. On every worker at once."""
+    trains = trainer.optimizer is not None
+    state = getattr(trainer, "state", None)
+    guarded = config.trainer.recovery_max_trials >= 0
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,
@@ -90,46 +98,102 @@ def create_manager(
         checkpoint_interval=config.trainer.checkpoint_interval,
         init_fn=trainer.initialize,
         asynchronous=asynchronous,
-        for_training=trainer.optimizer is not None,
-        keeps=chief,
+        for_training=trains,
+        keeps=is_chief(trainer.strategy),
+        before_save=trainer.before_save if trains and state is not None else lambda _: None,
+        sound=state.is_sound if guarded and state is not None else lambda: True,
+        agree=lambda number: chiefs_number(trainer.strategy, number),
+        partial=partial,
     )
 
 
-def summaries(folder: str, wanted: bool) -> SummaryManager:
-    """Returns what writes TensorBoard summaries to `folder`, or to nothing."""
-    return SummaryManager(folder if wanted else None)
+def archive(model_dir: str, step: int, strategy: tf.distribute.Strategy) -> bool:
+    """Moves the checkpoints after `step` away, for --from_step; returns whether the run goes back by that.
+
+    Raises:
+      UsageError: when there is no checkpoint of `step`.
+    """
+    moved = archive_later(model_dir, step) if is_chief(strategy) else []
+    if moved:
+        _LOG.warning("moved to %s/archived: %s", model_dir, ", ".join(moved))
+    return bool(chiefs_number(strategy, len(moved)))
+
+
+def create_timeline(
+    directory: RunDirectory, config: ExperimentConfig, reports: Reports, trainer: Any, dataset: str
+) -> Timeline:
+    """Returns what keeps history, curves, ledger and best in step."""
+    ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config))
+    summaries = (reports.train_summaries, reports.eval_summaries)
+    return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush)
+
+
+def create_actions(
+    strategy: tf.distribute.Strategy,
+    config: ExperimentConfig,
+    trainer: Any,
+    manager: CheckpointManager,
+    given: Sequence[Any] | None,
+) -> list[Any]:
+    """Returns the actions after training loops: those given, and the watch for a cloud's notice of preemption.
+
+    An action with methods `state()` and `restore(state)` has its state in every checkpoint.
+    """
+    actions = list(given or [])
+    for number, action in enumerate(actions):
+        if hasattr(action, "state") and hasattr(action, "restore") and hasattr(trainer, "state"):
+            restore = action.restore
+            trainer.state.run_state.add(
+                f"action {number} {type(action).__name__}",
+                action.state,
+                lambda state, restore=restore: None if state is None else restore(state),
+            )
+    resolver = getattr(strategy, "cluster_resolver", None)
+    if config.trainer.preemption_on_demand_checkpoint and isinstance(
+        resolver, tf.distribute.cluster_resolver.TPUClusterResolver
+    ):
+        actions.append(orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step))
+    return actions
+
+
+def create_recovery(
+    config: ExperimentConfig, trainer: Any, manager: CheckpointManager, timeline: Timeline, directory: RunDirectory
+) -> Recovery | None:
+    """Returns what takes a diverged run back; None for a trainer that is not ours."""
+    if not isinstance(trainer, Trainer):
+        return None
+    explain = functools.partial(explain_divergence, trainer, manager, directory.path)
+    return Recovery(config.trainer, trainer, manager, timeline.rewind, explain)
 
 
 def open_reports(
-    directory: RunDirectory | None, *, trains: bool, console: Writer | None, train_summaries: Any, eval_summaries: Any
+    directory: RunDirectory,
+    chief: bool,
+    trains: bool,
+    console: Writer | None,
+    save_summary: bool,
+    managers: tuple[Any, Any] = (None, None),
 ) -> Reports:
-    """Opens all that a run reports to; without a directory, on a worker that is not the chief, next to nothing."""
+    """Opens all that a run reports to; on a worker that is not the chief, next to nothing.
+
+    Args:
+      directory: of the run.
+      chief: whether this process writes the run's files.
+      trains: whether there will be a history.
+      console: where progress is shown; None: the standard output.
+      save_summary: whether TensorBoard summaries are written.
+      managers: of the summaries of training and of validation, in place of our own.
+    """
+    folders = (directory.train_summaries, directory.eval_summaries)
+    own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)
+    train_summaries, eval_summaries = (given or made for given, made in zip(managers, own, strict=True))
     writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries)]
-    history = JsonLinesWriter(directory.metrics) if directory is not None and trains else None
+    history = JsonLinesWriter(directory.metrics) if chief and trains else None
     if history is not None:
         writers.append(history)
-    if directory is not None:
+    if chief:
         writers.append(console or ConsoleWriter(sys.stdout))
-    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history)
-
-
-def ledger(path: str, config: ExperimentConfig, dataset: str) -> Callable[..., None]:
-    """Returns a function (step, logs, seconds, checkpoint) that appends an evaluation to the ledger at `path`."""
-    digest = config_hash(config)
-
-    def append(step: int, logs: Mapping[str, Any], seconds: float, checkpoint: str | None = None) -> None:
-        record = {
-            "step": step,
-            "checkpoint": checkpoint,
-            "dataset": dataset,
-            "metrics": plain(logs),
-            "seconds": round(seconds, 3),
-            "config_hash": digest,
-            "lineage": 0,
-        }
-        files.append_line(path, record)
-
-    return append
+    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history, chief)
 
 
 def model_cost(trainer: Any) -> str:
@@ -142,27 +206,6 @@ def model_cost(trainer: Any) -> str:
         return parameters
     features = spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec
     return f"{parameters}; {count_flops(trainer.model, features)} for one example"
-
-
-def evaluated_step(path: str) -> int:
-    """Returns the last step in the ledger at `path`; -1 if there is none. A torn line is skipped."""
-    last = -1
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    last = max(last, int(json.loads(line)["step"]))
-    return last
-
-
-def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as JSON can hold them: nested dicts of floats; what is no single number is left out."""
-    found: dict[str, Any] = {}
-    for name, value in logs.items():
-        kept = plain(value) if isinstance(value, Mapping) else as_scalar(value)
-        if kept is not None:
-            found[str(name)] = kept
-    return found
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:

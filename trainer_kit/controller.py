@@ -6,6 +6,7 @@ counted in Python, and a request to stop is honoured between loops, and by the l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -17,7 +18,8 @@ import tensorflow as tf
 
 from trainer_kit import schedules
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.selection import complete_checkpoints
+from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import (
     DataError,
     DivergedError,
@@ -37,11 +39,14 @@ class Controller(orbit.Controller):
       writer: takes a Report after each loop and each evaluation.
       batch_size: examples in a training step, over all replicas; for the rate of examples.
       stopping: tells whether a stop was asked for.
-      loss_bound: `(bound, first step that it counts at)`; None: any loss will do.
+      loss_bound: `(bound, first step that it counts at)`; None: any loss and any weights will do.
       save_on_stop: whether a stop saves a checkpoint.
       on_evaluation: called with (step, logs, seconds, checkpoint) after each evaluation, before anything is reported;
         checkpoint is the path of the one that has the evaluated weights, None if they were not saved.
-      evaluated_step: of the last evaluation of an earlier start, so that one that was cut off is made up.
+      evaluated_step: returns the step of the last evaluation on record, up to the step that it is given, so that one
+        that was cut off is made up; called once, after the restore.
+      on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
+        run went back to an earlier step, to go on from there. Otherwise the error is raised.
       **orbit_arguments: those of orbit.Controller, whose constructor restores the newest checkpoint.
     """
 
@@ -54,20 +59,34 @@ class Controller(orbit.Controller):
         loss_bound: tuple[float, int] | None = None,
         save_on_stop: bool = True,
         on_evaluation: Callable[[int, Mapping[str, Any], float, str | None], None] = lambda *_: None,
-        evaluated_step: int = -1,
+        evaluated_step: Callable[[int], int] = lambda _: -1,
+        on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
         **orbit_arguments: Any,
     ) -> None:
         self._writer, self._batch_size, self._stopping = writer, batch_size, stopping
         self._loss_bound, self._save_on_stop, self._on_evaluation = loss_bound, save_on_stop, on_evaluation
+        self._on_divergence = on_divergence
         self._total: int | None = None
-        self._saved_step, self._evaluated_step = -1, evaluated_step
+        self._saved_step, self._evaluated_step = -1, -1
         self._checkpoint: str | None = None
+        self._open_loop: tuple[int, int] | None = None  # the steps that a loop runs between, until it has
+        self.phase = "start"  # what the main thread is doing: start, train, evaluate, save or wait
+        trainer = orbit_arguments.get("trainer")
+        if trainer is not None and hasattr(trainer, "state"):
+            trainer.state.run_state.add("loop", self._loop_state, self._put_loop_state)
         super().__init__(**orbit_arguments)
+        self._evaluated_step = evaluated_step(int(self.global_step.numpy()))
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked for."""
-        return self._stopping()
+        """Whether a stop was asked for; of several workers, whether they have agreed to stop."""
+        agreed = getattr(self.trainer or self.evaluator, "stop_agreed", None)
+        return self._stopping() if agreed is None else bool(agreed)
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint, saved or restored; -1 before the first."""
+        return self._saved_step
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains up to global step `steps`, or until the data ends if it is -1.
@@ -76,35 +95,47 @@ class Controller(orbit.Controller):
 
         Raises:
           DataError: when the data ends before `steps`.
-          DivergedError: when the loss is not finite or above its bound.
+          DivergedError: when the loss or a weight is not finite, or the loss is above its bound.
         """
+        while not self._train_until(steps, checkpoint_at_completion):
+            pass
+
+    def _train_until(self, steps: int, checkpoint_at_completion: bool) -> bool:
+        """Trains as `train` does; returns False as soon as the run has gone back to an earlier step."""
         step = int(self.global_step.numpy())
         if self._total is None:
             self._total = steps if steps >= 0 else None
         data_ended = False
         while step < steps or (steps < 0 and not data_ended):
-            wanted = schedules.loop_length(step, steps, self._steps_per_loop)
-            before, step = step, self._run_loop(step, wanted)
+            begun, end = self._next_loop(step, steps)
+            try:
+                step = self._run_loop(step, begun, end)
+            except DivergedError as error:
+                if not self._on_divergence(error, begun, end):
+                    raise
+                return False
             data_ended = getattr(self.trainer, "data_ended", False)
             if data_ended or self.stopping:
                 break
-            if schedules.is_due(before, step, self._interval):
+            if schedules.is_due(begun, step, self._interval):
                 self.save_checkpoint()
         if self._save_on_stop if self.stopping else checkpoint_at_completion or data_ended:
             self.save_checkpoint()
-            self._sync_on_async_checkpointing()
+            self.sync()
         if data_ended and steps >= 0:
             raise DataError(
                 f"task.train_data ended at step {step} of {self._total}; repeat the data (an ArraySource does with "
                 "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
                 "(the checkpoint of this step is saved)"
             )
+        return True
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values."""
         self._require("evaluator", for_method="evaluate")
+        self._require_sound()
         start = time.perf_counter()
-        with self.eval_summary_manager.summary_writer().as_default():
+        with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32)) or {}
         seconds = time.perf_counter() - start
         if self.stopping:
@@ -114,7 +145,7 @@ class Controller(orbit.Controller):
         logs = tf.nest.map_structure(orbit.utils.get_value, logs)
         step = int(self.global_step.numpy())
         self._evaluated_step = step
-        self._sync_on_async_checkpointing()  # nothing is recorded before it is there
+        self.sync()  # nothing is recorded before it is there
         self._on_evaluation(step, logs, seconds, self._checkpoint if step == self._saved_step else None)
         self._report("validation", step, logs, seconds=seconds)
         return dict(logs)
@@ -138,17 +169,17 @@ class Controller(orbit.Controller):
         while (step < train_steps or train_steps < 0) and not self.stopping:
             pause = schedules.next_stop(step, train_steps, eval_interval) if eval_interval else train_steps
             try:
-                self.train(pause, checkpoint_at_completion=pause == train_steps)
+                reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
             except DataError:
                 if train_steps >= 0:
                     raise
-                train_steps = int(self.global_step.numpy())
+                train_steps, reached = int(self.global_step.numpy()), True
             step = int(self.global_step.numpy())
-            if not self.stopping:
+            if reached and not self.stopping:
                 output = self.evaluate(eval_steps)
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
-        self._sync_on_async_checkpointing()
+        self.sync()
         return output
 
     def evaluate_continuously(
@@ -195,37 +226,91 @@ class Controller(orbit.Controller):
         return checkpoint_path
 
     def save_checkpoint(self) -> None:
-        """Saves the state as it is, unless this step is saved already."""
+        """Saves the state as it is, unless this step is saved already.
+
+        Raises:
+          DivergedError: when a weight is not finite; nothing is saved.
+        """
         step = int(self.global_step.numpy())
         if self.checkpoint_manager is not None and step != self._saved_step:
-            try:
-                self._writer.flush()  # what was measured before the checkpoint outlives the process with it
-            finally:
-                self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
-                self._saved_step = step
+            self._require_sound()
+            with self._during("save"):
+                try:
+                    self._writer.flush()  # what was measured before the checkpoint outlives the process with it
+                finally:
+                    self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
+                    self._saved_step = step
+
+    def save_what_is_sound(self) -> None:
+        """Saves after an error, if it left the state of a step's end, and the weights finite."""
+        sound = getattr(self.trainer, "sound", True)
+        if self.trainer is not None and self.phase != "train" and sound is not False:
+            self.save_checkpoint()
+            self.sync()
+
+    def sync(self) -> None:
+        """Waits for the save in flight."""
+        with self._during("save"):
+            self._sync_on_async_checkpointing()
+
+    def go_back(self, path: str | None) -> int:
+        """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
+        self._open_loop = None
+        self.restore_checkpoint(path)
+        self._evaluated_step = min(self._evaluated_step, self._saved_step)
+        return self._saved_step
 
     @property
     def _interval(self) -> int:
         manager = self.checkpoint_manager
         return (manager.checkpoint_interval if manager else None) or 2**62
 
-    def _run_loop(self, step: int, wanted: int) -> int:
-        """Runs one inner loop, reports it, and returns the step that it reached."""
+    @property
+    def _in_step_with_others(self) -> bool:
+        return worker_count(self.strategy) > 1
+
+    @contextlib.contextmanager
+    def _during(self, phase: str) -> Iterator[None]:
+        """Sets the phase; after an error it stays, to tell where that came from."""
+        before, self.phase = self.phase, phase
+        yield
+        self.phase = before
+
+    def _next_loop(self, step: int, target: int) -> tuple[int, int]:
+        """Returns the steps that the next loop runs between: those of the one that a stop has cut, if any."""
+        if self._open_loop is None:
+            return step, step + schedules.loop_length(step, target, self._steps_per_loop)
+        begun, end = self._open_loop
+        return begun, end if target < 0 else min(end, target)
+
+    def _loop_state(self) -> list[int] | None:
+        return list(self._open_loop) if self._open_loop else None
+
+    def _put_loop_state(self, state: list[int] | None) -> None:
+        self._open_loop = (state[0], state[1]) if state else None
+
+    def _run_loop(self, step: int, begun: int, end: int) -> int:
+        """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
         start = time.perf_counter()
-        with self.summary_manager.summary_writer().as_default(), tf.summary.record_if(self._records_summaries()):
-            logs = self.trainer.train(tf.constant(wanted, tf.int32)) or {}
+        with (
+            self._during("train"),
+            self.summary_manager.summary_writer().as_default(),
+            tf.summary.record_if(self._records_summaries()),
+        ):
+            logs = self.trainer.train(tf.constant(end - step, tf.int32)) or {}
         done = getattr(self.trainer, "loop_steps", None)
         if done is None:
             done = int(self.global_step.numpy()) - step
-            if done != wanted and not getattr(self.trainer, "data_ended", False):
-                _LOG.warning("the loop was to run %d steps and moved global_step by %d", wanted, done)
+            if done != end - step and not getattr(self.trainer, "data_ended", False):
+                _LOG.warning("the loop was to run %d steps and moved global_step by %d", end - step, done)
         seconds = time.perf_counter() - start
-        for action in self.train_actions:
-            action(logs)
-        logs = tf.nest.map_structure(orbit.utils.get_value, logs)
-        if done:
+        self._open_loop = (begun, end) if begun < step + done < end and self.stopping else None
+        if self._open_loop is None and done:
+            for action in self.train_actions:
+                action(logs)
+            logs = tf.nest.map_structure(orbit.utils.get_value, logs)
             self._report("train", step + done, logs, steps=done, seconds=seconds)
-            self._check_loss(step + done, logs)
+        self._check_loss(step + done, logs)
         return step + done
 
     def _records_summaries(self) -> Any:
@@ -234,14 +319,24 @@ class Controller(orbit.Controller):
         return lambda: tf.equal(self.global_step % self.summary_interval, 0)
 
     def _check_loss(self, step: int, logs: Mapping[str, Any]) -> None:
-        if self._loss_bound is None or "training_loss" not in logs:
+        if self._loss_bound is None:
+            return
+        if getattr(self.trainer, "sound", True) is False:
+            raise DivergedError(f"a weight is not finite at step {step}")
+        if "training_loss" not in logs:
             return
         loss, (bound, first_step) = float(logs["training_loss"]), self._loss_bound
         if not math.isfinite(loss) or (step >= first_step and loss > bound):
-            raise DivergedError(
-                f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound}); this loop is not "
-                "saved: lower the learning rate, or clip gradients (global_clipnorm), and run again"
-            )
+            raise DivergedError(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound:g})")
+
+    def _require_sound(self) -> None:
+        """Looks at the weights where the last loop did not, before they are saved or evaluated."""
+        trainer = self.trainer
+        if self._loss_bound is None or trainer is None or getattr(trainer, "sound", True):
+            return
+        trainer.sound = trainer.sound is None and trainer.state.is_sound()
+        if not trainer.sound:
+            raise DivergedError(f"a weight is not finite at step {int(self.global_step.numpy())}")
 
     def _report(self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0) -> None:
         rate = steps / seconds if steps and seconds > 0 else None
@@ -282,4 +377,5 @@ class Controller(orbit.Controller):
                 limit = "" if timeout is None else f", at most {timeout:.0f} s"
                 _LOG.info("waiting for %s/ckpt-*.index after step %d%s", directory, last, limit)
                 told = True
-            time.sleep(_POLL_SECONDS)
+            with self._during("wait"):
+                time.sleep(_POLL_SECONDS)

@@ -6,6 +6,7 @@ the new one, never half of either. No TensorFlow here; remote paths are for whoe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -48,8 +49,13 @@ def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") ->
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
 
 
-def append_line(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
+def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str = "line") -> None:
     """Appends `record` as one JSON line, flushed to disk. A line cut by a crash is dropped by `read_lines`.
+
+    Args:
+      path: local; made, with its folder, if it is missing.
+      record: what JSON can hold.
+      point: the name under which fault injection knows this write.
 
     Raises:
       StorageError: when the file cannot be written.
@@ -57,6 +63,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        reach(f"{point}.append", target)
         with open(target, "ab+") as stream:
             stream.seek(0, os.SEEK_END)
             if stream.tell() > 0:
@@ -84,6 +91,22 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def flush_folder(folder: str | os.PathLike[str]) -> None:
+    """Forces the names in `folder`, as renames have left them, to the disk; nothing where the system cannot."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder or ".", os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def reach(point: str, path: str | os.PathLike[str]) -> None:
+    """Tells fault injection that the write point `point` is next, on the file at `path`."""
+    if on_write_point is not None:
+        on_write_point(point, os.fspath(path))
+
+
 def check_writable(folder: str | os.PathLike[str]) -> None:
     """Raises StorageError unless files can be made in `folder` or, where it is missing, in what would hold it."""
     place = Path(folder).absolute()
@@ -100,20 +123,15 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 def _replace(target: Path, text: str, point: str) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    _reach(f"{point}.open", temporary)
+    reach(f"{point}.open", temporary)
     try:
         with open(temporary, "w", encoding="utf-8") as stream:
             stream.write(text)
-            _reach(f"{point}.flush", temporary)
+            reach(f"{point}.flush", temporary)
             stream.flush()
             os.fsync(stream.fileno())
-        _reach(f"{point}.rename", target)
+        reach(f"{point}.rename", target)
         os.replace(temporary, target)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _reach(point: str, path: Path) -> None:
-    if on_write_point is not None:
-        on_write_point(point, str(path))

@@ -29,6 +29,13 @@ REPEATED = {
     "import_module": "Module, dotted name or .py file, that registers experiments or gin names.",
     "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
 }
+SUPERVISION, ONCE = "max_restarts", "from_step"
+FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start anew."
+PARTIAL = "Restore what fits of a checkpoint of another model or optimizer, and list what does not."
+RESTARTS = (
+    "Run under a supervisor, which restarts a run that was preempted, and one that crashed or stalled up to this many "
+    "times; 0: run in this process, once."
+)
 
 
 def define_flags() -> flags.FlagValues:
@@ -38,6 +45,9 @@ def define_flags() -> flags.FlagValues:
         flags.DEFINE_string(name, default, meaning, flag_values=values)
     for name, meaning in REPEATED.items():
         flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
+    flags.DEFINE_integer(SUPERVISION, 0, RESTARTS, lower_bound=0, flag_values=values)
+    flags.DEFINE_integer(ONCE, None, FROM_STEP, lower_bound=0, flag_values=values)
+    flags.DEFINE_boolean("allow_partial_restore", False, PARTIAL, flag_values=values)
     flags.DEFINE_boolean("debug", False, "Show tracebacks of errors that are explained.", flag_values=values)
     flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
     return values
@@ -63,6 +73,23 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     return values
 
 
+def unsupervised(values: flags.FlagValues) -> list[str]:
+    """Returns the arguments that give the same flags without --max_restarts, for each run under the supervisor.
+
+    --from_step is not among them: it is for the first of these runs only, or each restart would go back again.
+    """
+    arguments: list[str] = []
+    for name in values:
+        flag = values[name]
+        if not flag.present or name in (SUPERVISION, ONCE, flag.short_name):
+            continue
+        if flag.boolean:
+            arguments.append(f"--{name}" if flag.value else f"--no{name}")
+        else:
+            arguments += [f"--{name}={value}" for value in (flag.value if name in REPEATED else [flag.value])]
+    return arguments
+
+
 def sources(values: flags.FlagValues) -> Sources:
     """Returns the sources of config values that the flags name; flags of a value's own win over every other source."""
     given = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
@@ -86,4 +113,5 @@ def request(values: flags.FlagValues) -> Request:
         tuple(values.allow_config_change),
         values.checkpoint,
         values.eval_name,
+        values.from_step,
     )

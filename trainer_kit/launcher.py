@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_kit.config.schema import ExperimentConfig
@@ -13,6 +13,7 @@ from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.experiment import task_class
+from trainer_kit.run_directory import kept_threads
 from trainer_kit.runner import run_experiment
 
 
@@ -41,21 +42,25 @@ def launch(
     """
     task_type = task_class(config.task)
     before_task()
-    strategy = prepare(config)
+    strategy = prepare(config, kept_threads(model_dir))
     with strategy.scope():
         task = task_type(config.task, logging_dir=model_dir)
     return run_experiment(strategy, task, mode, config, model_dir, **arguments)
 
 
-def prepare(config: ExperimentConfig) -> Any:
+def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) -> Any:
     """Configures devices, seeds and precision, and returns the strategy.
+
+    Args:
+      config: of the experiment.
+      threads: thread counts that the run was started with, if it was.
 
     Raises:
       UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
     """
     runtime = config.runtime
     configure_cluster(runtime.worker_hosts, runtime.task_index)
-    configure_devices(runtime)
+    configure_devices(runtime, threads)
     seed_everything(runtime.random_seed)
     set_precision(runtime)
     strategy = create_strategy(runtime)

@@ -24,6 +24,12 @@ def stop_variable() -> tf.Variable:
         return tf.Variable(False, trainable=False, name="stop")
 
 
+def batch_counter() -> tf.Variable:
+    """Returns a counter, on the host, that tells another thread how far a loop is."""
+    with tf.device("CPU:0"), tf.init_scope():
+        return tf.Variable(0, trainable=False, dtype=tf.int64, name="batches")
+
+
 class TrainLoop:
     """Runs steps until enough are done or a stop is asked for.
 
@@ -51,21 +57,33 @@ class TrainLoop:
         self._results = Readback(results, compiled)
         self.whole = tf.function(self._graph(begin, step, self._results.pack, stop)) if use_tf_while_loop else None
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
+    def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
+
+        Args:
+          iterator: over the data.
+          num_steps: how many to do.
+          fresh: whether metrics are reset first; False goes on with a loop that was stopped in the middle.
 
         Raises:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps done so far are done.
         """
         if self.whole is not None:
-            done, packed = self.whole(iterator, tf.convert_to_tensor(num_steps, tf.int32))
+            done, packed = self.whole(iterator, tf.convert_to_tensor(num_steps, tf.int32), tf.constant(fresh))
             return int(done), self._results.unpack(packed)
-        self._begin()
+        if fresh:
+            self._begin()
         done = 0
         while done < int(num_steps) and not self._stop.numpy():
             self._step(iterator)
             done += 1
         return done, self.results()
+
+    def graph(self, iterator: Any) -> tf.Graph | None:
+        """Returns the graph of the whole loop, traced as its next call will be; None if the loop is not compiled."""
+        if self.whole is None:
+            return None
+        return self.whole.get_concrete_function(iterator, tf.constant(1), tf.constant(True)).graph
 
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
@@ -73,8 +91,9 @@ class TrainLoop:
 
     @staticmethod
     def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
-        def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
-            begin()
+        def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
+            if fresh:
+                begin()
             done = tf.constant(0)
             while tf.logical_and(done < num_steps, tf.logical_not(stop)):
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries

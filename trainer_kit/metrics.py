@@ -63,6 +63,10 @@ class MetricSet:
             logs[self.loss.name] = self.loss.result()
         return logs
 
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, always in the same order."""
+        return [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
+
     def names(self) -> list[str]:
         """Returns the names that `results` can have."""
         return [*(name for name in self.results() if name != self.loss.name), self.loss.name]

@@ -14,6 +14,7 @@ from trainer_kit.config.schema import folder_name_problem
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.modes import MODES, lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.run_lock import check_not_held
 
 OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
 
@@ -29,6 +30,7 @@ class Request:
       allow_config_change: paths of values that may differ from the run in model_dir.
       checkpoint: what mode eval evaluates.
       eval_name: of a continuous_eval sidecar.
+      from_step: of the checkpoint to go on from; None: the newest.
     """
 
     experiment: str | None
@@ -39,6 +41,7 @@ class Request:
     allow_config_change: tuple[str, ...] = ()
     checkpoint: str = "latest"
     eval_name: str = "continuous_eval"
+    from_step: int | None = None
 
 
 def check_request(request: Request) -> Resolved:
@@ -48,6 +51,7 @@ def check_request(request: Request) -> Resolved:
       ConfigError: with every mistake in flags, files and config.
       UsageError: when model_dir holds another run, or nothing to evaluate.
       StorageError: when model_dir cannot be written.
+      ModelDirInUseError: when another trainer works there.
     """
     mistakes = list(_flag_mistakes(request))
     resolved: Resolved | None = None
@@ -101,6 +105,8 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
     model_dir, experiment = str(request.model_dir), str(request.experiment)
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)
+        check_not_held(model_dir)
+        _check_from_step(request, model_dir)
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
         return
     if request.mode == "eval" and request.checkpoint == "latest":
@@ -110,3 +116,14 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
             )
     files.check_writable(model_dir)  # for what the evaluation finds
+
+
+def _check_from_step(request: Request, model_dir: str) -> None:
+    if not request.from_step:
+        return
+    there = sorted(int(path[:-6].rpartition("-")[2]) for path in glob.glob(f"{glob.escape(model_dir)}/ckpt-*.index"))
+    if request.from_step not in there:
+        raise UsageError(
+            f"--from_step: there is no checkpoint of step {request.from_step} in {model_dir}; there are: "
+            f"{', '.join(map(str, there)) or 'none'}; 0 starts anew"
+        )

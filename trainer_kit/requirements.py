@@ -1,12 +1,18 @@
-"""What a trainer needs of its config, its model and its strategy, checked when it is made."""
+"""What a trainer needs of its config, its model, its strategy and its training step, checked when it has them."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from trainer_kit.errors import UsageError
+
+_LOG = logging.getLogger(__name__)
+_PYTHON = ("PyFunc", "EagerPyFunc")
 
 
 def check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
@@ -31,3 +37,34 @@ def check_model(model: Any, enable_xla: bool, strategy: tf.distribute.Strategy) 
             f"runtime.enable_xla needs one replica, and there are {strategy.num_replicas_in_sync}: XLA "
             "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
         )
+
+
+def check_exact_resume(graph: tf.Graph, required: bool) -> None:
+    """Warns of ops in a training loop whose state is in no checkpoint: after a resume they go on otherwise.
+
+    Args:
+      graph: of the loop.
+      required: whether to refuse them.
+
+    Raises:
+      UsageError: when there are some and `required` is set.
+    """
+    definition = graph.as_graph_def()
+    nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
+    found = sorted({node.op for node in nodes if _has_hidden_state(node.op)})
+    if not found:
+        return
+    text = (
+        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run is not the same "
+        "as one that was never stopped; draw from a keras.random.SeedGenerator or a tf.random.Generator that the model "
+        "holds, and compute in TensorFlow"
+    )
+    if required:
+        raise UsageError(f"trainer.require_exact_resume: {text}")
+    _LOG.warning("%s", text)
+
+
+def _has_hidden_state(op: str) -> bool:
+    definition = op_def_registry.get(op)
+    draws = definition is not None and definition.is_stateful and any(a.name == "seed" for a in definition.attr)
+    return op in _PYTHON or (draws and "Dataset" not in op)

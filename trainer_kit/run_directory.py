@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import json
@@ -10,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +21,7 @@ from trainer_kit.config.drift import Change, check_resume
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml, write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
+from trainer_kit.run_lock import HEARTBEAT, LOCK
 
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
 _LOG = logging.getLogger(__name__)
@@ -37,6 +40,8 @@ class RunDirectory:
     """
 
     def __init__(self, model_dir: str, trainer: TrainerConfig, sidecar: str = "") -> None:
+        if model_dir is None:
+            raise UsageError("model_dir must be specified, but got None")
         if files.is_remote(model_dir):
             raise UsageError(
                 f"--model_dir: {model_dir!r} is a remote folder; only local ones are allowed, mounted ones included: "
@@ -45,6 +50,7 @@ class RunDirectory:
         evals = os.path.join(model_dir, "evals")
         own = os.path.join(evals, sidecar) if sidecar else ""
         self.path = model_dir
+        self.own = own or model_dir
         self.best = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
         self.own_best = os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
         self.train_summaries = os.path.join(model_dir, "train")
@@ -55,20 +61,36 @@ class RunDirectory:
         self.manifest = os.path.join(model_dir, "manifest.json")
         self.final = os.path.join(model_dir, "final.json")
 
-    def write_record(self, config: ExperimentConfig, experiment: str, mode: str, texts: Mapping[str, str]) -> None:
-        """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json."""
+    def write_record(
+        self,
+        config: ExperimentConfig,
+        experiment: str,
+        mode: str,
+        texts: Mapping[str, str],
+        threads: Mapping[str, int] | None = None,
+    ) -> None:
+        """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json.
+
+        What resumes the run on another platform or with other versions is told: it may compute other last bits.
+        """
         if os.path.exists(self.final):
             os.remove(self.final)
+        before = _read_json(self.manifest) or {}
         write_params(self.params, config)
+        starts = before.get("starts")
+        now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
         record = {
             "experiment": experiment,
             "mode": mode,
             "command": sys.argv,
+            "starts": [*(starts if isinstance(starts, list) else []), now],
             "python": platform.python_version(),
             "platform": platform.platform(),
             "packages": {name: _version(name) for name in PACKAGES},
+            "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
         }
+        _tell_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
@@ -78,6 +100,16 @@ class RunDirectory:
         for path in (self.params, self.manifest, *(os.path.join(self.path, name) for name in names)):
             if os.path.exists(path):
                 os.remove(path)
+
+    def withdraw_lock(self) -> None:
+        """Removes the lock and the heartbeat of a trainer that ended before its run had a record."""
+        if os.path.exists(self.params):
+            return
+        for name in (HEARTBEAT, LOCK):
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(self.path, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)  # only if there is nothing else in it
 
     def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any) -> None:
         """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept."""
@@ -138,6 +170,22 @@ def check_model_dir(
     if not (os.path.exists(directory.params) and glob.glob(os.path.join(glob.escape(directory.path), "ckpt-*.index"))):
         return []
     return check_resume(_read_params(directory.params), config, tuple(allowed))
+
+
+def kept_threads(model_dir: str) -> dict[str, int] | None:
+    """Returns the thread counts that the run in `model_dir` was started with; None when it does not tell."""
+    threads = (_read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
+    whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
+    return threads if whole else None
+
+
+def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Warns when a run goes on under other versions: then its bits may differ from those of one that never stopped."""
+    for name in ("python", "platform", "packages", "threads"):
+        if before and before.get(name) != now[name]:
+            _LOG.warning(
+                "%s: %s when the run was started, %s now; results may differ", name, before.get(name), now[name]
+            )
 
 
 def config_hash(config: ExperimentConfig) -> str:

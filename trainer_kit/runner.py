@@ -14,17 +14,32 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import build
+from trainer_kit.checkpoints.ledger import plain
 from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.schema import ExperimentConfig, folder_name_problem
 from trainer_kit.controller import Controller
-from trainer_kit.errors import InterruptedRunError, PreemptedError, UsageError, explained
+from trainer_kit.distribution.devices import thread_counts
+from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.errors import (
+    DivergedError,
+    InterruptedRunError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+    explained,
+)
 from trainer_kit.modes import lookup_mode
 from trainer_kit.preflight import OWN_EVALUATIONS
+from trainer_kit.progress import Progress
+from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.run_lock import RunLock
 from trainer_kit.signals import StopSignals
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
+from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
+from trainer_kit.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,6 +74,8 @@ def run_experiment(
     eval_name: str = "continuous_eval",
     experiment: str = "",
     allow_config_change: Iterable[str] = (),
+    from_step: int | None = None,
+    allow_partial_restore: bool = False,
     records: Callable[[], Mapping[str, str]] = dict,
     console: Writer | None = None,
 ) -> tuple[Any, dict[str, Any]]:
@@ -83,6 +100,8 @@ def run_experiment(
       eval_name: of a continuous_eval sidecar; names its files.
       experiment: its registered name, for the record.
       allow_config_change: paths of values that may differ from those that the run in model_dir was started with.
+      from_step: the checkpoint to go on from, in place of the newest; later ones are moved to archived/. 0: anew.
+      allow_partial_restore: restore what fits of a checkpoint of another model, and list what does not.
       records: returns further files, name -> text, to be written with params.yaml.
       console: where progress is shown; default: the standard output.
 
@@ -95,8 +114,6 @@ def run_experiment(
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
     chosen = lookup_mode(mode)
-    if model_dir is None:
-        raise UsageError("model_dir must be specified, but got None")
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
@@ -106,54 +123,95 @@ def run_experiment(
             _LOG.info("changed since the run was started: %s", change)
     elif mode == "eval":
         checkpoint = select_checkpoint(model_dir, checkpoint, directory.best)
+    progress, managers = Progress(), (summary_manager, eval_summary_manager)
 
-    with strategy.scope():
-        best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
-        trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
-        build.check_best_metric(trainer, wanted=best is not None)
-
-    reports = build.open_reports(
-        directory if chief else None,
-        trains=chosen.trains,
-        console=console,
-        train_summaries=summary_manager or build.summaries(directory.train_summaries, save_summary and chief),
-        eval_summaries=eval_summary_manager or build.summaries(directory.eval_summaries, save_summary and chief),
-    )
-    manager = build.create_manager(trainer, params, model_dir, chief, enable_async_checkpointing)
-    with contextlib.closing(reports.writer), manager, StopSignals(trainer.request_stop) as signals:
+    with contextlib.ExitStack() as run:
+        run.enter_context(_alone(directory, progress) if chosen.trains and chief else NOTHING)
+        rewound = chosen.trains and from_step is not None and build.archive(model_dir, from_step, strategy)
+        with strategy.scope():
+            best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
+            trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
+            build.check_best_metric(trainer, wanted=best is not None)
+        reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
+        run.enter_context(contextlib.closing(reports.writer))
+        manager = build.create_manager(trainer, params, model_dir, enable_async_checkpointing, allow_partial_restore)
+        run.enter_context(manager)
+        timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
+        recovery = build.create_recovery(params, trainer, manager, timeline, directory) if chosen.trains else None
+        options = params.trainer
+        signals = StopSignals(trainer.request_stop, options.preemption_grace_seconds, progress.save_late)
+        run.enter_context(signals)
+        run.enter_context(Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds))
         controller = controller_cls(
             strategy=strategy,
             trainer=trainer if chosen.trains else None,
             evaluator=trainer if evaluates else None,
             global_step=trainer.global_step,
-            steps_per_loop=params.trainer.steps_per_loop,
             checkpoint_manager=manager,
-            summary_interval=params.trainer.summary_interval if save_summary else None,
-            summary_manager=reports.train_summaries,
-            eval_summary_manager=reports.eval_summaries,
-            train_actions=train_actions,
+            train_actions=build.create_actions(strategy, params, trainer, manager, train_actions),
             eval_actions=eval_actions,
-            **_extras(controller_cls, params, reports, signals, directory, chief),
+            **_reporting(reports, params, directory, save_summary),
+            **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, strategy),
         )
-        start = int(trainer.global_step.numpy())
-        _LOG.info("%s", _opening_line(mode, start, checkpoint, trainer.model))
+        progress.follow(controller, trainer)
+        start = _told_start(mode, checkpoint, trainer)
         if chosen.trains and (logs := _finished_logs(directory, start, params, evaluates)) is not None:
             return trainer.model, logs
         trainer.check_data()
-        if reports.history is not None:
-            reports.history.resume(start)
-        recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NO_RECORD
-        with strategy.scope(), recorded:
+        _begin(chosen.trains, timeline, recovery, controller, start, rewound)
+        recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NOTHING
+        with strategy.scope(), recorded, _saved_after_errors(controller):
             logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
-            if run_post_eval and signals.received is None:
-                logs = controller.evaluate(steps=params.trainer.validation_steps)
+            if run_post_eval and not _stopped(signals, trainer):
+                logs = controller.evaluate(steps=options.validation_steps)
         _raise_if_stopped(signals, trainer)
-    if reports.history is not None:
-        _conclude(directory, trainer, mode, logs)
+        manager.sync()
+        _conclude(directory, reports, trainer, mode, logs)
     return trainer.model, logs
 
 
-NO_RECORD = contextlib.nullcontext()
+def _begin(
+    trains: bool, timeline: Timeline, recovery: Recovery | None, controller: Any, start: int, rewound: bool
+) -> None:
+    """Takes what was told before to the step that a training run goes on from."""
+    if trains and rewound:
+        timeline.rewind(start)
+    elif trains:
+        timeline.resume(start)
+    if recovery is not None and isinstance(controller, Controller):
+        recovery.begin(controller)
+
+
+NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _alone(directory: RunDirectory, progress: Progress) -> Iterator[None]:
+    """Makes this process the only trainer in model_dir; a mistake leaves nothing behind in one that was empty."""
+    taken = False
+    try:
+        with RunLock(directory.path, progress.of_step):
+            taken = True
+            yield
+    except Exception as error:
+        if taken and explained(error):
+            directory.withdraw_lock()
+        raise
+
+
+@contextlib.contextmanager
+def _saved_after_errors(controller: Any) -> Iterator[None]:
+    """Saves what an error has left sound, then lets it go on."""
+    try:
+        yield
+    except Exception as error:
+        save = getattr(controller, "save_what_is_sound", None)
+        if save is not None and not isinstance(error, (DivergedError, StorageError)):
+            try:
+                save()
+            except Exception as second:
+                _LOG.warning("nothing could be saved after the error: %s", second)
+        raise
 
 
 @contextlib.contextmanager
@@ -166,7 +224,7 @@ def _recorded(
     texts: Mapping[str, str],
 ) -> Iterator[None]:
     """Writes the record of the run before its first step, and takes it back when a mistake or its data allow none."""
-    directory.write_record(config, experiment, mode, texts)
+    directory.write_record(config, experiment, mode, texts, thread_counts())
     try:
         yield
     except Exception as error:
@@ -182,9 +240,12 @@ def _evaluation_name(mode: str, eval_name: str) -> str:
     return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")
 
 
-def _opening_line(mode: str, start: int, checkpoint: str, model: Any) -> str:
+def _told_start(mode: str, checkpoint: str, trainer: Any) -> int:
+    """Says what is about to be done, and returns the step that it begins with."""
+    start = int(trainer.global_step.numpy())
     what = {"eval": f"of {checkpoint}", "continuous_eval": "of what is there and what comes"}.get(mode)
-    return f"{mode} {what or f'from step {start}'}; {count_parameters(model)}"
+    _LOG.info("%s %s; %s", mode, what or f"from step {start}", count_parameters(trainer.model))
+    return start
 
 
 def _train(run: Run) -> dict[str, Any]:
@@ -237,32 +298,46 @@ MODE_ENTRIES: dict[str, Callable[[Run], dict[str, Any]]] = {
 }
 
 
+def _reporting(
+    reports: build.Reports, config: ExperimentConfig, directory: RunDirectory, save_summary: bool
+) -> dict[str, Any]:
+    """How often loops report, and where to; without both folders Orbit has one manager for both."""
+    return {
+        "steps_per_loop": config.trainer.steps_per_loop,
+        "summary_interval": config.trainer.summary_interval if save_summary else None,
+        "summary_manager": reports.train_summaries,
+        "eval_summary_manager": reports.eval_summaries,
+        "summary_dir": directory.train_summaries,
+        "eval_summary_dir": directory.eval_summaries,
+    }
+
+
 def _extras(
     controller_cls: type[orbit.Controller],
     config: ExperimentConfig,
     reports: build.Reports,
     signals: StopSignals,
     directory: RunDirectory,
-    chief: bool,
+    timeline: Timeline,
+    recovery: Recovery | None,
+    strategy: tf.distribute.Strategy,
 ) -> dict[str, Any]:
-    """The summary folders, without which Orbit has one manager for both, and what only our Controller takes."""
-    folders = {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
+    """What only our Controller takes."""
     if not issubclass(controller_cls, Controller):
-        return folders
+        return {}
     options = config.trainer
     extras: dict[str, Any] = {
-        **folders,
-        "evaluated_step": build.evaluated_step(directory.ledger),
+        "evaluated_step": lambda step: chiefs_number(strategy, timeline.evaluated_step(step)),
         "writer": reports.writer,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,
         "save_on_stop": options.preemption_on_demand_checkpoint,
     }
-    if options.recovery_max_trials >= 0:
+    if recovery is not None and options.recovery_max_trials >= 0:
         extras["loss_bound"] = (options.loss_upper_bound, options.recovery_begin_steps)
-    if chief:
-        append = build.ledger(directory.ledger, config, "validation")
-        extras["on_evaluation"] = lambda step, logs, seconds, path: append(
+        extras["on_divergence"] = recovery
+    if reports.chief:
+        extras["on_evaluation"] = lambda step, logs, seconds, path: timeline.ledger.append(
             step, logs, seconds, os.path.relpath(path, directory.path) if path else None
         )
     return extras
@@ -279,16 +354,28 @@ def _finished_logs(
     return dict(final["metrics"]) if evaluates else {}
 
 
-def _conclude(directory: RunDirectory, trainer: Any, mode: str, logs: Mapping[str, Any]) -> None:
+def _conclude(
+    directory: RunDirectory, reports: build.Reports, trainer: Any, mode: str, logs: Mapping[str, Any]
+) -> None:
+    """Notes what a training run has ended with, when all that it reported is in the files."""
+    if reports.history is None:
+        return
+    reports.writer.flush()
     step = int(trainer.global_step.numpy())
-    directory.write_final(step, mode, build.plain(logs), trainer.checkpoint_exporter)
+    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter)
     _LOG.info("finished at step %d; %s", step, build.model_cost(trainer))
 
 
+def _stopped(signals: StopSignals, trainer: Any) -> bool:
+    """Whether the run has stopped early; several workers do so together, or finish together."""
+    agreed = getattr(trainer, "stop_agreed", None)
+    return signals.received is not None if agreed is None else bool(agreed)
+
+
 def _raise_if_stopped(signals: StopSignals, trainer: Any) -> None:
-    if signals.received is not None:
+    stopped_by = signals.received
+    if _stopped(signals, trainer):
         step = int(trainer.global_step.numpy())
-        kind = InterruptedRunError if signals.received == SIGINT else PreemptedError
-        raise kind(
-            f"stopped by {signals.received.name} at step {step}; the same command goes on from the last checkpoint"
-        )
+        kind = InterruptedRunError if stopped_by == SIGINT else PreemptedError
+        who = stopped_by.name if stopped_by else "another worker, which was asked to"
+        raise kind(f"stopped by {who} at step {step}; the same command goes on from the last checkpoint")

@@ -5,6 +5,7 @@ Without TensorFlow and NumPy: a value is asked for its shape and the kind of its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,21 @@ def flat_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, f
         elif (number := as_scalar(value)) is not None:
             flat[str(name)] = number
     return flat
+
+
+def to_json_number(value: float) -> float | str:
+    """Returns `value` as strict JSON can hold it: what is not finite as the text "nan", "inf" or "-inf"."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def from_json_number(value: Any) -> float:
+    """Returns what `to_json_number` was given; NaN for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _to_float(value: Any) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -15,18 +16,32 @@ from types import FrameType, TracebackType
 from trainer_kit.errors import ExitCode
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
+_SHARE_TO_SAVE = 0.45  # of the grace time, after the first half of it
+_MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
 
 
 class StopSignals:
     """While entered, calls `on_stop` from a thread when SIGTERM or SIGINT arrives; in the main thread only.
 
+    Whoever sends SIGTERM follows it up with SIGKILL. So when the main thread is still at work after half of the grace
+    time, in a compilation or in one very long step, `on_late` saves what can be saved, and at the end of the grace time
+    the process ends, with the exit code of the signal.
+
     Args:
       on_stop: makes the run stop soon; called once.
+      grace_seconds: how long the process may last after the first signal; None: as long as it takes.
+      on_late: called in the thread, once, after half of them.
     """
 
-    def __init__(self, on_stop: Callable[[], None]) -> None:
-        self._on_stop = on_stop
+    def __init__(
+        self,
+        on_stop: Callable[[], None],
+        grace_seconds: float | None = None,
+        on_late: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_stop, self._grace, self._on_late = on_stop, grace_seconds, on_late
         self._received: list[int] = []
+        self._left = threading.Event()
         self._handlers: dict[int, object] = {}
         self._reader, self._writer, self._wakeup = -1, -1, -1
 
@@ -47,6 +62,7 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left.set()
         if self._writer >= 0:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._handlers.items():
@@ -61,9 +77,23 @@ class StopSignals:
                     continue
                 self._received.append(number)
                 if len(self._received) == 1:
+                    if self._grace is not None:
+                        threading.Thread(target=self._end_in_time, name="grace-time", daemon=True).start()
                     self._on_stop()
                 elif number == signal.SIGINT:
                     os._exit(ExitCode.INTERRUPTED)
+
+    def _end_in_time(self) -> None:
+        assert self._grace is not None
+        if self._left.wait(self._grace / 2):
+            return
+        late = threading.Thread(target=self._on_late, name="late-save", daemon=True)
+        late.start()
+        late.join(self._grace * _SHARE_TO_SAVE)
+        if self._left.wait(0 if late.is_alive() else _MOMENT):
+            return
+        print(f"ended after {self._grace:g} s of grace (trainer.preemption_grace_seconds)", file=sys.stderr, flush=True)
+        os._exit(ExitCode.INTERRUPTED if self._received[0] == signal.SIGINT else ExitCode.PREEMPTED)
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:

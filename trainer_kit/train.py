@@ -17,8 +17,9 @@ from absl import flags
 
 from trainer_kit.config.sources import gin_second_pass, operative_gin
 from trainer_kit.errors import ExitCode, explained
-from trainer_kit.flags import parse_flags, request
+from trainer_kit.flags import parse_flags, request, unsupervised
 from trainer_kit.preflight import check_request
+from trainer_kit.supervisor.attempts import supervise
 
 
 def run(values: flags.FlagValues) -> None:
@@ -35,6 +36,8 @@ def run(values: flags.FlagValues) -> None:
         checkpoint=values.checkpoint,
         eval_name=values.eval_name,
         allow_config_change=values.allow_config_change,
+        from_step=values.from_step,
+        allow_partial_restore=values.allow_partial_restore,
         records=lambda: {f"operative_config.{values.mode}.gin": operative_gin()},
     )
 
@@ -67,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug = values.debug
         if values.help:
             print(__doc__, values.get_help(), sep="\n")
+        elif values.max_restarts and values.model_dir:
+            command = [sys.executable, "-m", "trainer_kit.train", *unsupervised(values)]
+            once = [] if values.from_step is None else [f"--from_step={values.from_step}"]
+            return supervise(command, max_restarts=values.max_restarts, log_dir=values.model_dir, only_first=once)
         else:
             run(values)
     except Exception as error:

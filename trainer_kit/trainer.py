@@ -13,25 +13,30 @@ from typing import Any
 import keras
 import orbit
 import tensorflow as tf
-from orbit.utils import loop_fns
 
 from trainer_kit.async_training import AsyncTraining
-from trainer_kit.checkpoints.state import holds_average, training_checkpoint, weights_checkpoint
-from trainer_kit.distribution.datasets import distribute_dataset, with_threads
+from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
+from trainer_kit.distribution.replica_values import own_to_each_replica, put_replica_values, replica_values
 from trainer_kit.distribution.replicas import local_tensors, run_options
+from trainer_kit.distribution.workers import sum_over_workers, worker_count
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.evaluator import Evaluator
 from trainer_kit.inputs.feed import Feed, no_batch
-from trainer_kit.inputs.source import dataset_at
-from trainer_kit.loops import EvalLoop, StatefulEvalLoop, TrainLoop, check_evaluated, stop_variable
+from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.loops import TrainLoop, stop_variable
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
-from trainer_kit.requirements import check_model, check_sections
+from trainer_kit.requirements import check_exact_resume, check_model, check_sections
 
 _LOG = logging.getLogger(__name__)
+LOOK_EVERY = 10  # steps between looks at the weights where loops are shorter
+AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
+_SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 
 
-class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
+class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
@@ -70,25 +75,26 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         check_model(model, config.runtime.enable_xla, self._strategy)
         self._build_optimizers()
         self._average = self._moving_average()
-        self._checkpoint = training_checkpoint(
-            global_step=self._global_step,
-            model=model,
-            optimizer=optimizer,
-            average=self._average.variables if self._average else None,
-        )
-        self._weights_checkpoint = weights_checkpoint(global_step=self._global_step, model=model)
+        seed = getattr(config.runtime, "random_seed", 0)
+        self.state = TrainState(self._global_step, model, optimizer, self._average, task, seed)
         own = model_metrics(model)
         self._train_set = MetricSet("training_loss", task.build_metrics(training=True) + own if train else [])
-        self._eval_set = MetricSet("validation_loss", task.build_metrics(training=False) + own if evaluate else [])
-        self._train_feed = Feed("train_data", self._train_data, train_dataset)
-        self._eval_feed = Feed("validation_data", self._validation_data, validation_dataset)
-        self._stop = stop_variable()
+        self.data = self._open_data(train_dataset)
+        self.state.run_state.add("data", self.data.state, self.data.put_state)
+        self.state.run_state.add("metrics", self._metrics_state, self._put_metrics_state)
+        self.state.run_state.add("replicas", self._replicas_state, self._put_replicas_state)
+        eval_set = MetricSet("validation_loss", task.build_metrics(training=False) + own if evaluate else [])
+        self.init_evaluation(eval_set, Feed("validation_data", self._validation_dataset, validation_dataset))
+        self._stop, self._stop_asked = stop_variable(), stop_variable()
+        self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
+        self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
         self._train_loop: Any = None
-        self._eval_loops: dict[bool, Any] = {}
-        self._run_options = run_options(config.runtime)
         self._results: dict[str, Any] = {}
+        self._looked_into = False  # whether the training loop was searched for state that no checkpoint holds
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
+        self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
+        self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
         self.init_async()
 
     # ---- what it is made of
@@ -129,51 +135,27 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return self._train_set.loss
 
     @property
-    def validation_loss(self) -> Any:
-        """The metric of the validation loss, a mean over examples."""
-        return self._eval_set.loss
-
-    @property
     def train_metrics(self) -> list[Any]:
         """All training metrics but the loss."""
         return self._train_set.metrics
 
     @property
-    def validation_metrics(self) -> list[Any]:
-        """All validation metrics but the loss."""
-        return self._eval_set.metrics
-
-    @property
     def checkpoint(self) -> tf.train.Checkpoint:
         """All that a checkpoint of the run holds."""
-        return self._checkpoint
-
-    @property
-    def checkpoint_exporter(self) -> Any:
-        """Keeps the best checkpoint; None if there is none to keep."""
-        return self._checkpoint_exporter
+        return self.state.checkpoint
 
     @property
     def train_dataset(self) -> Any:
         """The training data, made when first needed; setting it takes effect with the next loop."""
-        return self._train_feed.dataset
+        return self.data.feed.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
-        self._train_feed.replace(dataset)
-
-    @property
-    def eval_dataset(self) -> Any:
-        """The validation data, made when first needed; setting it takes effect with the next evaluation."""
-        return self._eval_feed.dataset
-
-    @eval_dataset.setter
-    def eval_dataset(self, dataset: Any) -> None:
-        self._eval_feed.replace(dataset)
+        self.data.feed.replace(dataset)
 
     def check_data(self) -> None:
         """Raises DataError when a dataset that will be used is known to be empty; to be called after the restore."""
-        for feed, needed in ((self._train_feed, self._trains), (self._eval_feed, self._evaluates)):
+        for feed, needed in ((self.data.feed, self._trains), (self._eval_feed, self._evaluates)):
             if needed:
                 feed.check_not_empty()
 
@@ -182,15 +164,20 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         self.task.initialize(self.model)
         self.after_restore()
 
+    def before_save(self, prefix: str) -> None:
+        """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
+        self.state.run_state.store()
+        self.data.save_iterator(prefix)
+
     def after_restore(self, path: str | None = None) -> None:
-        """Forgets the training iterator, which stands at the position of another step. Called after every restore.
+        """Brings data, metrics and average in line with the restored variables. Called after every restore.
 
         Args:
-          path: of the checkpoint that was restored; when it holds no moving average, that starts from the weights.
+          path: of the checkpoint that was restored; None when there was none.
         """
-        self._train_feed.forget()
-        if self._average is not None and (path is None or not holds_average(path)):
-            self._average.reset()
+        self.data.restored(path)
+        self.state.restored(path)
+        self.sound = None
 
     # ---- training
 
@@ -214,7 +201,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
           DataError: when there is no data at all.
         """
         self.train_loop_begin()
-        iterator = self._train_feed.iterator()
+        iterator = self.data.iterator()
         self._train_loop = self._train_loop or self.create_train_loop_fn()
         self._train_loop(iterator, num_steps)
         return self.train_loop_end()
@@ -224,7 +211,7 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         options = self.config.trainer
         loop = TrainLoop(
             self._train_set.reset,
-            self.train_step,
+            self._train_step_in_step,
             self._train_results,
             self._stop,
             use_tf_function=options.train_tf_function,
@@ -233,7 +220,11 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
             try:
-                self.loop_steps, self._results["train"] = loop(iterator, num_steps)
+                if not self._looked_into and (graph := loop.graph(iterator)) is not None:
+                    self._looked_into = True
+                    check_exact_resume(graph, getattr(options, "require_exact_resume", False))
+                self.loop_steps, self._results["train"] = loop(iterator, num_steps, not self.cut_short)
+                self.cut_short = 0 < self.loop_steps < int(num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
                 self._end_of_data()
 
@@ -241,10 +232,14 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
 
         def schedule(iterator: Any, num_steps: Any) -> None:
-            self.coordinator_for_async().schedule(loop.whole, args=(iterator, num_steps))
+            self.coordinator_for_async().schedule(loop.whole, args=(iterator, num_steps, tf.constant(True)))
             self.loop_steps = None
 
         return schedule if self._is_async else loop_fn
+
+    def forget_train_loop(self) -> None:
+        """Has the training loop traced anew, because something it was traced with has changed."""
+        self._train_loop = None
 
     def train_loop_begin(self) -> None:
         """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
@@ -252,9 +247,9 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
         self.join()
-        if "train" not in self._results:
-            return dict(to_numpy(self._train_results()))
-        return dict(self._results.pop("train"))
+        results = self._results.pop("train") if "train" in self._results else to_numpy(self._train_results())
+        self.sound = {1: True, 0: False}.get(int(results.pop(_SOUND, -1)))
+        return dict(results)
 
     def next_train_inputs(self, iterator: Any) -> Any:
         """Returns the next batch for the model; in graph, on the host. Override to change what the model is fed."""
@@ -269,6 +264,10 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             if self._average is not None:
                 self._average.update(self._global_step)
 
+    def _train_step_in_step(self, iterator: Any) -> None:
+        self.train_step(iterator)
+        self.agree_to_stop(self._global_step)
+
     def _replica_train_step(self, inputs: Any) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
         step = self.task.train_step
@@ -277,141 +276,49 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
         self._train_set.update_loss(logs[self.task.loss])
 
-    # ---- evaluation
-
-    def evaluate(self, num_steps: Any) -> dict[str, Any]:
-        """Runs an evaluation over `num_steps` batches, -1 for all, and returns what `eval_end` returns.
-
-        Weights that a moving average replaced come back in any case. Eager, on the host.
-
-        Raises:
-          DataError: when there is no data at all.
-        """
-        try:
-            state = self.eval_begin()
-            iterator = self._eval_feed.iterator(fresh=self.config.trainer.eval_recreate_iterator)
-            has_state = state is not None or self._aggregates()
-            if has_state not in self._eval_loops:
-                self._eval_loops[has_state] = self.create_eval_loop_fn(has_state)
-            loop = self._eval_loops[has_state]
-            state = loop(iterator, num_steps, state, self.eval_reduce) if has_state else loop(iterator, num_steps)
-            return self.eval_end(state)
-        finally:
-            self._swap_back()
-            self._eval_feed.end_pass()
-
-    def create_eval_loop_fn(self, has_state: bool) -> Any:
-        """Returns the evaluation loop.
-
-        Args:
-          has_state: whether outputs of the steps are reduced to a state: then it is
-            `loop_fn(iterator, num_steps, state, reduce_fn) -> state`, else `loop_fn(iterator, num_steps)`.
-
-        Raises:
-          UsageError: for a state in asynchronous training.
-        """
-        if self._is_async and has_state:
-            raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
-        options = self.config.trainer
-        in_graph = None
-        if options.eval_tf_while_loop and has_state:
-            in_graph = loop_fns.create_tf_while_loop_fn_with_state
-        by_step = StatefulEvalLoop(
-            self._eval_set.reset,
-            self.eval_step,
-            self._stop,
-            use_tf_function=options.eval_tf_function,
-            in_graph=in_graph,
-        )
-        whole = EvalLoop(self._eval_set.reset, self.eval_step, self._eval_set.results, self._stop)
-
-        def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
-            done, state = by_step(iterator, num_steps, state, reduce_fn)
-            check_evaluated(done, int(num_steps), self.stop_requested)
-            return state
-
-        def loop_fn(iterator: Any, num_steps: Any) -> None:
-            if options.eval_tf_function:
-                done, self._results["validation"] = whole(iterator, num_steps)
-            else:
-                done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
-            check_evaluated(done, int(num_steps), self.stop_requested)
-
-        return stateful_loop_fn if has_state else loop_fn
-
-    def eval_begin(self) -> Any:
-        """Called before an evaluation: swaps in the moving average, if there is one; may return an initial state."""
-        if self._average is not None and not self._average.swapped:
-            self._average.swap()
-
-    def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.
-
-        The logs do not reach the model; they are merged with its outputs for `aggregate_logs`.
-        """
-        return next(iterator), {}
-
-    def eval_step(self, iterator: Any) -> dict[str, Any]:
-        """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
-        inputs, passthrough = self.next_eval_inputs(iterator)
-        outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
-        logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
-        if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
-            _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)
-        return {**passthrough, **logs}
-
-    def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
-        logs = self.task.validation_step(inputs, model=self.model, metrics=self.validation_metrics)
-        if self.task.loss in logs:
-            self._eval_set.update_loss(logs[self.task.loss], inputs)
-        return logs
-
-    def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
-        """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
-        return self.task.aggregate_logs(state, step_outputs)
-
-    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.
-
-        Args:
-          aggregated_logs: the state that `eval_reduce` made, if any.
-        """
-        self.join()
-        results = self._results.pop("validation", None)
-        logs = to_numpy(self._eval_set.results()) if results is None else results
-        if aggregated_logs is not None:
-            logs.update(self.task.reduce_aggregated_logs(aggregated_logs, global_step=self.global_step))
-        if self._checkpoint_exporter and not self.stop_requested:
-            self._checkpoint_exporter.maybe_export_checkpoint(
-                self._weights_checkpoint, logs, int(self.global_step.numpy())
-            )
-            best = self._checkpoint_exporter.best_ckpt_logs
-            name = self.config.trainer.best_checkpoint_eval_metric
-            if best is not None:
-                logs[f"best_{name}"] = best[name]
-        self._swap_back()
-        return logs
-
-    def validation_metric_names(self) -> list[str] | None:
-        """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
-        if type(self).eval_end is not Trainer.eval_end or self._aggregates():
-            return None
-        return self._eval_set.names()
-
     # ---- stopping
 
     def request_stop(self) -> None:
-        """Ends the running loop before its next step; safe from another thread."""
-        self._stop.assign(True)
+        """Ends the running loop before its next step; safe from another thread.
+
+        Several workers end it together, after AGREE_EVERY steps at most. One that left alone would leave the others
+        waiting for its gradients.
+        """
+        self._stop_asked.assign(True)
+        if self._workers == 1:
+            self._stop.assign(True)
 
     def clear_stop(self) -> None:
         """Lets loops run again after `request_stop`."""
+        self._stop_asked.assign(False)
         self._stop.assign(False)
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a stop was asked for."""
+        """Whether loops stop now; with several workers, the same on all of them."""
         return bool(self._stop.numpy())
+
+    @property
+    def stop_agreed(self) -> bool | None:
+        """Whether all workers have agreed to stop; None where there is only one."""
+        return self.stop_requested if self._workers > 1 else None
+
+    @tf.autograph.experimental.do_not_convert
+    def agree_to_stop(self, count: tf.Variable) -> None:
+        """Ends the loop on all workers alike if one was asked to stop; in graph, after each step.
+
+        Args:
+          count: of the steps; the same on all workers.
+        """
+        if self._workers == 1:
+            return
+
+        def agree() -> tf.Tensor:
+            asked = sum_over_workers(self._strategy, tf.cast(self._stop_asked, tf.int32))
+            self._stop.assign(asked > 0)
+            return asked
+
+        tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
 
     # ---- how it is done
 
@@ -425,33 +332,62 @@ class Trainer(AsyncTraining, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         config = self._config.trainer.optimizer_config.ema
         return MovingAverage(averaged_variables(self._model, config), config) if config is not None else None
 
-    def _train_data(self) -> Any:
-        """Returns the task's training data, distributed, from the run's position on."""
-        return self._task_data(self.config.task.train_data, int(self._global_step.numpy()))
+    def _open_data(self, given: Any) -> TrainData:
+        return TrainData(
+            lambda open_at: self._task_data(self.config.task.train_data, open_at),
+            lambda: int(self._global_step.numpy()),
+            given,
+            one_iterator=has_plain_iterator(self._strategy),
+            deterministic_ops=getattr(self.config.runtime, "deterministic_ops", False),
+            require_exact=getattr(self.config.trainer, "require_exact_resume", False),
+        )
 
-    def _validation_data(self) -> Any:
-        return self._task_data(self.config.task.validation_data, 0)
+    def _validation_dataset(self) -> Any:
+        return self._task_data(self.config.task.validation_data, open_whole)
 
-    def _task_data(self, params: Any, position: int) -> Any:
+    def _task_data(self, params: Any, open_data: Any) -> Any:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-            dataset = dataset_at(self.task.build_inputs, params, position, input_context)
-            return with_threads(dataset, self.config.runtime)
+            return with_threads(open_data(self.task.build_inputs, params, input_context), self.config.runtime)
 
         return self.distribute_dataset(dataset_fn)
 
     def _train_results(self) -> dict[str, Any]:
-        return {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
+        results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
+        if self._guarded:
+            results[_SOUND] = self._look()
+        return results
+
+    def _look(self) -> tf.Tensor:
+        """Whether all weights are finite, 1 or 0; -1 between the looks of very short loops, where each would cost."""
+        if self.config.trainer.steps_per_loop >= LOOK_EVERY:
+            return tf.cast(self.state.finite(), tf.int32)
+        due = tf.equal(self._global_step % LOOK_EVERY, 0)
+        return tf.cond(due, lambda: tf.cast(self.state.finite(), tf.int32), lambda: tf.constant(-1))
+
+    def _metrics_state(self) -> Any:
+        return replica_values(self._train_set.variables(), self._strategy) if self.cut_short else None
+
+    def _put_metrics_state(self, state: Any) -> None:
+        metrics = self._train_set.variables()
+        self.cut_short = state is not None and put_replica_values(metrics, self._strategy, state)
+        if state is not None and not self.cut_short:
+            _LOG.warning("the metrics are not those of the run before: the first ones reported leave out a few steps")
+
+    def _replicas_state(self) -> Any:
+        own = own_to_each_replica(self.model.variables, self._strategy)
+        return replica_values(own, self._strategy) if own else None
+
+    def _put_replicas_state(self, state: Any) -> None:
+        own = own_to_each_replica(self.model.variables, self._strategy)
+        if own and state is not None and not put_replica_values(own, self._strategy, state):
+            _LOG.warning(
+                "there were other replicas before: each goes on with the mean of what they had, such as the "
+                "moving averages of batch normalization"
+            )
 
     def _end_of_data(self) -> None:
         """The data ended inside a loop: what was done is done, and only global_step tells how much."""
         self.loop_steps, self.data_ended = None, True
-        self._train_feed.forget()
+        self.data.feed.forget()
         if int(self._global_step.numpy()) == 0:
             raise DataError(no_batch("train_data"))
-
-    def _aggregates(self) -> bool:
-        return self.task.aggregates() or type(self).eval_reduce is not Trainer.eval_reduce
-
-    def _swap_back(self) -> None:
-        if self._average is not None and self._average.swapped:
-            self._average.swap()

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state import holds_average, restore, saved_shapes, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state import holds, restore, saved_shapes, training_checkpoint, weights_checkpoint
 from trainer_kit.errors import StorageError, UsageError
 
 
@@ -76,7 +76,7 @@ def test_what_a_run_has_no_place_for_is_refused_when_it_goes_on_and_skipped_by_e
 def test_a_moving_average_is_restored_or_left_as_it_is_when_the_checkpoint_has_none(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     with_one, without = _save(tmp_path / "with", _parts(average=_average(0.5))), _save(tmp_path, _parts())
-    assert (holds_average(with_one), holds_average(without)) == (True, False)
+    assert (holds(with_one), holds(without, "average"), "average") == (True, False)
     for path, expected in ((with_one, 0.5), (without, 0.25)):
         average = _average(0.25)
         restore(training_checkpoint(**_parts(average=average)), path, whole=True)

@@ -17,7 +17,14 @@ from trainer_kit.config.sections import fields_of, section_class
 
 ADDITIONS = {
     "TrainerConfig": {"eval_recreate_iterator"},
-    "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops"},
+    "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
+    "TrainerConfig": {
+        "hang_timeout_seconds",
+        "preemption_grace_seconds",
+        "recovery_learning_rate_factor",
+        "recovery_policy",
+        "require_exact_resume",
+    },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
 REFUSED_CLASSES = {
@@ -135,7 +142,6 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             "best_checkpoint_export_subdir",
         ),
         (schema.TrainerConfig, {"eval_recreate_iterator": False}, "eval_recreate_iterator"),
-        (schema.TrainerConfig, {"recovery_max_trials": 1}, "recovery_max_trials"),
         (
             schema.TrainerConfig,
             {"best_checkpoint_export_subdir": "one", "validation_summary_subdir": "one"},
@@ -173,7 +179,7 @@ def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept
 
 def test_rules_allow_what_does_something() -> None:
     assert schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
-    assert [schema.TrainerConfig(recovery_max_trials=trials).recovery_max_trials for trials in (0, -1)] == [0, -1]
+    assert [schema.TrainerConfig(recovery_max_trials=trials).recovery_max_trials for trials in (0, -1, 3)] == [0, -1, 3]
     folders = schema.TrainerConfig(best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out")
     assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == ("best.v2", "held-out")
 

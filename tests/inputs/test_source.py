@@ -12,7 +12,8 @@ import tensorflow as tf
 from trainer_kit.build import create_trainer
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.inputs.arrays import ArraySource
-from trainer_kit.inputs.source import Source, dataset_at
+from trainer_kit.inputs.position import Position
+from trainer_kit.inputs.source import Source, made_inputs, positioned
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
 from trainer_kit.trainer import Trainer
 
@@ -92,10 +93,84 @@ def test_after_a_rollback_the_position_is_that_of_the_restored_step(tmp_path: Pa
     assert asked["train"] == [(0, 1), (5, 1)]
 
 
-@pytest.mark.parametrize(("position", "told"), [(0, False), (7, True)])
-def test_a_dataset_without_a_position_starts_at_its_beginning_and_says_so(
-    position: int, told: bool, caplog: pytest.LogCaptureFixture
+def _shares(dataset: tf.data.Dataset, batches: int) -> list[Any]:
+    return [batch.tolist() for batch in dataset.take(batches).as_numpy_iterator()]
+
+
+def _array_inputs(params: DataConfig, input_context: Any = None) -> ArraySource:
+    return ArraySource(np.arange(23), params)
+
+
+def _plain_inputs(params: DataConfig) -> tf.data.Dataset:
+    """The shuffle has no seed of its own."""
+    return tf.data.Dataset.range(23).shuffle(23).repeat().batch(2, drop_remainder=True)
+
+
+@pytest.fixture
+def _global_seed() -> Any:
+    tf.random.set_seed(5)
+    yield
+    tf.random.set_seed(None)
+
+
+@pytest.mark.usefixtures("_global_seed")
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
+@pytest.mark.parametrize(
+    "position", [Position(), Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
+)
+def test_data_begins_at_the_position_and_has_not_what_is_left_out(
+    position: Position, build_inputs: Any, replicas: int
 ) -> None:
-    dataset = dataset_at(lambda params: tf.data.Dataset.range(20), None, position, None)
-    assert int(next(iter(dataset))) == 0
-    assert ("starts again at its beginning, not at batch 7" in caplog.text) == told
+    params = DataConfig(is_training=True, global_batch_size=2 * replicas, seed=7)
+    context = tf.distribute.InputContext(1, 0, replicas) if replicas > 1 else None
+    whole = np.asarray(_shares(positioned(build_inputs, params, Position(), context), 30 * replicas))
+    rows = whole.reshape([30, replicas, 2])[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
+    dataset = positioned(build_inputs, params, position, context)
+    assert _shares(dataset, 8 * replicas) == rows
+    assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+@pytest.mark.parametrize(("here", "pipelines"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("left_out", [(), (1,), (0, 3, 4), (4,), (40,)])
+def test_one_pass_knows_its_length_without_what_is_left_out(
+    left_out: tuple[int, ...], here: int, pipelines: int
+) -> None:
+    params = DataConfig(is_training=False, global_batch_size=4, drop_remainder=False)
+    context = tf.distribute.InputContext(pipelines, pipelines - 1, here * pipelines)
+
+    def plain(params: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.range(9)  # 9 batches of one example; with two replicas the last global one is half
+
+    for build_inputs, elements in ((lambda params: ArraySource(np.arange(17), params), 5 * here), (plain, 9)):
+        for begin in (0, 1, 4):
+            dataset = positioned(build_inputs, params, Position(begin, left_out), context)
+            expected = [k for k in range(begin * here, elements) if k // here not in left_out]
+            assert int(dataset.cardinality()) == len(expected) == len(_shares(dataset, -1))
+
+
+def test_a_dataset_of_unknown_length_and_of_any_structure_can_leave_out() -> None:
+    def build_inputs(params: Any) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(9).filter(lambda value: value != 4)
+        return numbers.map(lambda value: {"a": value, "b": (value, [value])})
+
+    read = list(positioned(build_inputs, None, Position(1, (2, 3))))
+    assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
+    assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
+
+
+def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
+    context = tf.distribute.InputContext(1, 0, 2)
+    assert made_inputs(lambda params, input_context: (params, input_context), 1, context) == (1, context)
+    assert made_inputs(lambda params: params, 1, context) == 1
+
+
+@pytest.mark.usefixtures("_global_seed")
+def test_unseeded_shuffles_are_the_same_however_many_random_numbers_were_drawn_before() -> None:
+    first = _shares(made_inputs(_plain_inputs, None), 20)
+    following = float(tf.random.uniform([]))
+    assert _shares(made_inputs(_plain_inputs, None), 20) == first
+    tf.random.set_seed(5)
+    assert float(tf.random.uniform([])) == following  # and making data changes no number of the others
+    tf.random.set_seed(6)
+    assert _shares(made_inputs(_plain_inputs, None), 20) != first

@@ -6,15 +6,25 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.telemetry.history import JsonLinesWriter, active_history
+from trainer_kit.telemetry.history import (
+    RESUME,
+    WALL_CLOCK_FIELDS,
+    JsonLinesWriter,
+    active_history,
+    reported,
+    superseded_path,
+)
 from trainer_kit.telemetry.report import Report
 
 
@@ -107,12 +117,14 @@ def test_a_resume_that_nothing_follows_counts_too(tmp_path: Path) -> None:
     assert places(path) == [("train", 100)]
 
 
-def test_an_evaluation_that_is_done_again_replaces_the_first(tmp_path: Path) -> None:
+def test_a_report_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(100), report(100, "validation", acc=0.1))
-    write(path, report(100, "validation", acc=0.2), report(200), resume=100)
-    assert places(path) == [("train", 100), ("validation", 100), ("train", 200)]
-    assert active_history(path).get_latest("acc") == 0.2
+    write(path, report(100, "validation", acc=0.2), report(100), report(200), resume=100)
+    write(path, report(200), report(200, "validation"), report(200, "validation"), report(100, "validation"))
+    assert [(line["kind"], line["step"]) for line in strict_lines(path)] == places(path)
+    assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("validation", 200)]
+    assert active_history(path).get_latest("acc") == 0.1
 
 
 def test_an_evaluation_of_an_earlier_checkpoint_takes_nothing_away(tmp_path: Path) -> None:
@@ -130,18 +142,21 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
     for number in range(60):
         kind = ("train", "validation", "resume")[random.integers(3)]
         step = int(random.integers(10))
-        if kind in ("train", "resume"):
-            expected = {key: value for key, value in expected.items() if key[1] <= step}
+        goes_back = kind == "train" and any(step < written for _, written in expected)
+        if kind == "resume" or goes_back:
+            staying = step - 1 if goes_back else step
+            expected = {key: value for key, value in expected.items() if key[1] <= staying}
         if kind == "resume":
             writer.resume(step)
         else:
             writer.write(report(step, kind, number=number))
-            expected[kind, step] = float(number)
+            expected.setdefault((kind, step), float(number))
     writer.close()
     found = places(path)
     assert len(found) == len(set(found))
     assert [step for _, step in found] == sorted(step for _, step in found)
     records = active_history(path)
+    assert found == steps_of(strict_lines(path))
     assert {(record["kind"], record["step"]): record["metrics"]["number"] for record in records} == expected
 
 
@@ -242,3 +257,273 @@ os.kill(os.getpid(), signal.SIGKILL)
     ended = subprocess.run([sys.executable, "-c", code, os.fspath(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert len(places(path)) == 100
+
+
+def superseded(path: Path) -> list[dict[str, Any]]:
+    return strict_lines(Path(superseded_path(path)))
+
+
+def steps_of(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(line["kind"], line["step"]) for line in lines]
+
+
+def test_what_is_superseded_is_kept_in_a_file_beside(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(200), report(200, "validation", acc=0.5), report(300))
+    write(path, report(200, loss=7.0), report(300), resume=100)
+    write(path, resume=200)
+    assert superseded_path(path) == str(tmp_path / "metrics.superseded.jsonl")
+    assert steps_of(strict_lines(path)) == [("train", 100), ("train", 200)]
+    lines = superseded(path)
+    assert steps_of(lines) == [
+        *(("resume", 100), ("train", 200), ("validation", 200), ("train", 300)),
+        *(("resume", 200), ("train", 300)),
+    ]
+    assert lines[0] == {"kind": "resume", "step": 100, "superseded": 3}
+    assert lines[2]["metrics"] == {"acc": 0.5}
+
+
+def test_a_resume_at_the_newest_step_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(100, "validation"))
+    before = (path.stat().st_ino, path.stat().st_mtime_ns)
+    write(path, resume=100)
+    write(path, resume=5000)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == before
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_an_empty_file_is_a_history_of_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    assert not reported(path, "train", 1)
+    write(path, report(1), resume=0)
+    assert places(path) == [("train", 1)]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 60])
+def test_a_cut_last_line_is_moved_too(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    path.write_bytes(whole[: first + cut])
+    write(path, resume=1)
+    assert path.read_bytes() == whole[:first]
+    mark, torn = Path(superseded_path(path)).read_bytes().splitlines()
+    assert json.loads(mark) == {"kind": "resume", "step": 1, "superseded": 1}
+    assert torn == whole[first : first + cut]
+
+
+def test_a_last_line_without_its_newline_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    write(path, report(2, again=1.0), report(3), resume=2)
+    assert path.read_bytes()[: len(whole)] == whole
+    assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1))
+    with open(path, "ab") as stream:
+        stream.write(b"\xff\0\n\xfe")
+    write(path, report(2), resume=1)
+    write(path, resume=1)
+    assert places(path) == [("train", 1)]
+    assert len(Path(superseded_path(path)).read_bytes().splitlines()) == 4
+
+
+def test_a_rollback_in_the_middle_of_a_run_uses_the_open_writer(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    for step in (1, 2, 3):
+        writer.write(report(step))
+    writer.resume(1)
+    writer.write(report(2, again=1.0))
+    writer.close()
+    assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2)]
+    assert active_history(path).get_latest("again") == 1.0
+
+
+def test_a_training_report_that_goes_back_is_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2), report(2, "validation"), report(3))
+    write(path, report(2, again=1.0), report(3))
+    assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2), ("train", 3)]
+    assert steps_of(superseded(path)) == [("resume", 1), ("train", 2), ("validation", 2), ("train", 3)]
+
+
+OLD = [("train", 1), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1), ("validation", 1), ("train", 2)]
+
+
+def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
+    """Writes what earlier versions wrote: marks in place, evaluations twice. The metric tells the line's place."""
+    with open(path, "w") as stream:
+        for number, (kind, step) in enumerate(lines):
+            metrics = {} if kind == RESUME else {"metrics": {"number": number}}
+            stream.write(json.dumps({"kind": kind, "step": step, **metrics}) + "\n")
+
+
+def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_old(path, OLD)
+    assert active_history(path).get_history("number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
+    assert reported(path, "train", 2) and reported(path, "validation", 1)
+    assert not reported(path, "train", 3)
+    write_old(path, [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)])
+    assert not reported(path, "validation", 2)
+
+
+def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_old(path, OLD)
+    write(path, report(3), resume=2)
+    assert steps_of(strict_lines(path)) == [("train", 1), ("validation", 1), ("train", 2), ("train", 3)]
+    assert [line["metrics"].get("number") for line in strict_lines(path)] == [0, 5, 6, None]
+    moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
+    assert steps_of(superseded(path)) == moved
+
+
+def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert not reported(path, "train", 1)
+    write(path, report(20), report(20, "validation"), report(200))
+    assert reported(path, "train", 20) and reported(path, "validation", 20) and reported(path, "train", 200)
+    for kind, step in (("train", 2), ("validation", 200), ("trai", 20), ("train", 0)):
+        assert not reported(path, kind, step)
+    with open(path, "a") as stream:
+        stream.write('{"kind": "train", "step": 300, "metr')
+    assert not reported(path, "train", 300)
+
+
+def test_the_fields_that_depend_on_the_clock_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1))
+    (line,) = strict_lines(path)
+    assert set(line) - set(WALL_CLOCK_FIELDS) == {"kind", "step", "metrics"}
+    assert set(WALL_CLOCK_FIELDS) < set(line)
+
+
+KILLED_IN_A_RESUME = """
+import os, signal, sys
+from trainer_kit import files
+from trainer_kit.telemetry.history import JsonLinesWriter
+
+def kill(point, path):
+    if point == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+files.on_write_point = kill
+JsonLinesWriter(sys.argv[1]).resume(2)
+"""
+
+
+@pytest.mark.parametrize("point", ["history.supersede", "history.open", "history.flush", "history.rename"])
+def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, *(report(step) for step in (1, 2, 3, 4)))
+    before = path.read_bytes()
+    ended = subprocess.run([sys.executable, "-c", KILLED_IN_A_RESUME, os.fspath(path), point], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert path.read_bytes() == before
+    write(path, report(3), report(4), resume=2)
+    assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(strict_lines(path))
+    batch = [("resume", 2), ("train", 3), ("train", 4)]
+    assert steps_of(superseded(path)) == batch * (1 if point == "history.supersede" else 2)
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2))
+    before = path.read_bytes()
+    os.mkdir(superseded_path(path))
+    with pytest.raises(StorageError, match=r"metrics\.superseded\.jsonl cannot be written"):
+        JsonLinesWriter(path).resume(1)
+    assert path.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 100 MB: 400,000 training reports, no evaluation."""
+    path = tmp_path_factory.mktemp("long") / "metrics.jsonl"
+    values = ", ".join(f'"metric_{number}": 0.123456789' for number in range(6))
+    rates = '"steps_per_second": 1.0, "examples_per_second": 1.0, "seconds": 1.0'
+    with open(path, "w") as stream:
+        stream.writelines(
+            f'{{"kind": "train", "step": {step}, {rates}, "metrics": {{{values}}}}}\n' for step in range(400_000)
+        )
+    assert path.stat().st_size > 100e6
+    return path
+
+
+def test_a_resume_of_a_long_run_takes_no_time(long_history: Path) -> None:
+    start = time.perf_counter()
+    writer = JsonLinesWriter(long_history)
+    writer.resume(399_999)
+    writer.write(report(399_999))
+    writer.close()
+    assert not reported(long_history, "validation", 399_999)
+    assert time.perf_counter() - start < 5  # 0.3 s on two cores
+    assert os.listdir(long_history.parent) == ["metrics.jsonl"]
+
+
+def test_a_resume_before_the_end_of_a_long_run_reads_the_end_only(long_history: Path) -> None:
+    size = long_history.stat().st_size
+    start = time.perf_counter()
+    JsonLinesWriter(long_history).resume(399_000)
+    assert time.perf_counter() - start < 15  # 1 s on two cores, most of it for the disk
+    assert len(superseded(long_history)) == 1 + 999
+    moved = Path(superseded_path(long_history)).read_bytes()
+    assert long_history.stat().st_size + len(moved) - moved.index(b"\n") - 1 == size
+
+
+EVAL_INTERVAL, SAVE_INTERVAL = 3, 2
+
+
+def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, int]:
+    """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at each checkpoint.
+
+    Each step is reported, then saved every SAVE_INTERVAL, then evaluated every EVAL_INTERVAL, as a Controller does. An
+    evaluation that was due and has no line is made up at the start.
+    """
+    writer, sizes = JsonLinesWriter(path), {}
+    writer.resume(start)
+    for step in range(start, end + 1):
+        if step > start:
+            writer.write(Report(kind="train", step=step, total_steps=end, metrics={"loss": 1 / step}, seconds=attempt))
+            if step % SAVE_INTERVAL == 0:
+                sizes[step] = path.stat().st_size
+        due = step > 0 and step % EVAL_INTERVAL == 0
+        if due and (step > start or not reported(path, "validation", step)):
+            writer.write(Report(kind="validation", step=step, total_steps=end, metrics={"acc": step}, seconds=attempt))
+    writer.close()
+    return sizes
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS} for line in strict_lines(path)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(end=st.integers(1, 12), kills=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2)), max_size=4))
+def test_a_run_killed_anywhere_and_resumed_has_the_history_of_one_never_killed(
+    tmp_path_factory: pytest.TempPathFactory, end: int, kills: list[tuple[float, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("kills")
+    run(folder / "whole.jsonl", end)
+    path, checkpoints = folder / "metrics.jsonl", {0: 0}
+    checkpoints |= run(path, end)
+    for attempt, (share, older) in enumerate(kills, start=1):
+        # The file is cut at any byte. Checkpoints are those that were saved by then; the newest may be damaged.
+        size = int(share * path.stat().st_size)
+        os.truncate(path, size)
+        checkpoints = {step: length for step, length in checkpoints.items() if length <= size}
+        start = sorted(checkpoints)[-1 - min(older, len(checkpoints) - 1)]
+        checkpoints = {step: length for step, length in checkpoints.items() if step <= start}
+        checkpoints |= run(path, end, start, attempt=attempt)
+    assert timeless(path) == timeless(folder / "whole.jsonl")

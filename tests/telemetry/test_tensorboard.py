@@ -274,3 +274,143 @@ def test_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path, st
     assert error.value.exit_code == 6
     with contextlib.suppress(Exception):
         scope.__exit__(None, None, None)
+
+
+def session(
+    folder: Path, start: int, end: int, value: float, *, made_up: bool = False
+) -> tuple[SummaryManager, SummaryManager]:
+    """What a start writes from step `start` on: a training report each step, an evaluation every second one.
+
+    The managers stay open, as those of a process that is killed.
+    """
+    train, validation = SummaryManager(str(folder / "train")), SummaryManager(str(folder / "validation"))
+    train.resume(start)
+    validation.resume(start - 1 if made_up else start)
+    for step in range(start, end + 1):
+        if step > start:
+            train.write_summaries({"loss": value}, step=step)
+        if step > 0 and step % 2 == 0 and (step > start or made_up):
+            validation.write_summaries({"acc": value, "set": {"acc": value}}, step=step)
+    return train, validation
+
+
+def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> None:
+    open_managers = [session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))]
+    train = [*((step, 1.0) for step in range(1, 5)), (5, 2.0), (6, 2.0), (7, 3.0), (8, 3.0)]
+    validation = [(2, 1.0), (4, 1.0), (6, 2.0), (8, 3.0)]
+    assert read_curves(tmp_path) == {
+        "train": {"loss": train},
+        "validation": {"acc": validation},
+        "validation/set": {"acc": validation},
+    }
+    assert len(open_managers) == 3 == len(event_files(tmp_path / "train"))
+
+
+def test_an_evaluation_that_is_made_up_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 4, 6, 2.0, made_up=True)]
+    curves = read_curves(tmp_path)
+    assert curves["validation"]["acc"] == curves["validation/set"]["acc"] == [(2, 1.0), (4, 2.0), (6, 2.0)]
+    assert [step for step, _ in curves["train"]["loss"]] == [1, 2, 3, 4, 5, 6]
+    assert len(open_managers) == 2
+
+
+def test_a_start_from_nothing_forgets_what_a_start_before_it_left(tmp_path: Path) -> None:
+    open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 0, 2, 2.0)]
+    assert read_curves(tmp_path)["train"]["loss"] == [(1, 2.0), (2, 2.0)]
+    assert len(open_managers) == 2
+
+
+def test_an_event_that_a_kill_cut_does_not_stop_a_resume(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    for step in (1, 2, 3):
+        manager.write_summaries({"loss": 1.0}, step=step)
+    manager.close()
+    (file,) = event_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-5])
+    manager = SummaryManager(str(tmp_path))
+    manager.resume(1)
+    manager.write_summaries({"loss": 2.0}, step=2)
+    manager.close()
+    assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0)]}}
+
+
+def test_a_rollback_in_the_middle_of_a_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    writer = manager.summary_writer()
+
+    @tf.function
+    def traced_step(step: tf.Tensor) -> None:  # as a task's train_step with summaries of its own
+        tf.summary.scalar("mine", tf.cast(step, tf.float32), step=step)
+
+    def steps(first: int, last: int, value: float) -> None:
+        for step in range(first, last + 1):
+            with writer.as_default():
+                traced_step(tf.constant(step, tf.int64))
+            manager.write_summaries({"loss": value}, step=step)
+
+    steps(1, 4, 1.0)
+    manager.resume(2)
+    steps(3, 5, 2.0)
+    manager.resume(4)
+    steps(5, 5, 3.0)
+    manager.close()
+    assert len(event_files(tmp_path)) == 1
+    assert read_curves(tmp_path) == {
+        ".": {
+            "loss": [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 3.0)],
+            "mine": [(step, float(step)) for step in range(1, 6)],
+        }
+    }
+
+
+def test_a_resume_makes_nothing_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for directory in (None, str(tmp_path), str(tmp_path / "missing")):
+        manager = SummaryManager(directory)
+        manager.resume(3)
+        manager.close()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "text.txt").write_text("no events")
+    SummaryManager(str(tmp_path)).resume(3)
+    assert [path.name for path in tmp_path.rglob("*")] == ["notes", "text.txt"]
+
+
+def test_a_scalar_that_comes_twice_for_a_step_is_one_point(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    for values in ({"loss": 1.0}, {"loss": 2.0, "set": {"loss": 3.0}}, {"rate": 4.0, "set": {"loss": 5.0}}):
+        manager.write_summaries(values, step=1)
+    manager.write_summaries({"loss": 6.0}, step=2)
+    manager.close()
+    manager.write_summaries({"loss": 7.0}, step=2)
+    manager.close()
+    expected = {".": {"loss": [(1, 1.0), (2, 6.0)], "rate": [(1, 4.0)]}, "set": {"loss": [(1, 3.0)]}}
+    assert read_curves(tmp_path) == expected
+
+
+def test_a_file_that_is_opened_later_has_a_later_name(tmp_path: Path) -> None:
+    names: list[str] = []
+    for step in (1, 2, 3):
+        manager = SummaryManager(str(tmp_path))
+        manager.write_summaries({"loss": 1.0}, step=step)
+        manager.close()
+        (name,) = {file.name for file in event_files(tmp_path)} - set(names)
+        names.append(name)
+    assert [name.split(".")[3] for name in names] == sorted({name.split(".")[3] for name in names})
+
+
+def test_event_files_from_the_future_are_told_and_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "events.out.tfevents.4000000000.host.1.0.v2").touch()
+    manager = SummaryManager(str(tmp_path))
+    manager.resume(1)
+    manager.close()
+    (warning,) = caplog.records
+    assert "from the future" in warning.getMessage() and str(tmp_path) in warning.getMessage()
+
+
+def test_a_resume_on_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path) -> None:
+    manager = SummaryManager(str(tmp_path))
+    manager.write_summaries({"set": {"loss": 1.0}}, step=1)
+    with _full_disk(), pytest.raises(StorageError, match=rf"in {tmp_path}/set: .*File too large$"):
+        manager.resume(0)

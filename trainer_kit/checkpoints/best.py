@@ -2,7 +2,12 @@
 
 `best_ckpt/ckpt-<step>.*` holds the weights that were evaluated (averaged ones, if there is a moving average), and
 `info.json` names them with their metric. The record is written when the weights are there, and the weights of the
-best before are deleted when the record is there: at every moment info.json tells of weights that exist.
+best before are deleted when the record is there: at every moment info.json tells of weights that exist. The commit
+record of the weights holds the same, so that an info.json that is lost or damaged can be made again.
+
+A run that was killed goes back to its last checkpoint and evaluates some steps again. What it reports as the best so
+far is the best up to the step it has reached; the better one that it had already exported stays where it is, until the
+run comes to that step again.
 """
 
 from __future__ import annotations
@@ -20,6 +25,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
+from trainer_kit.checkpoints.commit import commit, problem, read_record
+from trainer_kit.checkpoints.folder import remove_debris
+from trainer_kit.checkpoints.names import complete_checkpoints, owner
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.scalars import flat_scalars
 
@@ -43,18 +51,42 @@ class BestCheckpoint:
         self.metric_name = metric_name
         self._keeps = keeps
         self._better = {"higher": operator.gt, "lower": operator.lt}[metric_comp]
-        info = read_info(export_dir)
+        self.metric_comp = metric_comp
+        info = self._recovered() if keeps else read_info(export_dir, quiet=True)
         self._info = info if info and info["metric"] == metric_name else None
+        self._so_far: dict[str, Any] | None = self._info
+        if keeps and info:
+            self._remove_others(info["checkpoint"])
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
         """The metrics of the best evaluation so far, flat, nested names joined by `|`; None before the first."""
-        return self._info["metrics"] if self._info else None
+        return self._so_far["metrics"] if self._so_far else None
 
     @property
     def best(self) -> tuple[str, float, int] | None:
         """(metric, value, step) of the best so far."""
-        return (self.metric_name, self._info["value"], self._info["step"]) if self._info else None
+        return (self.metric_name, self._so_far["value"], self._so_far["step"]) if self._so_far else None
+
+    def resume(self, step: int, evaluated: Mapping[str, Any] | None) -> None:
+        """Makes the best so far that of a run which goes on from `step`.
+
+        Args:
+          step: of the checkpoint that was restored.
+          evaluated: the best evaluation up to there, as the ledger has it: "step" and "metrics"; None if it has none.
+        """
+        if self._info and self._info["step"] <= step:
+            self._so_far = self._info
+            return
+        self._so_far = None
+        if evaluated is not None:
+            metrics = flat_scalars(evaluated["metrics"], "|")
+            self._so_far = {"step": evaluated["step"], "value": metrics[self.metric_name], "metrics": metrics}
+
+    def rewind(self, step: int) -> None:
+        """Forgets what was found after `step`, which is no part of the run any more."""
+        if self._info and self._info["step"] > step:
+            self._info = self._so_far = None
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raises UsageError, with those that exist, when no evaluation will report the metric as a single number.
@@ -92,8 +124,11 @@ class BestCheckpoint:
         if not math.isfinite(value):
             _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
             return False
-        if self._info and not self._better(value, self._info["value"]):
+        if self._so_far and not self._better(value, self._so_far["value"]):
             return False
+        self._so_far = {"step": int(step), "value": value, "metrics": logs}
+        if self._info and not self._better(value, self._info["value"]):
+            return False  # exported before the run was killed
         self._export(checkpoint, logs, value, int(step))
         return True
 
@@ -107,13 +142,41 @@ class BestCheckpoint:
             "value": value,
             "metrics": logs,
         }
-        before, self._info = self._info, info
+        self._info = info
         if not self._keeps:
             return
+        files.reach("best.weights", os.path.join(self.export_dir, name))
+        commit(os.path.join(self.export_dir, name), point="best.record", info=info)
         files.write_json(os.path.join(self.export_dir, INFO), info, point="best.info")
-        if before and before["checkpoint"] != name:
-            for path in tf.io.gfile.glob(os.path.join(self.export_dir, before["checkpoint"] + ".*")):
+        self._remove_others(name)
+
+    def _remove_others(self, name: str) -> None:
+        """Removes all weights but those of `name`, and what a process that died here has left."""
+        remove_debris(self.export_dir)
+        for path in tf.io.gfile.glob(os.path.join(self.export_dir, "ckpt-*")):
+            if owner(os.path.basename(path)) not in (name, None):
+                files.reach("best.remove", path)
                 tf.io.gfile.remove(path)
+
+    def _recovered(self) -> dict[str, Any] | None:
+        """Returns what info.json tells, if its weights are there; else makes it again from the weights that are."""
+        path = os.path.join(self.export_dir, INFO)
+        info = read_info(self.export_dir, quiet=True)
+        if info is not None and os.path.exists(os.path.join(self.export_dir, info["checkpoint"] + ".index")):
+            return info
+        found: list[dict[str, Any]] = []
+        for prefix in complete_checkpoints(self.export_dir).values():
+            noted = (read_record(prefix) or {}).get("info", {})
+            if _is_info(noted) and noted["metric"] == self.metric_name and not problem(prefix):
+                found.append(noted)
+        best = max(found, key=lambda one: one["value"] if self.metric_comp == "higher" else -one["value"], default=None)
+        if best is not None:
+            files.write_json(path, best, point="best.info")
+            _LOG.warning("%s was missing or damaged; it was made again from the weights of step %d", path, best["step"])
+        elif os.path.exists(path):
+            told = "names weights that are gone" if info else "is damaged, and no weights beside it tell their metric"
+            _LOG.warning("%s %s; the best is chosen anew from the next evaluation on", path, told)
+        return best
 
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -125,7 +188,7 @@ class BestCheckpoint:
                 raise StorageError(f"the best checkpoint cannot be saved in {folder}: {error.message}") from error
 
 
-def read_info(export_dir: str) -> dict[str, Any] | None:
+def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
     """Returns what info.json tells of the best checkpoint; None if there is none or it cannot be read (a warning)."""
     path = os.path.join(export_dir, INFO)
     if not os.path.exists(path):
@@ -133,8 +196,17 @@ def read_info(export_dir: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as stream:
             info = json.load(stream)
-        known = {key: kind(info[key]) for key, kind in (("checkpoint", str), ("step", int), ("value", float))}
-        return {**info, **known, "metric": str(info["metric"]), "metrics": dict(info["metrics"])}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        _LOG.warning("%s cannot be read (%s); the best is chosen anew from the next evaluation on", path, error)
-        return None
+    except (OSError, ValueError) as error:
+        info, reason = None, str(error)
+    else:
+        reason = "it is not what trainer_kit writes"
+    if _is_info(info):
+        return dict(info)
+    if not quiet:
+        _LOG.warning("%s cannot be read: %s", path, reason)
+    return None
+
+
+def _is_info(value: Any) -> bool:
+    kinds: dict[str, Any] = {"checkpoint": str, "step": int, "value": (int, float), "metric": str, "metrics": dict}
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())

@@ -1,21 +1,32 @@
-"""The run's checkpoints: saved in the background, the newest ones kept, the newest one restored strictly."""
+"""The run's checkpoints: saved in the background with a record, the newest kept, the newest sound one restored."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit import files
+from trainer_kit.checkpoints.commit import commit
+from trainer_kit.checkpoints.folder import DIVERGED, newest_whole, remove_debris, set_aside
+from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, own_files, step_of
 from trainer_kit.checkpoints.state import restore
-from trainer_kit.errors import StorageError
+from trainer_kit.errors import DivergedError, StorageError
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointManager(tf.train.CheckpointManager):
-    """TensorFlow's manager, with asynchronous saves, a strict restore and errors that name the place.
+    """TensorFlow's manager, with asynchronous saves, commit records, rotation of our own and a strict restore.
 
-    A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it.
+    A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it. A
+    checkpoint with a file `ckpt-<step>.pin` beside it is never rotated away.
 
     Args:
       checkpoint: of `training_checkpoint`.
@@ -29,6 +40,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         for evaluation neither.
       keeps: False on workers that are not the chief: reading a variable can take all workers, so they save too, but to
         a folder of their own, which goes with the process.
+      before_save: called with the prefix before each save, on the caller's thread.
+      sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
+      agree: returns the chief's number on every worker.
+      partial: restore what fits and list what does not.
     """
 
     def __init__(
@@ -43,20 +58,28 @@ class CheckpointManager(tf.train.CheckpointManager):
         asynchronous: bool = True,
         for_training: bool = True,
         keeps: bool = True,
+        before_save: Callable[[str], None] = lambda _: None,
+        sound: Callable[[], bool] = lambda: True,
+        agree: Callable[[int], int] = lambda number: number,
+        partial: bool = False,
     ) -> None:
         self.source = directory
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
+        self._keeps, self._for_training = keeps, for_training
+        self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
+        self._before_save, self._sound, self._agree, self._partial = before_save, sound, agree, partial
+        if keeps and for_training:
+            remove_debris(directory)
+        newest = self._newest() if for_training else None
         super().__init__(
             checkpoint,
             self._own_folder.name if self._own_folder else directory,
-            max_to_keep=max_to_keep if keeps else 1,
+            max_to_keep=max_to_keep,
             step_counter=step_counter,
             checkpoint_interval=checkpoint_interval,
             init_fn=init_fn,
         )
-        self._in_flight: str | None = None
-        self._asynchronous = asynchronous
-        self._for_training = for_training
+        self._start = newest
 
     def save(
         self,
@@ -70,10 +93,16 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when this save, or the one before it in the background, cannot be written.
         """
         options = options or tf.train.CheckpointOptions(enable_async=self._asynchronous)
+        if self._keeps:
+            options.experimental_write_callbacks = [self._commit]
+        number = int(self._step_counter.numpy() if checkpoint_number is None else checkpoint_number)
+        prefix = f"{self._prefix}-{number}"
         try:
-            path = super().save(checkpoint_number, check_interval=check_interval, options=options)
+            self._before_save(prefix)
+            files.reach("checkpoint.save", prefix)
+            path = super().save(number, check_interval=check_interval, options=options)
         except (tf.errors.OpError, OSError) as error:
-            raise StorageError(f"no checkpoint can be saved in {self.directory}: {_reason(error)}") from error
+            raise self._failed(self._in_flight or prefix, error) from error
         self._in_flight = str(path) if path else self._in_flight
         return str(path) if path else None
 
@@ -84,10 +113,10 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when it failed. TensorFlow itself would say so with the next save only, or never.
         """
         super().sync()
-        asked, self._in_flight = self._in_flight, None
+        asked, self._in_flight = self._in_flight, ""
         if asked and asked != self.latest_checkpoint:  # which moves when a save is complete
             error = _failure_in_background(self.checkpoint)
-            raise StorageError(f"the checkpoint {asked} was not written: {_reason(error)}") from error
+            raise self._failed(asked, error) from error
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -100,24 +129,89 @@ class CheckpointManager(tf.train.CheckpointManager):
             super().sync()
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
+        """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
 
         Raises:
           UsageError: when it does not fit the model.
-          StorageError: when it is damaged.
+          StorageError: when none is whole.
+          DivergedError: when none is sound.
         """
-        if not self._for_training:
-            return None
-        newest = self.latest_checkpoint if self._own_folder is None else tf.train.latest_checkpoint(self.source)
-        if newest is None:
-            return super().restore_or_initialize()
-        self.restore(newest)
-        return str(newest)
+        path, self._start = self._start, None
+        while path is not None:
+            self.restore(path)
+            if self._sound():
+                return path
+            _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and passed over", path, DIVERGED)
+            path = self.discard(path)
+            if path is None:
+                raise DivergedError(
+                    f"every checkpoint in {self.source} holds weights that are not finite; they were moved to "
+                    f"{DIVERGED}/: start again, with a lower learning rate or gradient clipping"
+                )
+        if self._for_training and self._init_fn is not None:
+            self._init_fn()
+        return None
 
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is an interval after it."""
-        restore(self.checkpoint, path, whole=self._for_training)
+        restore(self.checkpoint, path, whole=self._for_training, partial=self._partial)
         self._last_checkpoint_step = int(self._step_counter.numpy())
+
+    def discard(self, path: str) -> str | None:
+        """Moves the checkpoint at `path` to `diverged/`; returns the newest one that is left, on every worker."""
+        if self._keeps:
+            set_aside(path, DIVERGED)
+            self._maybe_delete.pop(path, None)
+        return self._newest()
+
+    def newest(self) -> str | None:
+        """Returns the prefix of the newest checkpoint that is whole, when no save is in flight; on every worker."""
+        self.sync()
+        return self._newest()
+
+    def _newest(self) -> str | None:
+        found = newest_whole(self.source) if self._keeps else None
+        step = self._agree(step_of(found) if found else -1)
+        return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
+
+    def _commit(self, prefix: str) -> None:
+        """In the thread of the save, when its files are in place and before the pointer moves."""
+        files.reach("checkpoint.written", prefix)
+        commit(prefix)
+        files.reach("checkpoint.pointer", prefix)
+
+    def _sweep(self) -> None:
+        """Removes all but the newest checkpoints and those that are pinned; in the thread of the save.
+
+        Overrides TensorFlow's, which knows no pins. A checkpoint leaves the pointer file before it loses a file, and
+        loses its record first: what a crash leaves of it cannot be taken for one that was damaged.
+        """
+        there = complete_checkpoints(self._directory)
+        old = [path for path in list(there.values())[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
+        gone = [path for path in self._maybe_delete if step_of(path) not in there]
+        for path in [*old, *gone]:
+            self._maybe_delete.pop(path, None)
+        if not self._keeps:
+            old = [path for path in old if path.startswith(self._directory)]
+        self._record_state()
+        for path in old:
+            for file in sorted(own_files(path), key=lambda name: (not name.endswith(RECORD), ".data-" in name)):
+                files.reach("checkpoint.remove", file)
+                os.remove(file)
+
+    def _failed(self, prefix: str, error: Exception | None) -> StorageError:
+        """Removes what the failed save has left, and returns what to tell."""
+        shutil.rmtree(f"{prefix}_temp", ignore_errors=True)
+        if not os.path.exists(prefix + RECORD):
+            for path in own_files(prefix):
+                with contextlib.suppress(OSError):
+                    os.remove(path)
+        folder = os.path.dirname(prefix)
+        free = shutil.disk_usage(folder).free if os.path.isdir(folder) else 0
+        return StorageError(
+            f"the checkpoint {prefix} was not written: {_reason(error)} ({free:,} bytes are free there); "
+            "make room, then run the same command again: it goes on from the checkpoint before"
+        )
 
 
 def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:

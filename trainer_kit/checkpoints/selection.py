@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 
 import tensorflow as tf
 
 from trainer_kit.checkpoints.best import read_info
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import UsageError
 
-
-def complete_checkpoints(directory: str) -> dict[int, str]:
-    """Returns step -> prefix of the checkpoints in `directory` that have an index file, in the order of steps."""
-    names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
-    found = {
-        int(match.group(1)): os.path.join(directory, name.removesuffix(".index"))
-        for name in names
-        if (match := re.fullmatch(r"ckpt-(\d+)\.index", name))
-    }
-    return dict(sorted(found.items()))
+_LOG = logging.getLogger(__name__)
 
 
 def newest_checkpoint(directory: str) -> str | None:
-    """Returns the prefix of the newest checkpoint: by TensorFlow's pointer file or, without one, by the step."""
-    pointed = tf.train.latest_checkpoint(directory)
-    if pointed:
-        return str(pointed)
+    """Returns the prefix of the newest checkpoint: the greatest step that is whole or, of foreign names, the pointer's.
+
+    The pointer file is no authority: it may be lost, torn, or a step behind when a process died.
+    """
     there = list(complete_checkpoints(directory).values())
-    return there[-1] if there else None
+    for prefix in reversed(there):
+        if not (wrong := problem(prefix)):
+            return prefix
+        _LOG.warning("%s is damaged: %s; it is passed over", prefix, wrong)
+    try:
+        pointed = tf.train.latest_checkpoint(directory)
+    except (tf.errors.OpError, ValueError):
+        return None
+    return str(pointed) if pointed else None
 
 
 def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:

@@ -1,12 +1,14 @@
 """What a checkpoint holds, and its strict restore.
 
-The root keys are TF Model Garden's: global_step, model, optimizer. Beside them stand the moving average of the weights,
-if there is one, and what the model itself adds by `checkpoint_items`.
+The root keys are TF Model Garden's: global_step, model, optimizer. Beside them stand `average`, the moving average of
+the weights; `run_state` (run_state.py); `random` and `task`, state that the model does not show (random_state.py); and
+what the model itself adds by `checkpoint_items`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,10 +18,18 @@ from trainer_kit.errors import StorageError, UsageError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _BOOKKEEPING = ("save_counter", "_CHECKPOINTABLE_OBJECT_GRAPH")
+OPTIONAL = ("average", "run_state", "random", "task")  # what files of TF Model Garden and best checkpoints lack
+ROWS = 20  # of a table of differences
+_LOG = logging.getLogger(__name__)
 
 
 def training_checkpoint(
-    *, global_step: tf.Variable, model: Any, optimizer: Any = None, average: Mapping[str, tf.Variable] | None = None
+    *,
+    global_step: tf.Variable,
+    model: Any,
+    optimizer: Any = None,
+    average: Mapping[str, tf.Variable] | None = None,
+    **others: Any,
 ) -> tf.train.Checkpoint:
     """Returns the checkpoint of a run. Eager, in strategy scope, after the optimizer was built.
 
@@ -28,12 +38,14 @@ def training_checkpoint(
       model: Keras 3, tf_keras or tf.Module; its `checkpoint_items`, a dict of trackables, is saved beside it.
       optimizer: a Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
       average: the moving average of the weights, by the paths of the variables; None leaves it out.
+      **others: variables, or dicts of them by name, of which those in OPTIONAL may be missing in a file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
         items["optimizer"] = optimizer_variables(optimizer, model)
     if average is not None:
         items["average"] = dict(zip(canonical_paths(list(average)), average.values(), strict=True))
+    items.update({name: item for name, item in others.items() if not isinstance(item, Mapping) or item})
     items.update(getattr(model, "checkpoint_items", None) or {})
     return tf.train.Checkpoint(**items)
 
@@ -43,26 +55,36 @@ def weights_checkpoint(*, global_step: tf.Variable, model: Any) -> tf.train.Chec
     return training_checkpoint(global_step=global_step, model=model)
 
 
-def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool) -> None:
+def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial: bool = False) -> None:
     """Restores `checkpoint` from `path`, strictly. Eager, in strategy scope.
 
     Args:
       checkpoint: of training_checkpoint.
       path: prefix of the files, `model_dir/ckpt-<step>`.
       whole: also refuse what the file has and the run has no place for; False for evaluation.
+      partial: restore what fits by name and shape, and log what does not.
 
     Raises:
-      UsageError: when a variable is missing, has another shape or, if `whole`, has no place; all are listed.
+      UsageError: when a variable is missing, has another shape or, if `whole`, has no place; a table lists all.
       StorageError: when the files are missing or damaged.
     """
     try:
-        target = _without_average(checkpoint, path)
+        saved = saved_shapes(path)
+        if partial and (text := difference(checkpoint, path, whole)):
+            _LOG.warning("%s is restored in part; what follows keeps its initial value or is not used:\n%s", path, text)
+            tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
+            return
+        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved))
         if whole:
             _assert_consumed(target.restore(path))
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
-        raise UsageError(_mismatch(checkpoint, path, whole) or f"{path} does not fit this model: {error}") from error
+        text = difference(checkpoint, path, whole)
+        raise UsageError(
+            f"{path} does not fit this run; use the code and the config that it was made with, another model_dir, or "
+            f"--allow_partial_restore, which takes what fits:\n{text or error}"
+        ) from error
     except tf.errors.NotFoundError as error:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
@@ -96,37 +118,80 @@ def saved_shapes(path: str) -> dict[str, tuple[int, ...]]:
     }
 
 
-def holds_average(path: str) -> bool:
-    """Whether the checkpoint at `path` holds a moving average of the weights; the best checkpoint does not."""
-    return any(name.startswith("average/") for name in saved_shapes(path))
+def holds(path: str, section: str) -> bool:
+    """Whether the checkpoint at `path` holds anything of a section, such as "average"."""
+    return section in _sections(saved_shapes(path))
 
 
-def _without_average(checkpoint: tf.train.Checkpoint, path: str) -> tf.train.Checkpoint:
-    if not hasattr(checkpoint, "average") or holds_average(path):
-        return checkpoint
-    return tf.train.Checkpoint(
-        **{k: v for k, v in vars(checkpoint).items() if not k.startswith("_") and k != "average"}
-    )
+def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool) -> str:
+    """Returns a table, by layer, of what the file at `path` and this run do not share; "" if names tell nothing.
 
-
-def _mismatch(checkpoint: tf.train.Checkpoint, path: str, whole: bool) -> str:
-    """Lists by section what is missing, unexpected or of another shape; empty if names do not tell."""
-    wanted = _wanted_shapes(checkpoint)
+    Models and optimizers of tf_keras, and tf.Module, are known to TensorFlow by structure only and are not compared.
+    """
     saved = saved_shapes(path)
-    missing = sorted(wanted.keys() - saved.keys())
-    unexpected = sorted(saved.keys() - wanted.keys()) if whole else []
-    reshaped = sorted(name for name in wanted.keys() & saved.keys() if wanted[name] != saved[name])
-    lines = [f"  missing in the checkpoint: {name} {list(wanted[name])}" for name in missing]
-    lines += [f"  not in this run: {name} {list(saved[name])}" for name in unexpected]
-    lines += [f"  {name}: {list(saved[name])} saved, {list(wanted[name])} here" for name in reshaped]
-    if not lines:
-        return ""
-    shown = lines[:12] + ([f"  ... and {len(lines) - 12} more"] if len(lines) > 12 else [])
-    head = f"{path} does not fit this run; use the config it was made with, or another model_dir:"
-    return "\n".join([head, *shown])
+    items = _without_absent(checkpoint, saved)
+    wanted = _wanted_shapes(items)
+    rows: list[tuple[str, str, Any, Any]] = []
+    rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]
+    named = {section for section, item in items.items() if isinstance(item, (Mapping, tf.Variable))}
+    if whole:
+        others = {name for name in saved.keys() - wanted.keys() if name.split("/")[0] in named | _absent(items, saved)}
+        rows += [(name, "not in this run", saved[name], None) for name in others]
+    both = wanted.keys() & saved.keys()
+    rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
+    return _table(sorted(rows))
 
 
-def _wanted_shapes(checkpoint: tf.train.Checkpoint) -> dict[str, tuple[int, ...]]:
+def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
+    """Sections that the file has and this run does not."""
+    return _sections(saved) - items.keys()
+
+
+def _table(rows: Sequence[tuple[str, str, Any, Any]]) -> str:
+    """Lays out (name, what, shape saved, shape here) under a line for each layer, at most ROWS of them."""
+    lines: list[str] = []
+    layer = None
+    for name, what, saved, here in rows[:ROWS]:
+        parent, _, leaf = name.rpartition("/")
+        if parent != layer:
+            lines += [f"  {parent or name}"]
+            layer = parent
+        shapes = [f"{list(shape)} {where}" for shape, where in ((saved, "saved"), (here, "here")) if shape is not None]
+        lines += [f"    {leaf:24} {what:26} {', '.join(shapes)}"]
+    return "\n".join(lines + ([f"  ... and {len(rows) - ROWS} more"] if len(rows) > ROWS else []))
+
+
+def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:
+    return {
+        name: item for name, item in vars(checkpoint).items() if not name.startswith("_") and name != "save_counter"
+    }
+
+
+def _sections(names: Iterable[str]) -> set[str]:
+    return {name.split("/")[0] for name in names}
+
+
+def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The items of `checkpoint` but for optional ones of which the file holds nothing."""
+    there = _sections(saved)
+    return {name: item for name, item in _items(checkpoint).items() if name in there or name not in OPTIONAL}
+
+
+def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The items of `checkpoint` without the named variables that the file lacks or has in another shape."""
+
+    def fitting(name: str, item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {key: kept for key, value in item.items() if (kept := fitting(f"{name}/{key}", value)) is not None}
+        if isinstance(item, tf.Variable):
+            return item if saved.get(name) == tuple(item.shape) else None
+        return item
+
+    found = {name: fitting(name, item) for name, item in _items(checkpoint).items()}
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def _wanted_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the variables that a checkpoint of named variables would save."""
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -137,9 +202,8 @@ def _wanted_shapes(checkpoint: tf.train.Checkpoint) -> dict[str, tuple[int, ...]
             for key, value in child.items():
                 collect(f"{name}/{key}", value)
 
-    for section, child in vars(checkpoint).items():
-        if not section.startswith("_"):
-            collect(section, child)
+    for section, child in items.items():
+        collect(section, child)
     return shapes
 
 

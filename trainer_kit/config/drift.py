@@ -30,6 +30,8 @@ _KINDS: dict[str, Kind] = {
     "runtime.random_seed": "dangerous",
     "runtime.mixed_precision_dtype": "dangerous",
     "runtime.loss_scale": "dangerous",
+    "runtime.inter_op_threads": "dangerous",
+    "runtime.intra_op_threads": "dangerous",
     "task": "dangerous",
     "task.name": "safe",
     "task.init_checkpoint": "safe",

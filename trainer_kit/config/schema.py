@@ -26,7 +26,10 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 StepsOrAll = Annotated[int, Field(ge=-1)]
 
-RUN_NAMES = ("train", "evals", "checkpoint", "params.yaml", "manifest.json", "metrics.jsonl", "final.json")
+RUN_NAMES = (
+    "train", "evals", "checkpoint", "damaged", "archived", "diverged", "params.yaml", "manifest.json", "metrics.jsonl",
+    "metrics.superseded.jsonl", "final.json", "heartbeat.json", "trainer.lock", "attempts.jsonl",
+)  # fmt: skip
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
 
 
@@ -105,6 +108,8 @@ class RuntimeConfig(Config):
       virtual_cpus: splits the CPU into so many devices, for real multi-replica runs without accelerators; 0: not.
       random_seed: of Python, NumPy, TensorFlow and Keras.
       deterministic_ops: use TensorFlow's deterministic kernels, where there is a choice.
+      inter_op_threads, intra_op_threads: TensorFlow's thread counts; 0: those that the run was started with, at first
+        one for each core. Another count can give a sum other last bits.
       enable_xla: compile the train step with XLA.
       gpu_thread_mode, per_gpu_thread_count: TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT.
       dataset_num_private_threads: threads that the input pipeline has for itself.
@@ -143,6 +148,8 @@ class RuntimeConfig(Config):
     virtual_cpus: Count = 0
     random_seed: Count = 1
     deterministic_ops: bool = False
+    inter_op_threads: Count = 0
+    intra_op_threads: Count = 0
 
     def model_parallelism(self) -> dict[str, int]:
         """Returns the TPU model parallelism settings as keywords."""
@@ -246,10 +253,18 @@ class TrainerConfig(Config):
       best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint; may be empty if none is kept.
       best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
       best_checkpoint_metric_comp: whether a higher or a lower value is better.
-      loss_upper_bound, recovery_begin_steps, recovery_max_trials: a loss that is not finite, or above the bound after
-        so many steps, ends the run; recovery_max_trials=-1 lets it go on. Above 0 is refused: nothing rolls back yet.
+      loss_upper_bound, recovery_begin_steps: a run has diverged when a weight or the loss is not finite, or the loss is
+        above the bound after so many steps.
+      recovery_max_trials: how often a run that has diverged goes back to its last sound checkpoint; 0: it ends;
+        -1: nothing is looked at.
+      recovery_policy: what is different after going back: skip, without the batch that made it diverge;
+        lower_learning_rate, at recovery_learning_rate_factor times the rate; retry, nothing (for faulty machines).
       validation_summary_subdir: folder, inside model_dir, of the validation summaries.
       preemption_on_demand_checkpoint: save when SIGTERM or Ctrl-C stops the run.
+      preemption_grace_seconds: how long after SIGTERM the process may last; it saves and ends within them.
+      hang_timeout_seconds: seconds without any progress after which the process ends, so that it can be started
+        again; None: never.
+      require_exact_resume: refuse to train when a resumed run would not be the same as one that was never stopped.
     """
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
@@ -272,9 +287,14 @@ class TrainerConfig(Config):
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Count = 0
-    recovery_max_trials: int = 0
+    recovery_max_trials: StepsOrAll = 0
+    recovery_policy: Literal["skip", "lower_learning_rate", "retry"] = "skip"
+    recovery_learning_rate_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
     validation_summary_subdir: str = "validation"
     preemption_on_demand_checkpoint: bool = True
+    preemption_grace_seconds: Annotated[float, Field(ge=1)] = 25
+    hang_timeout_seconds: Annotated[float, Field(gt=0)] | None = 60 * 60
+    require_exact_resume: bool = False
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Rules between intervals and switches."""
@@ -295,12 +315,6 @@ class TrainerConfig(Config):
                 "eval_recreate_iterator",
                 "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
                 "set validation_steps to a number of batches, or eval_recreate_iterator to true",
-            )
-        if self.recovery_max_trials > 0:
-            yield (
-                "recovery_max_trials",
-                f"{self.recovery_max_trials} asks to roll back, which is not there yet; "
-                "0 stops the run when the loss diverges, -1 never looks",
             )
         yield from self._folder_rules()
 

@@ -67,6 +67,11 @@ def with_threads(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Da
     return dataset.with_options(options)
 
 
+def has_plain_iterator(strategy: tf.distribute.Strategy) -> bool:
+    """Whether iterators under `strategy` are those of tf.data itself, whose state can be saved."""
+    return not tf.distribute.has_strategy() or _is_one_cpu(strategy)
+
+
 def _is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     """Whether the plain dataset will do; TensorFlow's default strategy sees to it itself."""
     return isinstance(strategy, tf.distribute.OneDeviceStrategy) and "CPU" in strategy.extended.worker_devices[0]

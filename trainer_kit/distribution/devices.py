@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -15,8 +16,12 @@ _LOG = logging.getLogger(__name__)
 THREADS_PER_GPU = 2  # TensorFlow's own default
 
 
-def configure_devices(runtime: RuntimeConfig) -> None:
+def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | None = None) -> None:
     """Sets up devices as `runtime` says; eager, on the host, before TensorFlow is used. May be called again.
+
+    Args:
+      runtime: the config's section.
+      kept_threads: the thread counts that the run was started with, as `thread_counts` returned them.
 
     Splits the CPU (virtual_cpus), lets GPUs grow their memory, sets TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and
     cuDNN's batch normalisation, and runs functions eagerly or with deterministic ops when asked. TensorFlow cannot
@@ -26,11 +31,38 @@ def configure_devices(runtime: RuntimeConfig) -> None:
       ConfigError: when TensorFlow is already in use with fewer virtual CPUs than asked for.
     """
     _set_environment(runtime)
+    _set_threads(runtime, kept_threads or {})
     _split_cpu(runtime.virtual_cpus)
     _let_gpus_grow()
     tf.config.run_functions_eagerly(runtime.run_eagerly)
     if runtime.deterministic_ops:
         tf.config.experimental.enable_op_determinism()
+
+
+def thread_counts() -> dict[str, int]:
+    """Returns TensorFlow's thread counts, for the record of a run; 0: as many as TensorFlow chooses."""
+    threading = tf.config.threading
+    return {
+        "inter_op": threading.get_inter_op_parallelism_threads(),
+        "intra_op": threading.get_intra_op_parallelism_threads(),
+    }
+
+
+def _set_threads(runtime: RuntimeConfig, kept: Mapping[str, int]) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threading, now = tf.config.threading, thread_counts()
+    for name, asked, change in (
+        ("inter_op", runtime.inter_op_threads, threading.set_inter_op_parallelism_threads),
+        ("intra_op", runtime.intra_op_threads, threading.set_intra_op_parallelism_threads),
+    ):
+        wanted = asked or kept.get(name, 0) or cores
+        if wanted == now[name]:
+            continue
+        try:
+            change(wanted)
+        except RuntimeError:  # TensorFlow is in use in this process
+            if asked or kept.get(name):
+                _LOG.warning("%s threads stay at %d, not %d: TensorFlow is already in use", name, now[name], wanted)
 
 
 def _set_environment(runtime: RuntimeConfig) -> None:

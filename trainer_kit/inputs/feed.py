@@ -47,6 +47,11 @@ class Feed:
             self._made = self._make()
         return self._made
 
+    @property
+    def started(self) -> bool:
+        """Whether there is an iterator."""
+        return self._iterator is not None
+
     def check_not_empty(self) -> None:
         """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
         known = getattr(self.dataset, "cardinality", None)  # a method; of a distributed dataset a property

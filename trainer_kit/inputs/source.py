@@ -1,15 +1,20 @@
-"""What a dataset is to the Trainer when it can start at any position."""
+"""What a dataset is to the Trainer when it can start at any position, and how to get there when it cannot."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
-_LOG = logging.getLogger(__name__)
+from trainer_kit.inputs.order import replicas_here
+from trainer_kit.inputs.position import Position
+from trainer_kit.inputs.resumability import skipped
 
 
 @runtime_checkable
@@ -30,21 +35,73 @@ class Source(Protocol):
         ...
 
 
-def dataset_at(
-    build_inputs: Callable[..., Any], params: Any, position: int, input_context: tf.distribute.InputContext | None
-) -> tf.data.Dataset:
-    """Returns what a task's `build_inputs` makes of `params`: from `position` on, if it is a Source. On the host.
+def made_inputs(
+    build_inputs: Callable[..., Any], params: Any, input_context: tf.distribute.InputContext | None = None
+) -> Any:
+    """Returns what a task's `build_inputs` makes of `params`: a Source, or a tf.data.Dataset. Eager, on the host.
 
-    A tf.data.Dataset starts at its beginning. A `build_inputs` without an argument `input_context` is not given one.
+    One without an argument `input_context` is not given it. Shuffles and random ops without a seed of their own get the
+    same one in every process and at every call, derived from TensorFlow's global seed; else they would depend on
+    how many random ops the process made before.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
-    made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-    if isinstance(made, Source):
-        return made.at(position, input_context)
-    if position:
-        _LOG.warning(
-            "the training data is a tf.data.Dataset without a position: it starts again at its beginning, not at batch "
-            "%d; build_inputs can return a Source, such as ArraySource, to go on there",
-            position,
-        )
-    return made
+    with _seeds_of_operations():
+        return build_inputs(params, **({"input_context": input_context} if takes_context else {}))
+
+
+def positioned(
+    build_inputs: Callable[..., Any],
+    params: Any,
+    position: Position,
+    input_context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Returns a task's data, in batches for one replica, from `position` on and without what it leaves out.
+
+    A Source is asked to begin there. A plain dataset is read from its start, and what comes before is dropped.
+    """
+    made = made_inputs(build_inputs, params, input_context)
+    here = replicas_here(input_context)
+    if not isinstance(made, Source):
+        return _without(skipped(made, position.batch, here), position, here)
+    stretches = [
+        made.at(begin, input_context) if length is None else made.at(begin, input_context).take(length * here)
+        for begin, length in position.stretches()
+    ]
+    return functools.reduce(lambda joined, stretch: joined.concatenate(stretch), stretches)
+
+
+def _without(dataset: tf.data.Dataset, position: Position, here: int) -> tf.data.Dataset:
+    """Returns `dataset`, which begins at the position, without the batches that it leaves out.
+
+    Not by take, skip and concatenate: a dataset that is begun twice shuffles differently the second time.
+    """
+    out = [batch for batch in position.left_out if batch >= position.batch]
+    if not out:
+        return dataset
+
+    @tf.autograph.experimental.do_not_convert
+    def is_used(index: tf.Tensor, element: Any) -> tf.Tensor:
+        del element
+        return tf.reduce_all(index // here + position.batch != tf.constant(out, tf.int64))
+
+    used = dataset.enumerate().filter(is_used).map(lambda index, element: element)
+    count = int(dataset.cardinality())
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        return used
+    if count != tf.data.INFINITE_CARDINALITY:
+        count -= sum(min(here, max(0, count - (batch - position.batch) * here)) for batch in out)
+    return used.apply(tf.data.experimental.assert_cardinality(count))
+
+
+@contextlib.contextmanager
+def _seeds_of_operations() -> Iterator[None]:
+    """Draws seeds of operations from the global seed anew, and goes on afterwards as if nothing had been drawn."""
+    context = eager_context.context()
+    if context._seed is None:
+        yield
+        return
+    kept, context._rng = context._rng, random.Random(context._seed)
+    try:
+        yield
+    finally:
+        context._rng = kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -22,6 +22,10 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.weight_decay import variable_path
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+# Called with the (gradient, variable) pairs of every call of apply_gradients, before anything is done to them; set
+# while a divergence is looked into, eagerly, and else None.
+on_gradients: Callable[[list[tuple[Any, Any]]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +115,8 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     if tf.distribute.get_replica_context() is None:
         raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
     present = _with_gradient(pairs)
+    if on_gradients is not None:
+        on_gradients(present)
     if not getattr(optimizer, "built", True):  # with all variables, so that one frozen for now can join later
         with tf.init_scope():
             optimizer.build([variable for _, variable in pairs])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.optimizers.schedules import CosineDecay, ExponentialDecay, PiecewiseConstantDecay, PolynomialDecay
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
@@ -75,6 +76,40 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     if callable(schedule):
         schedule = schedule(optimizer.iterations if step is None else step)
     return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
+
+
+class Scaled(Schedule):
+    """A learning rate times a factor.
+
+    Args:
+      rate: a schedule, or the optimizer's variable of a constant rate, which can still be changed.
+      factor: above 0.
+    """
+
+    def __init__(self, rate: Any, factor: float) -> None:
+        self.rate, self.factor = rate, factor
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate at `step`; eager or in graph."""
+        rate = self.rate(step) if isinstance(self.rate, Schedule) else tf.convert_to_tensor(self.rate)
+        return rate * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {"rate": self.rate, "factor": self.factor}
+
+
+def scale_learning_rate(optimizer: Any, factor: float) -> bool:
+    """Makes the rate of a Keras 3 optimizer `factor` times what it was made with; False for any other optimizer.
+
+    Takes effect in functions that are traced afterwards.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(optimizer, keras.Optimizer) or rate is None:
+        return False
+    optimizer._learning_rate = Scaled(rate.rate if isinstance(rate, Scaled) else rate, factor)
+    return True
 
 
 def _schedule(config: LrConfig) -> float | Schedule:

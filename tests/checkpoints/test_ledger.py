@@ -1,0 +1,279 @@
+"""The evaluation ledger: what is written, what counts, and which is the best."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_kit.checkpoints.ledger import Ledger, active_records, best_record, plain
+from trainer_kit.errors import StorageError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "evals" / "validation.jsonl"
+
+
+def ledger(path: Path, **options: Any) -> Ledger:
+    return Ledger(path, **{"dataset": "validation", "config_hash": "abc", **options})
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def record(step: int, lineage: int = 0, **metrics: Any) -> dict[str, Any]:
+    return {"step": step, "lineage": lineage, "metrics": metrics}
+
+
+def rewind(step: int, lineage: int) -> dict[str, Any]:
+    return {"kind": "rewind", "lineage": lineage, "step": step}
+
+
+def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> None:
+    written = ledger(path).append(
+        10, {"loss": np.float32(0.5), "set": {"acc": 1}, "image": np.zeros(2)}, 1.23456, "ckpt-10"
+    )
+    expected = {
+        "step": 10,
+        "checkpoint": "ckpt-10",
+        "dataset": "validation",
+        "metrics": {"loss": 0.5, "set": {"acc": 1.0}},
+        "seconds": 1.235,
+        "config_hash": "abc",
+        "lineage": 0,
+    }
+    assert written
+    assert lines(path) == [expected] == ledger(path).records()
+
+
+def test_a_ledger_without_a_file_is_empty_and_makes_none(path: Path) -> None:
+    empty = ledger(path)
+    assert empty.records() == [] and empty.evaluated_step() == -1 and empty.best("acc", "higher") is None
+    assert not path.exists()
+
+
+def test_what_is_not_finite_is_strict_json_and_read_back_as_floats(path: Path) -> None:
+    ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
+    assert lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
+    metrics = ledger(path).records()[0]["metrics"]
+    assert math.isnan(metrics["a"]) and metrics["b"] == {"c": math.inf, "d": -math.inf}
+
+
+def test_an_evaluation_that_comes_again_is_not_written_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = {"acc": 0.1, "bad": math.nan, "set": {"loss": 1}}
+    before = ledger(path)
+    assert before.append(5, values, 1.0) and not before.append(5, values, 2.0)
+    assert not ledger(path).append(5, values, 3.0, "ckpt-5")
+    assert [item["seconds"] for item in lines(path)] == [1.0]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("options", [{"dataset": "test"}, {"config_hash": "other"}, {"lineage": 1}])
+def test_another_dataset_config_or_lineage_is_another_evaluation(path: Path, options: dict[str, Any]) -> None:
+    ledger(path).append(5, {"acc": 0.1}, 1.0)
+    assert ledger(path, **options).append(5, {"acc": 0.2}, 1.0)
+    assert ledger(path).append(6, {"acc": 0.2}, 1.0)
+    assert len(lines(path)) == 3
+
+
+def test_other_metrics_for_the_same_evaluation_are_told_once_and_the_first_stay(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (5, 6):
+        ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
+    resumed = ledger(path)
+    for step in (5, 6):
+        assert not resumed.append(step, {"loss": 1.0, "set": {"acc": 0.25}}, 1.0)
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    message = warning.getMessage()
+    assert "step 5" in message and "set|acc: 0.1, now 0.25" in message and "not exact" in message
+    assert [item["metrics"]["set"]["acc"] for item in lines(path)] == [0.1, 0.1]
+
+
+def test_a_metric_that_is_missing_in_the_second_evaluation_is_told(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
+    ledger(path).append(5, {"acc": 0.1}, 1.0)
+    assert caplog.records == []
+    ledger(path).append(5, {}, 1.0)
+    assert "acc: 0.1, now none" in caplog.records[0].getMessage()
+
+
+def test_a_cut_line_and_what_is_no_record_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
+    ledger(path).append(1, {"acc": 0.1}, 1.0)
+    strange: Sequence[Any] = (
+        *(
+            [1],
+            None,
+            {"step": "2", "metrics": {}},
+            {"step": True, "metrics": {}},
+            {"step": 3},
+            {"step": 3, "metrics": 1},
+        ),
+        *({"kind": "rewind", "step": 1.5, "lineage": 1}, {"kind": "note", "step": 4, "metrics": {}}),
+        {"step": 4, "metrics": {"acc": [1]}, "owner": "x"},
+    )
+    with open(path, "a") as stream:
+        stream.writelines(json.dumps(item) + "\n" for item in strange)
+        stream.write('{"step": 5, "metr')
+    ledger(path).append(6, {"acc": 0.1}, 1.0)
+    records = ledger(path).records()
+    assert [item["step"] for item in records] == [1, 4, 6]
+    assert records[1]["owner"] == "x" and math.isnan(records[1]["metrics"]["acc"]) and records[1]["lineage"] == 0
+
+
+def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
+    path.parent.mkdir()
+    old = '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc": 0.5}, '
+    path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
+    assert ledger(path).evaluated_step() == 4
+    assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
+    best = ledger(path).best("acc", "higher")
+    assert best is not None and best["step"] == 4
+
+
+def test_the_evaluated_step_is_the_last_one_up_to_a_step(path: Path) -> None:
+    written = ledger(path)
+    for step in (4, 8, 12):
+        written.append(step, {"acc": 0.1}, 1.0)
+    ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
+    assert [written.evaluated_step(up_to) for up_to in (None, 12, 11, 8, 3, 0)] == [12, 12, 8, 8, -1, -1]
+
+
+def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> None:
+    written = ledger(path)
+    for step, acc in ((4, 0.5), (8, 0.9), (12, 0.7)):
+        written.append(step, {"acc": acc}, 1.0)
+    written.rewind(4)
+    assert written.lineage == 1 and written.evaluated_step() == 4
+    assert written.append(8, {"acc": 0.6}, 1.0)
+    assert lines(path)[3:4] == [rewind(4, 1)] and lines(path)[4]["lineage"] == 1
+    best = written.best("acc", "higher")
+    assert best is not None and (best["step"], best["lineage"], best["metrics"]) == (8, 1, {"acc": 0.6})
+    assert written.evaluated_step() == 8
+
+
+def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
+    before = ledger(path)
+    before.append(4, {"acc": 0.5}, 1.0)
+    before.rewind(2)
+    before.rewind(0)
+    after = ledger(path)
+    assert after.lineage == 2 and after.evaluated_step() == -1
+    after.append(4, {"acc": 0.5}, 1.0)
+    assert after.evaluated_step() == 4
+    assert ledger(path, lineage=5).lineage == 5
+
+
+@pytest.mark.parametrize(
+    ("records", "active"),
+    [
+        ([], []),
+        ([record(1), record(2)], [(1, 0), (2, 0)]),
+        ([record(1), record(2), rewind(1, 1)], [(1, 0)]),
+        ([record(1), record(2), rewind(1, 1), record(2, 1)], [(1, 0), (2, 1)]),
+        ([record(9), rewind(5, 1), record(6, 1), record(8, 1), rewind(7, 2), record(8, 2)], [(6, 1), (8, 2)]),
+        ([record(3), rewind(9, 1), record(10, 1), rewind(2, 2)], []),
+        ([rewind(5, 1), record(9), record(9, 1)], [(9, 1)]),
+    ],
+)
+def test_what_counts_is_what_no_later_lineage_began_before(
+    records: list[dict[str, Any]], active: list[tuple[int, int]]
+) -> None:
+    assert [(item["step"], item["lineage"]) for item in active_records(records)] == active
+
+
+@given(st.lists(st.tuples(st.sampled_from(["evaluate", "rewind"]), st.integers(1, 9)), max_size=30))
+def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actions: list[tuple[str, int]]) -> None:
+    records: list[dict[str, Any]] = []
+    path: list[tuple[int, int]] = []
+    lineage = at = 0
+    for action, amount in actions:
+        if action == "evaluate":
+            at += amount
+            records.append(record(at, lineage))
+            path.append((at, lineage))
+        else:
+            at, lineage = max(at - amount, 0), lineage + 1
+            records.append(rewind(at, lineage))
+            path = [(step, number) for step, number in path if step <= at]
+    assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
+
+
+def test_the_best_is_finite_the_first_of_equals_and_not_later_than_asked() -> None:
+    values = [(1, math.nan), (2, 0.5), (3, math.inf), (4, 0.9), (5, -math.inf), (6, 0.9), (7, 0.1)]
+    records = [record(step, set={"acc": value}) for step, value in values]
+
+    def best_step(comparison: str, up_to_step: int | None = None) -> int | None:
+        best = best_record(records, "set|acc", comparison, up_to_step)
+        return None if best is None else best["step"]
+
+    assert (best_step("higher"), best_step("lower")) == (4, 7)
+    assert (best_step("higher", 3), best_step("lower", 6), best_step("higher", 1)) == (2, 2, None)
+    assert best_record(records, "acc", "higher") is None
+    assert best_record([*records, rewind(3, 1)], "set|acc", "higher") == records[1]
+
+
+def test_plain_logs_are_nested_dicts_of_floats() -> None:
+    logs = {"a": np.float32(1.0), "b": {"c": 2, "deep": {"text": "x"}}, "list": [1.0], 3: True}
+    assert plain(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "3": 1.0}
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    blocked = ledger(tmp_path / "file" / "validation.jsonl")
+    with pytest.raises(StorageError, match="cannot be written"):
+        blocked.append(1, {"acc": 0.1}, 1.0)
+    with pytest.raises(StorageError, match="cannot be written"):
+        blocked.rewind(1)
+    assert blocked.lineage == 0
+
+
+KILLED = """
+import os, signal, sys
+from trainer_kit import files
+from trainer_kit.checkpoints.ledger import Ledger
+
+count = 0
+def kill(point, path):
+    global count
+    count += point == "ledger.append"
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+files.on_write_point = kill
+ledger = Ledger(sys.argv[1], dataset="validation", config_hash="abc")
+for step in range(1, 6):
+    ledger.append(step, {"acc": step / 7}, 1.0)
+"""
+
+
+def test_a_killed_run_that_evaluates_again_has_the_ledger_of_one_never_killed(path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, os.fspath(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [item["step"] for item in lines(path)] == [1, 2]
+    with open(path, "ab") as stream:
+        stream.write(b'{"step": 3, "metr')
+    resumed = ledger(path)
+    for step in range(2, 6):
+        resumed.append(step, {"acc": step / 7}, 1.0)
+    assert [(item["step"], item["metrics"]["acc"]) for item in resumed.records()] == [(n, n / 7) for n in range(1, 6)]

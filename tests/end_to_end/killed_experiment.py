@@ -1,0 +1,85 @@
+"""The experiment that test_kills.py kills: a task that tells of each training step, and faults to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
+from trainer_kit.testing.fork_server import train
+from trainer_kit.trainer import Trainer
+
+LOOP, STEPS, INTERVAL = 5, 60, 5
+on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that are to be stopped
+
+
+@trainer_kit.configclass
+class KilledConfig(TinyConfig):
+    """The tiny task with dropout."""
+
+    dropout: float = 0.3
+    width: int = 8
+
+
+@trainer_kit.register_task(KilledConfig)
+class KilledTask(TinyTask):
+    """Calls `on_step` in every training step, once on each replica."""
+
+    def train_step(self, *arguments: Any, **named: Any) -> Any:
+        """Takes the step."""
+        tf.py_function(lambda: on_step(), [], [])
+        return super().train_step(*arguments, **named)
+
+
+@trainer_kit.register_experiment("killed")
+def killed() -> Any:
+    """Adam, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, the best kept."""
+    config = tiny_experiment(
+        train_steps=STEPS,
+        steps_per_loop=LOOP,
+        summary_interval=LOOP,
+        checkpoint_interval=INTERVAL,
+        validation_interval=15,
+        max_to_keep=2,
+        best_checkpoint_eval_metric="accuracy",
+    )
+    return config.replace(task=KilledConfig())
+
+
+def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:
+    """Trains until a write point is reached, and dies there; notes the points that were reached in `file`."""
+    stop_at(point, occurrence)
+    recorded(file, *arguments)
+
+
+def recorded(file: str, *arguments: str) -> None:
+    """Trains, and notes the write points that are reached in `file`."""
+    with record_points(file):
+        train(*arguments)
+
+
+def stopped_in_step(step: int, *arguments: str) -> None:
+    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the signal."""
+    global on_step
+    seen, count, request_stop = threading.Event(), 0, Trainer.request_stop
+
+    def noted(trainer: Trainer) -> None:
+        request_stop(trainer)
+        seen.set()
+
+    def stop() -> None:
+        nonlocal count
+        count += 1
+        if count == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen.wait(20)
+
+    Trainer.request_stop = noted  # type: ignore[method-assign]
+    on_step = stop
+    train(*arguments)

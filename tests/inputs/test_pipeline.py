@@ -1,0 +1,23 @@
+"""What all sources do with DataConfig; test_arrays.py and test_records.py test it through the sources."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import DataConfig
+from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
+
+
+def test_unread_fields_are_those_that_are_set_and_neither_shared_nor_the_readers() -> None:
+    params = DataConfig(global_batch_size=4, seed=3, input_path="a", cycle_length=2, cache=True)
+    assert warning_of_unread("X", params, {"cache"}).startswith("X does not read input_path, cycle_length;")
+    assert warning_of_unread("X", params, {"cache", "input_path", "cycle_length"}) == ""
+
+
+def test_a_finished_pipeline_is_transformed_prefetched_and_has_the_options() -> None:
+    params = DataConfig(prefetch_buffer_size=0, deterministic=True)
+    dataset = finished(tf.data.Dataset.range(3), lambda value: value + 1, params, options_of(params))
+    assert [int(value) for value in dataset] == [1, 2, 3]
+    assert dataset.options().deterministic is True
+    plain = finished(tf.data.Dataset.range(3), None, DataConfig(), tf.data.Options())
+    assert [int(value) for value in plain] == [0, 1, 2]

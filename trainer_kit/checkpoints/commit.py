@@ -1,0 +1,96 @@
+"""Commit records: what a checkpoint's files have to be, written when they are whole and on the disk.
+
+`ckpt-<step>.commit.json` holds the size and the CRC-32 of every file of the checkpoint. TensorFlow renames finished
+files into place but never forces them to the disk, so that is done here first. A checkpoint without a record, such as
+TF Model Garden's or one whose process died before the record, is read whole, with TensorFlow's own checksums, before it
+is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.checkpoints.names import RECORD, own_files
+
+_CHUNK = 1 << 22  # bytes
+
+
+def commit(prefix: str, point: str = "checkpoint.record", **others: Any) -> None:
+    """Forces the files of a finished checkpoint to the disk, then writes its record. In any thread.
+
+    Args:
+      prefix: of the checkpoint.
+      point: the name under which fault injection knows the record.
+      **others: what the record is to hold beside the files.
+
+    Raises:
+      StorageError: when the record cannot be written.
+      OSError: when a file cannot be read back.
+    """
+    record = {}
+    for path in own_files(prefix):
+        if not path.endswith(RECORD):
+            record[os.path.basename(path)] = {"bytes": os.path.getsize(path), "crc32": _checksum(path, flush=True)}
+    files.flush_folder(os.path.dirname(prefix))
+    files.write_json(prefix + RECORD, {"files": record, **others}, point=point)
+
+
+def read_record(prefix: str) -> dict[str, Any] | None:
+    """Returns the record of the checkpoint at `prefix`; None if there is none or it is damaged."""
+    try:
+        with open(prefix + RECORD, encoding="utf-8") as stream:
+            record = json.load(stream)
+        return record if isinstance(record["files"], dict) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def problem(prefix: str) -> str:
+    """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole. Reads all of it."""
+    if not os.path.exists(prefix + ".index"):
+        return f"{os.path.basename(prefix)}.index is missing"
+    record = read_record(prefix)
+    try:
+        wanted = record["files"] if record else {}
+        if not wanted:  # a record that is damaged itself says nothing about the checkpoint
+            return _unreadable(prefix)
+        return next(filter(None, (_difference(prefix, name, wanted[name]) for name in sorted(wanted))), "")
+    except (OSError, ValueError, TypeError, KeyError):
+        return _unreadable(prefix)
+
+
+def _difference(prefix: str, name: str, wanted: dict[str, Any]) -> str:
+    path = os.path.join(os.path.dirname(prefix), name)
+    if not os.path.exists(path):
+        return f"{name} is missing"
+    if (size := os.path.getsize(path)) != wanted["bytes"]:
+        return f"{name} has {size} bytes instead of {wanted['bytes']}"
+    return "" if _checksum(path) == wanted["crc32"] else f"{name} has a wrong checksum"
+
+
+def _unreadable(prefix: str) -> str:
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+        text = str(getattr(error, "message", None) or error).splitlines()
+        return f"it cannot be read ({text[0] if text else type(error).__name__})"
+    return ""
+
+
+def _checksum(path: str, flush: bool = False) -> int:
+    """CRC-32 as zlib has it: it finds any damage of the kinds that disks do, at the speed of memory."""
+    value = 0
+    with open(path, "rb") as stream:
+        if flush:
+            os.fsync(stream.fileno())
+        while chunk := stream.read(_CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value

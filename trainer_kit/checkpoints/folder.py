@@ -1,0 +1,152 @@
+"""The checkpoints in model_dir when a trainer starts: which one to go on from, and what a dead process left behind.
+
+Nothing here is silent. What is damaged is moved to `damaged/` with a warning, once an older checkpoint was found whole;
+when there is none, the run does not start, for it would start from step 0. Files that are not ours are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.names import complete_checkpoints, own_files, owner, step_of
+from trainer_kit.errors import StorageError, UsageError
+
+DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
+_POINTER = "checkpoint"
+_LOG = logging.getLogger(__name__)
+
+
+def remove_debris(directory: str) -> None:
+    """Removes what a process that died while it saved has left: `*_temp` folders, `*.tmp` files, halves of renames.
+
+    To be called by the one trainer that holds the folder's lock.
+    """
+    if not os.path.isdir(directory):
+        return
+    names = sorted(os.listdir(directory))
+    unfinished = {name.removesuffix("_temp") for name in names if re.fullmatch(r"ckpt-\d+(\.iterator)?_temp", name)}
+    halves = _halves(names, unfinished, set(_pointed(directory)))
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.endswith("_temp") and name.removesuffix("_temp") in unfinished:
+            shutil.rmtree(path, ignore_errors=True)
+        elif re.fullmatch(r"\..+\.\d+\.tmp", name) or owner(name) in halves:
+            os.remove(path)
+
+
+def _halves(names: Iterable[str], unfinished: set[str], pointed: set[str]) -> set[str]:
+    """Checkpoints whose save or whose rotation ended midway.
+
+    TensorFlow renames the index into place last, from a folder that is still there if it did not come to that. Rotation
+    takes a checkpoint out of the pointer file and removes its record before all else. So one that was whole and lost
+    its index still has a record or is pointed to, and is none of these.
+    """
+    there: dict[str, list[str]] = {}
+    for name in names:
+        if checkpoint := owner(name):
+            there.setdefault(checkpoint, []).append(name.removeprefix(f"{checkpoint}."))
+    return {
+        checkpoint
+        for checkpoint, kinds in there.items()
+        if not {"index", "commit.json"} & set(kinds)
+        and (
+            checkpoint in unfinished
+            or (pointed and checkpoint not in pointed)
+            or not any(kind.startswith("data-") for kind in kinds)
+        )
+    }
+
+
+def newest_whole(directory: str) -> str | None:
+    """Returns the prefix of the newest checkpoint that is whole; None when none was ever saved. Repairs the pointer.
+
+    Newer ones that are damaged are moved to `damaged/`.
+
+    Raises:
+      StorageError: when checkpoints were saved and none of them is whole.
+    """
+    damaged: dict[str, str] = {}
+    for prefix in reversed(_ever_saved(directory)):
+        if not (wrong := problem(prefix)):
+            for other, reason in damaged.items():
+                moved = set_aside(other, DAMAGED)
+                _LOG.warning("%s is damaged: %s; it was moved to %s, and %s is used", other, reason, moved, prefix)
+            _point_to(directory, prefix)
+            return prefix
+        damaged[prefix] = wrong
+    if damaged:
+        told = "; ".join(f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3])
+        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        raise StorageError(
+            f"no checkpoint in {directory} is whole ({told}{more}); restore one from a backup, or start again from "
+            "step 0 with --from_step=0, which moves what is there to archived/"
+        )
+    return None
+
+
+def archive_later(directory: str, step: int) -> list[str]:
+    """Moves the checkpoints after `step` to `archived/`, and returns the names of those; for --from_step.
+
+    Raises:
+      UsageError: when there is no checkpoint of `step`, unless it is 0.
+    """
+    there = {step_of(prefix): prefix for prefix in _ever_saved(directory)}
+    if step not in there and step != 0:
+        steps = ", ".join(map(str, sorted(there))) or "none"
+        raise UsageError(f"--from_step: there is no checkpoint of step {step}; there are: {steps}; 0 starts anew")
+    later = [prefix for number, prefix in sorted(there.items()) if number > step]
+    for prefix in later:
+        set_aside(prefix, ARCHIVED)
+    pointer = os.path.join(directory, _POINTER)
+    if step in there:
+        _point_to(directory, there[step])
+    elif os.path.exists(pointer):
+        os.remove(pointer)
+    return [os.path.basename(prefix) for prefix in later]
+
+
+def set_aside(prefix: str, folder: str) -> str:
+    """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first."""
+    target = os.path.join(os.path.dirname(prefix), folder)
+    os.makedirs(target, exist_ok=True)
+    for path in sorted(own_files(prefix), key=lambda path: not path.endswith(".json")):
+        os.replace(path, os.path.join(target, os.path.basename(path)))
+    return target
+
+
+def _ever_saved(directory: str) -> list[str]:
+    """Prefixes of all checkpoints that were saved, as far as files and the pointer tell, in the order of steps."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    found = {checkpoint for name in names if (checkpoint := owner(name))} | set(_pointed(directory))
+    return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
+
+
+def _pointed(directory: str) -> Iterable[str]:
+    """Names of the checkpoints that the pointer file lists, whether they exist or not; none from one that is torn."""
+    try:
+        with open(os.path.join(directory, _POINTER), encoding="utf-8", errors="replace") as stream:
+            return re.findall(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$', stream.read(), re.MULTILINE)
+    except OSError:
+        return ()
+
+
+def _point_to(directory: str, prefix: str) -> None:
+    """Makes TensorFlow's pointer file name `prefix` as the newest, beside the others there are, if it does not."""
+    there = list(complete_checkpoints(directory).values())
+    try:
+        state = tf.train.get_checkpoint_state(directory)
+    except (tf.errors.OpError, ValueError):
+        state = None
+    known = {os.path.basename(path) for path in state.all_model_checkpoint_paths} if state else set()
+    if state and os.path.basename(state.model_checkpoint_path) == os.path.basename(prefix):
+        if known == {os.path.basename(path) for path in there}:
+            return
+    names = [os.path.basename(path) for path in there if step_of(path) <= step_of(prefix)]
+    tf.compat.v1.train.update_checkpoint_state(directory, os.path.basename(prefix), names)

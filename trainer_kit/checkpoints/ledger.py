@@ -1,0 +1,207 @@
+"""The evaluation ledger: one line per evaluation, append-only, and what follows from it as pure functions.
+
+A record is {"step", "checkpoint", "dataset", "metrics", "seconds", "config_hash", "lineage"}. `lineage` counts how
+often the run was rewound (rollback, a start from an earlier step); a rewind is a line of its own, {"kind": "rewind",
+"lineage", "step"}, and takes away the records of earlier lineages for later steps. A restart after a kill is no rewind:
+its evaluations give the numbers that are there already, and are not written again. Lines are strict JSON: a metric that
+is NaN or infinite is the text "nan", "inf" or "-inf" and read back as a float.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.scalars import as_scalar, flat_scalars, from_json_number, to_json_number
+
+REWIND = "rewind"
+_LOG = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Appends evaluations to the file at `path` and reads them; one writer per file. Local; runs on the host.
+
+    Args:
+      path: the file; it and its folder are made with the first record.
+      dataset: what the evaluations of this object are of.
+      config_hash: of the config that they are made with.
+      lineage: of the records to come; the file's newest lineage if that is larger.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, dataset: str, config_hash: str, lineage: int = 0) -> None:
+        self.path = os.fspath(path)
+        self.dataset = dataset
+        self.config_hash = config_hash
+        self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
+        self._known: dict[tuple[Any, ...], dict[str, Any]] | None = None
+        self._told = False
+
+    def append(self, step: int, metrics: Mapping[str, Any], seconds: float, checkpoint: str | None = None) -> bool:
+        """Appends an evaluation unless the ledger has one of this lineage, step, dataset and config.
+
+        The first record stays. When the metrics that come again are others, the resume was not exact, and the first
+        such case is told in a warning.
+
+        Args:
+          step: global step of the weights.
+          metrics: may be nested; what is no single number is left out.
+          seconds: how long the evaluation took.
+          checkpoint: the one that holds the weights, relative to the model_dir; None if they were not saved.
+
+        Returns:
+          Whether a record was written.
+
+        Raises:
+          StorageError: when the file cannot be written.
+        """
+        values = _encoded(plain(metrics))
+        key = (self.lineage, int(step), self.dataset, self.config_hash)
+        if self._known is None:
+            self._known = _first_metrics(self.records())
+        if key in self._known:
+            self._compare(int(step), self._known[key], values)
+            return False
+        record = {
+            "step": int(step),
+            "checkpoint": checkpoint,
+            "dataset": self.dataset,
+            "metrics": values,
+            "seconds": round(seconds, 3),
+            "config_hash": self.config_hash,
+            "lineage": self.lineage,
+        }
+        files.append_line(self.path, record, point="ledger")
+        self._known[key] = values
+        return True
+
+    def rewind(self, step: int) -> None:
+        """Notes that the run goes on from `step` in a new lineage; what was evaluated for later steps counts no more.
+
+        Raises:
+          StorageError: when the file cannot be written.
+        """
+        files.append_line(self.path, {"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)}, point="ledger")
+        self.lineage += 1
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the evaluations and rewinds in the file, in its order; lines that a crash cut are left out.
+
+        Keys that are not ours are kept. A record without a lineage is of lineage 0.
+        """
+        return [_decoded(record) for record in files.read_lines(self.path) if _is_record(record)]
+
+    def evaluated_step(self, up_to: int | None = None) -> int:
+        """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
+        steps = (record["step"] for record in self._own_records() if up_to is None or record["step"] <= up_to)
+        return max(steps, default=-1)
+
+    def best(self, metric: str, comparison: str, up_to_step: int | None = None) -> dict[str, Any] | None:
+        """Returns `best_record` of the evaluations on this data set."""
+        return best_record(self._own_records(), metric, comparison, up_to_step)
+
+    def _own_records(self) -> list[dict[str, Any]]:
+        return [item for item in active_records(self.records()) if item.get("dataset", self.dataset) == self.dataset]
+
+    def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        # As text, since NaN is no other metric than NaN.
+        old, new = ({name: str(value) for name, value in _flat(side)} for side in (before, now))
+        others = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if self._told or not others:
+            return
+        self._told, name = True, others[0]
+        _LOG.warning(
+            "%s: step %d was evaluated again and gave other metrics (%s: %s, now %s): the resume, or the evaluation, "
+            "was not exact there; the first record stays",
+            *(self.path, step, name, old.get(name, "none"), new.get(name, "none")),
+        )
+
+
+def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the evaluations that count, in their order: those that no later lineage began before.
+
+    Args:
+      records: evaluations and rewinds, as `Ledger.records` returns them.
+    """
+    everything = list(records)
+    began = [(item["lineage"], item["step"]) for item in everything if item.get("kind") == REWIND]
+    return [
+        dict(item)
+        for item in everything
+        if item.get("kind") != REWIND
+        and not any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
+    ]
+
+
+def best_record(
+    records: Iterable[Mapping[str, Any]], metric: str, comparison: str, up_to_step: int | None = None
+) -> dict[str, Any] | None:
+    """Returns the record with the best value of `metric` among those that count; the first of equals.
+
+    Args:
+      records: evaluations and rewinds, as `Ledger.records` returns them.
+      metric: `a|b` is the entry b of the nested metrics a. What is not finite is no candidate.
+      comparison: "higher" or "lower", what is better.
+      up_to_step: later steps are left out.
+    """
+    better = {"higher": operator.gt, "lower": operator.lt}[comparison]
+    best, best_value = None, math.nan
+    for record in active_records(records):
+        value = flat_scalars(record["metrics"], "|").get(metric, math.nan)
+        if math.isfinite(value) and (up_to_step is None or record["step"] <= up_to_step):
+            if best is None or better(value, best_value):
+                best, best_value = record, value
+    return best
+
+
+def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs as nested dicts of floats; what is no single number is left out."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        kept = plain(value) if isinstance(value, Mapping) else as_scalar(value)
+        if kept is not None:
+            found[str(name)] = kept
+    return found
+
+
+def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for item in records:
+        if item.get("kind") != REWIND:
+            key = (item["lineage"], item["step"], item.get("dataset"), item.get("config_hash"))
+            known.setdefault(key, _encoded(item["metrics"]))
+    return known
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    numbers = (record.get("step"), record.get("lineage", 0))
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        return False
+    return record.get("kind") == REWIND or ("kind" not in record and isinstance(record.get("metrics"), dict))
+
+
+def _decoded(record: Mapping[str, Any]) -> dict[str, Any]:
+    decoded = {**record, "lineage": record.get("lineage", 0)}
+    return decoded if record.get("kind") == REWIND else {**decoded, "metrics": _numbers(record["metrics"])}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _numbers(value) if isinstance(value, Mapping) else from_json_number(value)
+        for name, value in metrics.items()
+    }
+
+
+def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return list(flat_scalars(_numbers(metrics), "|").items())
+
+
+def _encoded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _encoded(value) if isinstance(value, Mapping) else to_json_number(value)
+        for name, value in metrics.items()
+    }

@@ -1,0 +1,41 @@
+"""The names of checkpoints and of their files."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+
+import tensorflow as tf
+
+RECORD = ".commit.json"
+ITERATOR = ".iterator"  # in the names of the files that hold the state of a tf.data iterator
+_FILE = re.compile(r"(ckpt-\d+)\.(?:iterator\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
+
+
+def owner(file_name: str) -> str | None:
+    """Returns the name of the checkpoint, `ckpt-<step>`, whose file this is; None for any other file."""
+    match = _FILE.fullmatch(file_name)
+    return (match.group(1) or match.group(2)) if match else None
+
+
+def own_files(prefix: str) -> list[str]:
+    """Returns the paths of the files that belong to the checkpoint `prefix`, record included, sorted."""
+    name = os.path.basename(prefix)
+    return [path for path in sorted(glob.glob(f"{glob.escape(prefix)}.*")) if owner(os.path.basename(path)) == name]
+
+
+def step_of(prefix: str) -> int:
+    """Returns the step in the name of a checkpoint, `ckpt-<step>`."""
+    return int(prefix.rpartition("-")[2])
+
+
+def complete_checkpoints(directory: str) -> dict[int, str]:
+    """Returns step -> prefix of the checkpoints in `directory` that have an index file, in the order of steps."""
+    names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
+    found = {
+        int(match.group(1)): os.path.join(directory, name.removesuffix(".index"))
+        for name in names
+        if (match := re.fullmatch(r"ckpt-(\d+)\.index", name))
+    }
+    return dict(sorted(found.items()))

@@ -1,0 +1,80 @@
+"""TrainState: everything that a run is made of at one moment, as its checkpoints hold it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.checkpoints.random_state import process_generators, untracked_state
+from trainer_kit.checkpoints.run_state import RunState
+from trainer_kit.checkpoints.state import holds, training_checkpoint, weights_checkpoint
+
+
+class TrainState:
+    """Model, optimizers, global step, moving average, random state and run state. Made in the strategy's scope.
+
+    Args:
+      global_step: int64 scalar.
+      model: Keras 3, tf_keras or tf.Module, built.
+      optimizer: built, or a dict of them; None for evaluation, which needs no run state either.
+      average: a MovingAverage, or None.
+      task: whose own variables and generators belong to the run.
+      seed: of the process' random generators.
+
+    Attributes:
+      checkpoint: all of it.
+      weights: the weights alone, as the best checkpoint keeps them.
+      run_state: takes further parts, before the restore.
+    """
+
+    def __init__(
+        self, global_step: tf.Variable, model: Any, optimizer: Any, average: Any, task: Any, seed: int
+    ) -> None:
+        self._model, self._average = model, average
+        self.run_state = RunState()
+        others: dict[str, Any] = {}
+        if optimizer is not None:
+            generators: dict[str, Any] = process_generators(seed)
+            others = {"run_state": self.run_state.variable, "task": untracked_state(task), "random": generators}
+            if model_state := untracked_state(model):
+                generators["model"] = model_state
+        self.checkpoint = training_checkpoint(
+            global_step=global_step,
+            model=model,
+            optimizer=optimizer,
+            average=average.variables if average else None,
+            **others,
+        )
+        self.weights = weights_checkpoint(global_step=global_step, model=model)
+        self._all_finite = tf.function(self.finite)
+
+    def restored(self, path: str | None) -> None:
+        """Brings what is no variable in line with what was restored; eager, in scope.
+
+        Args:
+          path: of the checkpoint; None when there was none. What it does not hold starts anew: the average at the
+            weights.
+        """
+        if path is None or not holds(path, "run_state"):
+            self.run_state.clear()
+        else:
+            self.run_state.load()
+        if self._average is not None and (path is None or not holds(path, "average")):
+            self._average.reset()
+
+    def is_sound(self) -> bool:
+        """Whether all weights are finite; eager, on the host."""
+        return bool(self._all_finite().numpy())
+
+    @tf.autograph.experimental.do_not_convert
+    def finite(self) -> tf.Tensor:
+        """Returns whether all of the model's variables of floating point are finite, a bool scalar; in graph.
+
+        A sum is finite if all that it sums is, and reading once is all it costs. (One that overflows float32 belongs to
+        a model that has diverged as well.)
+        """
+        native = [v.value if isinstance(v, keras.Variable) else v for v in self._model.variables]
+        sums = [tf.reduce_sum(tf.cast(variable, tf.float32)) for variable in native if variable.dtype.is_floating]
+        return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)

@@ -1,0 +1,203 @@
+"""Proves on an experiment of yours what is promised: `doctor resume` kills runs of it, and compares the bits.
+
+The experiment is run once without a fault and once with kills, in real processes, in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_kit import files
+from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
+from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
+
+_MODE = "train_and_eval"
+_PASSED_ON = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
+_POLL_SECONDS = 0.02
+_STARTED = re.compile(rf"{_MODE} from step (\d+)")
+_SHOWN = 12  # differences, and lines of a run that failed
+
+
+class DoctorError(TrainerKitError):
+    """The run without a fault has failed already, or one that was started again has."""
+
+    exit_code = ExitCode.BUG
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process that was to be killed.
+
+    Attributes:
+      sent: the signal.
+      seconds: from its first step to the signal.
+      code: its exit code, or minus the number of the signal that ended it.
+      start: the step that it went on from.
+      step: the last one in the history when it was dead.
+    """
+
+    sent: signal.Signals
+    seconds: float
+    code: int
+    start: int
+    step: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is to be proved, the experiment with the sources of its config, and the kills."""
+    parser.add_argument("check", choices=["resume"], help="resume: a run that is killed ends with the same bits")
+    add_config_arguments(parser)
+    parser.add_argument("--kills", type=int, default=5, help="how often the run is killed (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and signals (default 0)")
+    parser.add_argument("--keep", action="store_true", help="keep the two folders, and say where they are")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the experiment without and with kills, and compares; exit code 1 when they differ."""
+    if arguments.kills < 1:
+        raise UsageError(f"--kills: {arguments.kills} is not 1 or more")
+    resolve_arguments(arguments)  # what is wrong with the config is told at once
+    base = Path(tempfile.mkdtemp(prefix="trainer_kit_doctor_"))
+    try:
+        return _resume(arguments, base)
+    finally:
+        if arguments.keep:
+            print(f"kept: {base}")
+        else:
+            shutil.rmtree(base, ignore_errors=True)
+
+
+def _resume(arguments: argparse.Namespace, base: Path) -> int:
+    whole, killed = base / "uninterrupted", base / "killed"
+    seconds = _to_the_end(_command(arguments, whole), whole)
+    print(f"uninterrupted: {_last_step(whole)} steps, {seconds:.1f} s from the first report to the end", flush=True)
+    chance = random.Random(arguments.seed)
+    attempts: list[Attempt] = []
+    while len(attempts) < arguments.kills:
+        # The steps that are left take what is left of the time; a share of it for each kill that is to come.
+        left = seconds * (1 - _last_step(killed) / max(_last_step(whole), 1))
+        wait = chance.uniform(0, 2 * left / (arguments.kills - len(attempts) + 1))
+        sent = chance.choice([signal.SIGKILL, signal.SIGTERM])
+        attempt = _attempt(_command(arguments, killed), killed, sent, wait)
+        if attempt is None:
+            break
+        attempts.append(attempt)
+        _tell(attempts)
+    else:
+        _to_the_end(_command(arguments, killed), killed)
+    return _verdict(arguments, whole, killed, attempts)
+
+
+def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    given = [f"--{name}={value}" for name in _PASSED_ON for value in getattr(arguments, name)]
+    run_flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", f"--model_dir={folder}"]
+    return [sys.executable, "-m", "trainer_kit.train", *run_flags, *given]
+
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with open(_log(folder), "wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _to_the_end(command: list[str], folder: Path) -> float:
+    """Runs to the end; returns the seconds from the first new line of the history to the end.
+
+    Raises:
+      DoctorError: when the run fails.
+    """
+    with _ended_with_us(_start(command, folder)) as process:
+        _wait_for_report(process, folder)
+        begin = time.monotonic()
+        if process.wait():
+            raise _failed(process.returncode, folder)
+        return time.monotonic() - begin
+
+
+def _attempt(command: list[str], folder: Path, sent: signal.Signals, seconds: float) -> Attempt | None:
+    """Kills a run `seconds` after its first report; None if it came to its end before that.
+
+    Raises:
+      DoctorError: when it ended otherwise than by the signal.
+    """
+    with _ended_with_us(_start(command, folder)) as process:
+        _wait_for_report(process, folder)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(sent)
+        code = process.wait()
+    if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent):
+        raise _failed(code, folder)
+    if code == ExitCode.DONE:
+        return None
+    started = _STARTED.search(_log(folder).read_text(errors="replace"))
+    return Attempt(sent, seconds, code, int(started[1]) if started else 0, _last_step(folder))
+
+
+@contextlib.contextmanager
+def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Kills the process when it still runs at the end, as after Ctrl-C."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for_report(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Returns when the process has told of a training loop, or has ended."""
+    while process.poll() is None and b"train | step" not in _log(folder).read_bytes():
+        time.sleep(_POLL_SECONDS)
+
+
+def _tell(attempts: list[Attempt]) -> None:
+    """Prints the last kill, and what the one before has cost."""
+    attempt = attempts[-1]
+    before = attempts[-2].step if len(attempts) > 1 else 0
+    print(
+        f"kill {len(attempts)}: {attempt.sent.name} {attempt.seconds:.2f} s after the first report, at step "
+        f"{attempt.step}; exit code {attempt.code}; it had gone on from step {attempt.start}, "
+        f"{max(before - attempt.start, 0)} steps were lost before",
+        flush=True,
+    )
+
+
+def _verdict(arguments: argparse.Namespace, whole: Path, killed: Path, attempts: list[Attempt]) -> int:
+    from trainer_kit.testing.comparison import compare_runs
+
+    if len(attempts) < arguments.kills:
+        print(f"the run had ended before kill {len(attempts) + 1}: more steps leave room for more kills")
+    differences = compare_runs(whole, killed)
+    for difference in differences[:_SHOWN]:
+        print(f"different: {difference}")
+    if differences:
+        print(f"not the same after {len(attempts)} kills")
+        return ExitCode.BUG
+    print(f"the same, bit by bit: {len(attempts)} kills, {len(attempts)} restarts")
+    return ExitCode.DONE
+
+
+def _last_step(folder: Path) -> int:
+    return max((int(line.get("step", 0)) for line in files.read_lines(folder / "metrics.jsonl")), default=0)
+
+
+def _log(folder: Path) -> Path:
+    """What the newest process of the run has printed; beside the run's folder, which is the run's own."""
+    return folder.with_suffix(".log")
+
+
+def _failed(code: int, folder: Path) -> DoctorError:
+    lines = _log(folder).read_text(errors="replace").splitlines()[-_SHOWN:]
+    return DoctorError(f"the run ended with exit code {code}; its last lines:\n  " + "\n  ".join(lines))

@@ -1,0 +1,69 @@
+"""Variables of which each replica has its own, and their values, replica by replica, for a checkpoint's run state.
+
+A checkpoint holds the sum or the mean over the replicas of such a variable (what a metric has added up, the moving
+averages of batch normalization), and a restore gives that to all of them. A run that goes on with the same bits needs
+each replica's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.distribution.workers import everyones, worker_count, worker_index
+
+
+def own_to_each_replica(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Returns those of which each replica has its own; [] for a single replica."""
+    if strategy.num_replicas_in_sync == 1:
+        return []
+    on_read = tf.VariableSynchronization.ON_READ
+    return [variable for variable in variables if getattr(_native(variable), "synchronization", None) == on_read]
+
+
+def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Returns the values of all replicas as JSON can hold them, by worker; eager, on every worker at once."""
+    own = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
+    return [own] if worker_count(strategy) == 1 else [json.loads(text) for text in everyones(strategy, json.dumps(own))]
+
+
+def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]) -> bool:
+    """Takes back what `replica_values` returned; False, and nothing is changed, if it is of others or more replicas."""
+    if len(state) != worker_count(strategy):
+        return False
+    there = _parts(variables, strategy)
+    values = [[_decode(part) for part in parts] for parts in state[worker_index(strategy)]]
+    fits = [[part.shape for part in parts] for parts in values] == [[tuple(p.shape) for p in ps] for ps in there]
+    if fits:
+        for parts, saved in zip(there, values, strict=True):
+            for part, value in zip(parts, saved, strict=True):
+                part.assign(value)
+    return fits
+
+
+def _parts(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Sequence[Any]]:
+    """The variables of each, as each replica of this worker has them."""
+    return [strategy.experimental_local_results(_native(variable)) for variable in variables]
+
+
+def _native(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _encode(array: np.ndarray) -> dict[str, Any]:
+    """Returns an array as JSON can hold it, bit by bit."""
+    contiguous = np.ascontiguousarray(array)
+    data = base64.b64encode(contiguous.tobytes()).decode()
+    return {"dtype": contiguous.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def _decode(value: dict[str, Any]) -> np.ndarray:
+    """Returns the array that `_encode` was given."""
+    data = np.frombuffer(base64.b64decode(value["data"]), np.dtype(value["dtype"]))
+    return data.reshape(value["shape"])

@@ -1,0 +1,61 @@
+"""Several processes that train together: how many there are, and agreement among them.
+
+What agrees is a sum over all workers, a collective operation: all of them have to call it, in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+
+def worker_count(strategy: tf.distribute.Strategy) -> int:
+    """Returns how many processes run the same program in step; 1 for everything but multi-worker strategies."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 1
+    jobs = strategy.cluster_resolver.cluster_spec().as_dict()
+    return max(1, sum(len(jobs.get(job, [])) for job in ("chief", "worker")))
+
+
+def worker_index(strategy: tf.distribute.Strategy) -> int:
+    """Returns which of them this process is, from 0, the chief."""
+    if worker_count(strategy) == 1:
+        return 0
+    resolver = strategy.cluster_resolver
+    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
+    return int(resolver.task_id) + (chiefs if resolver.task_type == "worker" else 0)
+
+
+def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of what each worker gives, on every worker; in graph, in cross-replica context."""
+    replicas = strategy.num_replicas_in_sync // worker_count(strategy)
+
+    def own() -> tf.Tensor:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
+        return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
+
+    return strategy.reduce("SUM", strategy.run(own), axis=None)
+
+
+def chiefs_number(strategy: tf.distribute.Strategy, number: int) -> int:
+    """Returns the number that the chief has called this with, on every worker."""
+    return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0, np.int64)))
+
+
+def everyones(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+    """Returns what each worker has called this with, in their order, on every worker."""
+    count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
+    lengths = np.zeros(count, np.int32)
+    lengths[index] = len(data)
+    lengths = _summed(strategy, lengths)
+    rows = np.zeros((count, max(lengths)), np.int32)
+    rows[index, : len(data)] = np.frombuffer(data, np.uint8)
+    rows = _summed(strategy, rows).astype(np.uint8)
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _summed(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+    if worker_count(strategy) == 1:
+        return value
+    summed = tf.function(lambda tensor: sum_over_workers(strategy, tensor))
+    return np.asarray(summed(tf.constant(value)))

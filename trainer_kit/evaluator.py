@@ -1,0 +1,205 @@
+"""Evaluator: the evaluation half of a Trainer, Orbit's eval step functions for a Task, under any strategy."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orbit
+import tensorflow as tf
+from orbit.utils import loop_fns
+
+from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.feed import Feed
+from trainer_kit.loops import EvalLoop, StatefulEvalLoop, batch_counter, check_evaluated
+from trainer_kit.metrics import MetricSet, to_numpy
+from trainer_kit.optimizers.moving_average import MovingAverage
+
+_LOG = logging.getLogger(__name__)
+
+
+class Evaluator(orbit.AbstractEvaluator):
+    """What a Trainer evaluates with; to be inherited from, with the attributes below.
+
+    Attributes:
+      state: the TrainState.
+      evaluated_batches: int64 scalar, on the host: batches evaluated by this process.
+    """
+
+    config: Any
+    task: Any
+    model: Any
+    state: TrainState
+    _strategy: tf.distribute.Strategy
+    _global_step: tf.Variable
+    _average: MovingAverage | None
+    _checkpoint_exporter: Any
+    _stop: tf.Variable
+    _is_async: bool
+    _results: dict[str, Any]
+
+    def init_evaluation(self, metrics: MetricSet, feed: Feed) -> None:
+        """Sets what evaluations are made of; in scope."""
+        self._eval_set, self._eval_feed = metrics, feed
+        self._eval_loops: dict[bool, Any] = {}
+        self.evaluated_batches = batch_counter()
+
+    @property
+    def validation_loss(self) -> Any:
+        """The metric of the validation loss, a mean over examples."""
+        return self._eval_set.loss
+
+    @property
+    def validation_metrics(self) -> list[Any]:
+        """All validation metrics but the loss."""
+        return self._eval_set.metrics
+
+    @property
+    def checkpoint_exporter(self) -> Any:
+        """Keeps the best checkpoint; None if there is none to keep."""
+        return self._checkpoint_exporter
+
+    @property
+    def eval_dataset(self) -> Any:
+        """The validation data, made when first needed; setting it takes effect with the next evaluation."""
+        return self._eval_feed.dataset
+
+    @eval_dataset.setter
+    def eval_dataset(self, dataset: Any) -> None:
+        self._eval_feed.replace(dataset)
+
+    def evaluate(self, num_steps: Any) -> dict[str, Any]:
+        """Runs an evaluation over `num_steps` batches, -1 for all, and returns what `eval_end` returns.
+
+        Weights that a moving average replaced come back in any case. Eager, on the host.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        try:
+            state = self.eval_begin()
+            iterator = self._eval_feed.iterator(fresh=self.config.trainer.eval_recreate_iterator)
+            has_state = state is not None or self._aggregates()
+            if has_state not in self._eval_loops:
+                self._eval_loops[has_state] = self.create_eval_loop_fn(has_state)
+            loop = self._eval_loops[has_state]
+            state = loop(iterator, num_steps, state, self.eval_reduce) if has_state else loop(iterator, num_steps)
+            return self.eval_end(state)
+        finally:
+            self.end_averaging()
+            self._eval_feed.end_pass()
+
+    def create_eval_loop_fn(self, has_state: bool) -> Any:
+        """Returns the evaluation loop.
+
+        Args:
+          has_state: whether outputs of the steps are reduced to a state: then it is
+            `loop_fn(iterator, num_steps, state, reduce_fn) -> state`, else `loop_fn(iterator, num_steps)`.
+
+        Raises:
+          UsageError: for a state in asynchronous training.
+        """
+        if self._is_async and has_state:
+            raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
+        options = self.config.trainer
+        in_graph = None
+        if options.eval_tf_while_loop and has_state:
+            in_graph = loop_fns.create_tf_while_loop_fn_with_state
+
+        def step(iterator: Any) -> Any:
+            logs = self.eval_step(iterator)
+            self.agree_to_stop(self.evaluated_batches)
+            return logs
+
+        by_step = StatefulEvalLoop(
+            self._eval_set.reset,
+            step,
+            self._stop,
+            use_tf_function=options.eval_tf_function,
+            in_graph=in_graph,
+        )
+        whole = EvalLoop(self._eval_set.reset, step, self._eval_set.results, self._stop)
+
+        def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
+            done, state = by_step(iterator, num_steps, state, reduce_fn)
+            check_evaluated(done, int(num_steps), self.stop_requested)
+            return state
+
+        def loop_fn(iterator: Any, num_steps: Any) -> None:
+            if options.eval_tf_function:
+                done, self._results["validation"] = whole(iterator, num_steps)
+            else:
+                done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
+            check_evaluated(done, int(num_steps), self.stop_requested)
+
+        return stateful_loop_fn if has_state else loop_fn
+
+    def eval_begin(self) -> Any:
+        """Called before an evaluation: swaps in the moving average, if there is one; may return an initial state."""
+        if self._average is not None and not self._average.swapped:
+            self._average.swap()
+
+    def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
+        """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.
+
+        The logs do not reach the model; they are merged with its outputs for `aggregate_logs`.
+        """
+        return next(iterator), {}
+
+    def eval_step(self, iterator: Any) -> dict[str, Any]:
+        """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
+        inputs, passthrough = self.next_eval_inputs(iterator)
+        self.evaluated_batches.assign_add(1)
+        outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
+        logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
+        if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
+            _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)
+        return {**passthrough, **logs}
+
+    def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
+        logs = self.task.validation_step(inputs, model=self.model, metrics=self.validation_metrics)
+        if self.task.loss in logs:
+            self._eval_set.update_loss(logs[self.task.loss], inputs)
+        return logs
+
+    def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
+        """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
+        return self.task.aggregate_logs(state, step_outputs)
+
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.
+
+        Args:
+          aggregated_logs: the state that `eval_reduce` made, if any.
+        """
+        self.join()
+        results = self._results.pop("validation", None)
+        logs = to_numpy(self._eval_set.results()) if results is None else results
+        if aggregated_logs is not None:
+            logs.update(self.task.reduce_aggregated_logs(aggregated_logs, global_step=self.global_step))
+        if self._checkpoint_exporter and not self.stop_requested:
+            self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, int(self.global_step.numpy()))
+            best = self._checkpoint_exporter.best_ckpt_logs
+            name = self.config.trainer.best_checkpoint_eval_metric
+            if best is not None:
+                logs[f"best_{name}"] = best[name]
+        self.end_averaging()
+        return logs
+
+    def validation_metric_names(self) -> list[str] | None:
+        """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
+        if type(self).eval_end is not Evaluator.eval_end or self._aggregates():
+            return None
+        return self._eval_set.names()
+
+    def agree_to_stop(self, count: tf.Variable) -> None:
+        """Lets several workers stop together; in graph, after each step."""
+
+    def end_averaging(self) -> None:
+        """Swaps the weights back if the moving average stands in their place."""
+        if self._average is not None and self._average.swapped:
+            self._average.swap()
+
+    def _aggregates(self) -> bool:
+        return self.task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce

@@ -1,0 +1,64 @@
+"""What every Source does alike with DataConfig: prefetching, tf.data's options, and fields that it does not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import DataConfig
+from trainer_kit.errors import UsageError, suggestion
+
+# The fields of DataConfig that every Source reads, and the one that changes nothing by design.
+_READ = {
+    "global_batch_size", "is_training", "drop_remainder", "seed", "prefetch_buffer_size", "deterministic",
+    "autotune_algorithm", "sharding",
+}  # fmt: skip
+
+
+def options_of(params: DataConfig) -> tf.data.Options:
+    """Returns tf.data's options for `params`.
+
+    Raises:
+      UsageError: when autotune_algorithm is unknown.
+    """
+    options = tf.data.Options()
+    # A gather has nothing to tune, and the tuner's pauses, up to a minute, would hold up the end of the process.
+    options.autotune.enabled = params.autotune_algorithm is not None
+    if params.deterministic is not None:
+        options.deterministic = params.deterministic
+    if params.autotune_algorithm is not None:
+        known = {algorithm.name.lower(): algorithm for algorithm in tf.data.experimental.AutotuneAlgorithm}
+        chosen = known.get(params.autotune_algorithm.lower())
+        if chosen is None:
+            raise UsageError(
+                f"autotune_algorithm: {params.autotune_algorithm!r} is none that tf.data has; "
+                f"{suggestion(params.autotune_algorithm, list(known))}"
+            )
+        options.autotune.autotune_algorithm = chosen
+    return options
+
+
+def finished(
+    batches: tf.data.Dataset, transform: Callable[[Any], Any] | None, params: DataConfig, options: tf.data.Options
+) -> tf.data.Dataset:
+    """Returns `batches`, changed by `transform` in graph on the host, prefetched, and with `options`."""
+    if transform is not None:
+        batches = batches.map(transform, num_parallel_calls=tf.data.AUTOTUNE)
+    buffer = params.prefetch_buffer_size
+    batches = batches.prefetch(tf.data.AUTOTUNE if buffer is None else buffer) if buffer != 0 else batches
+    return batches.with_options(options)
+
+
+def warning_of_unread(reader: str, params: DataConfig, read: Collection[str]) -> str:
+    """Returns a warning of the fields that are set and that neither every Source nor `reader` reads; "" if none is.
+
+    A field that differs from its default was set for a purpose.
+    """
+    defaults = DataConfig()
+    others = [name for name in defaults.as_dict() if name not in _READ and name not in read]
+    unread = [name for name in others if getattr(params, name) != getattr(defaults, name)]
+    if not unread:
+        return ""
+    return f"{reader} does not read {', '.join(unread)}; unless the task does, what is set there has no effect"

@@ -1,0 +1,99 @@
+"""TFRecord files as a Source: shuffled over all files, and any position in the order costs the same to reach."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import DataConfig
+from trainer_kit.errors import DataError
+from trainer_kit.inputs.order import Order
+from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
+from trainer_kit.inputs.record_files import RecordFiles, matching_files
+
+_LOG = logging.getLogger(__name__)
+_DAMAGE = re.compile(r"\bDataError: (.+)")
+
+
+class TFRecordSource:
+    """Batches from TFRecord files, in the order that ArraySource has: a pure function of (seed, epoch, index).
+
+    Index i is the i-th record of the files in sorted order. Each epoch of training is a permutation over all of them,
+    not within a buffer; validation is one pass in order. Replicas and workers share every global batch as with
+    ArraySource, so all workers need all files.
+
+    When it is made, it reads the headers of all records: 0.6 s for a million, the files being in the page cache.
+    Records are read at random: from a local disk, SSD, or what the page cache holds. For slower ones
+    `params.block_length` keeps so many successive records together in the shuffled order.
+
+    Of `params` it also uses prefetch_buffer_size, deterministic and autotune_algorithm; a warning names what is set
+    and not used.
+
+    Args:
+      file_pattern: such as `params.input_path`: a path or glob, several separated by commas, or a list of those.
+      params: the data's section of the config.
+      parse: turns serialized examples (string tensor, [batch]) into a nested structure with a first dimension of the
+        batch, in graph on the host, as `lambda examples: tf.io.parse_example(examples, features)`. Like
+        `batch_transform` it has to be a pure function.
+      batch_transform: changes what `parse` returned.
+
+    Attributes:
+      num_examples: records in all files.
+
+    Raises:
+      UsageError: when the batch size is 0, the pattern is not one, or autotune_algorithm is unknown.
+      DataError: when no file matches, a file is empty, compressed, cut or damaged, or there are too few examples.
+    """
+
+    def __init__(
+        self,
+        file_pattern: str | Sequence[str],
+        params: DataConfig,
+        *,
+        parse: Callable[[tf.Tensor], Any],
+        batch_transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._params, self._parse, self._transform = params, parse, batch_transform
+        self._files = RecordFiles(matching_files(file_pattern))
+        self.num_examples = len(self._files)
+        self._order = Order(self.num_examples, params, block=params.block_length)
+        self._options = options_of(params)
+        warning = warning_of_unread("TFRecordSource", params, {"input_path", "block_length"})
+        if warning:
+            _LOG.warning(warning)
+
+    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        """Returns the dataset from global batch `position` on, in batches for one replica. On the host.
+
+        Reading it raises a tf.errors.OpError for a damaged record; `damage_in` finds the file and the offset in it.
+
+        Args:
+          position: how many global batches have been used already, from the start of the first epoch.
+          input_context: the worker's place among the others; None for a single replica.
+
+        Raises:
+          UsageError: when the replicas cannot share a global batch equally.
+        """
+        indices = self._order.at(position, input_context)
+        records = indices.map(self._read, num_parallel_calls=tf.data.AUTOTUNE)
+        parsed = records.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE)
+        return finished(parsed, self._transform, self._params, self._options)
+
+    @tf.autograph.experimental.do_not_convert
+    def _read(self, indices: tf.Tensor) -> tf.Tensor:
+        # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism too.
+        records = tf.numpy_function(self._files.read, [indices], tf.string, stateful=False)
+        return tf.ensure_shape(records, indices.shape)
+
+
+def damage_in(error: BaseException) -> DataError | None:
+    """Returns what a TFRecordSource raised inside tf.data, from the error that TensorFlow made of it; None if nothing.
+
+    TensorFlow keeps of an exception in a numpy_function no more than its text.
+    """
+    found = _DAMAGE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    return DataError(found[1]) if found else None

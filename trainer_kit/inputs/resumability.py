@@ -1,0 +1,313 @@
+"""How a run can go on in the middle of a plain tf.data.Dataset, which has no position of its own.
+
+What is claimed here was tried on TensorFlow 2.20: tests/inputs/test_resumability.py saves, restores and skips
+pipelines of every kind. In short:
+
+- A saved iterator goes on exactly, but cannot be saved on several replicas, with any stateful op (random numbers,
+  Python, variables), or with a shuffle inside the function of an interleave or flat_map. It holds every buffer, and
+  a cache.
+- A shuffle below a `repeat` draws a new order for each pass. What is between the two, such as a batch, may drop the
+  shuffle when its pass has been read, and one pass may follow another in the background. An iterator that is saved
+  then has lost the place among the orders, and goes on inexactly without a word. So only what hands on each element
+  at once may be between; `repeat` before `shuffle`, or directly after it, is right.
+- Reading from the start and dropping what was used (`skipped`) is exact for all of these but Python with a state,
+  variables, and whatever is allowed to change its order. Random numbers in a parallel map come in another order in
+  each run, unless TensorFlow's op determinism is on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import tensorflow as tf
+from tensorflow.python.data.ops.options import ExternalStatePolicy
+from tensorflow.python.framework import op_def_registry
+
+Method = Literal["iterator", "skip", "inexact"]
+
+# Transformations whose iterators were saved and restored in the middle, in the first pass and later ones, bit by bit.
+_SAVABLE = {
+    "AssertCardinality", "Batch", "DenseToRagged", "DirectedInterleave", "Filter", "FlatMap", "GroupByWindow",
+    "IgnoreErrors", "Interleave", "Map", "Options", "PaddedBatch", "ParallelBatch", "ParallelInterleave",
+    "ParallelMap", "Prefetch", "Random", "Range", "Rebatch", "Repeat", "Restructured", "Scan", "Shard", "Shuffle",
+    "Skip", "TFRecord", "Take",
+    "TakeWhile", "Tensor", "TensorSlice", "TextLine", "Unbatch", "Unique", "Window", "Zip",
+}  # fmt: skip
+# Those that come the same again when they are read from the start.
+_REPEATABLE = {
+    *_SAVABLE, "CSV", "Cache", "Concatenate", "DenseToSparseBatch", "FixedLengthRecord", "Generator", "GroupByReducer",
+    "List", "MapAndBatch", "MatchingFiles", "ParallelFilter", "ParseExample", "ShuffleAndRepeat", "Snapshot",
+    "SparseTensorSlice", "Sql", "WeightedFlatMap",
+}  # fmt: skip
+# What users call them, where it is not the name in small letters.
+_SPELLED = {
+    "DirectedInterleave": "sample_from_datasets", "FixedLengthRecord": "FixedLengthRecordDataset",
+    "Generator": "from_generator", "ParallelInterleave": "interleave", "ParallelMap": "map", "Random": "Dataset.random",
+    "TFRecord": "TFRecordDataset", "Tensor": "from_tensors", "TensorSlice": "from_tensor_slices",
+    "TextLine": "TextLineDataset",
+}  # fmt: skip
+# Between a shuffle and a repeat these keep the shuffle until the next pass begins.
+_HAND_ON = {"AssertCardinality", "Map", "Options", "Repeat"}
+_PYTHON = {"PyFunc", "EagerPyFunc"}  # not PyFuncStateless: numpy_function(stateful=False) is a promise of its user
+# Stateful by TensorFlow's book, but they change nothing that a later element depends on.
+_HARMLESS = re.compile(
+    r"^_Retval$|^_Arg$|^Assert$|^Print|^LookupTable(Find|Size)|HashTable|^StatefulPartitionedCall$|^If$|^While$|^Case$"
+    r"|^(Anonymous|Dummy|Delete)(MemoryCache|SeedGenerator|RandomSeedGenerator)|^DatasetToSingleElement$"
+)
+_FIRST_LOOK = 8  # names in one line
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What matters for resuming, found in a dataset's transformations. Each entry reads like "map(): RandomUniform".
+
+    Attributes:
+      random_ops: stateful random ops, whose state no one saves.
+      python: Python functions and generators, whose state no one knows.
+      state: other stateful ops, such as those that change a variable.
+      variables: reads of variables and other ops that keep an iterator from being saved, but change nothing.
+      caches: `cache`, whose elements would all be in a saved iterator.
+      not_savable: further transformations whose iterator does not resume exactly.
+      any_order: transformations that may change the order from run to run.
+      unseeded: transformations that no seed fixes, neither their own nor the global one.
+      unknown: transformations that were never tried.
+    """
+
+    random_ops: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    not_savable: tuple[str, ...] = ()
+    any_order: tuple[str, ...] = ()
+    unseeded: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How a resumed run gets back to its place.
+
+    Attributes:
+      method: iterator: by its saved state; skip: by reading from the start; inexact: no way is known to be exact,
+        and reading from the start is the nearest.
+      reasons: lines of text why it is this method, and what to do for a better one; none for "iterator".
+    """
+
+    method: Method
+    reasons: tuple[str, ...] = ()
+
+
+def examine(dataset: tf.data.Dataset) -> Examination:
+    """Returns what matters for resuming; looks at the dataset's objects and graphs, and reads no element. On the host.
+
+    Python hidden in a `parse` or `transform` of a Source is none of its business: it is for plain datasets.
+    """
+    found: dict[str, list[str]] = {field: [] for field in Examination.__dataclass_fields__}
+    if dataset.options().deterministic is False:
+        found["any_order"].append("options(): deterministic=False")
+    for part in _parts(dataset):
+        for field, text in (*_of_transformation(part), *_of_functions(part), *_of_passes(part)):
+            if text not in found[field]:
+                found[field].append(text)
+    return Examination(**{field: tuple(texts) for field, texts in found.items()})
+
+
+def resume_method(
+    examination: Examination, *, iterator_can_be_saved: bool, deterministic_ops: bool, section: str = "task.train_data"
+) -> Resumption:
+    """Returns how to resume, with reasons for the user.
+
+    Args:
+      examination: of the dataset.
+      iterator_can_be_saved: whether there is one iterator, for one replica; a distributed one cannot be saved.
+      deterministic_ops: whether TensorFlow's op determinism is on, with which tf.data keeps every map in order.
+      section: of the config, to begin each line with.
+    """
+    seen = replace(examination, any_order=()) if deterministic_ops else examination
+    against_skip = list(_against_skip(seen, deterministic_ops))
+    if against_skip:
+        advice = (
+            "a resumed run is not the same as one that was never stopped; return a Source, such as ArraySource or "
+            "TFRecordSource, from build_inputs to make it the same"
+        )
+        return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))
+    against_saving = list(_against_saving(seen, iterator_can_be_saved))
+    if against_saving:
+        advice = (
+            "a resumed run reads the data from its start and drops what was used; the longer it has run, the longer "
+            "that takes; a Source, such as ArraySource or TFRecordSource, goes to its place at once"
+        )
+        return Resumption("skip", tuple(f"{section}: {line}" for line in (*against_saving, advice)))
+    return Resumption("iterator")
+
+
+def skipped(dataset: tf.data.Dataset, batches: int, replicas_here: int = 1) -> tf.data.Dataset:
+    """Returns `dataset`, whose elements are batches for one replica, without its first global batches."""
+    return dataset.skip(batches * replicas_here) if batches else dataset
+
+
+def _against_skip(seen: Examination, deterministic_ops: bool) -> Iterator[str]:
+    if seen.random_ops and not deterministic_ops:
+        yield (
+            f"{_listed(seen.random_ops)} draws random numbers from a state that is not saved; use "
+            "tf.random.stateless_uniform or its like with a seed made from the example's index, or set "
+            "runtime.deterministic_ops=true, with which the data can be read again from its start"
+        )
+    if seen.python:
+        yield f"{_listed(seen.python)} runs Python, whose state is not saved; use TensorFlow's ops instead"
+    if seen.state:
+        yield f"{_listed(seen.state)} keeps a state that is not saved; compute from the example's index instead"
+    if seen.any_order:
+        yield f"{_listed(seen.any_order)} may change the order from run to run; remove deterministic=False"
+    if seen.unseeded:
+        yield f"{_listed(seen.unseeded)} has no seed; set one, or runtime.random_seed"
+    if seen.unknown:
+        yield f"{_listed(seen.unknown)} is not known to come the same again"
+
+
+def _against_saving(seen: Examination, iterator_can_be_saved: bool) -> Iterator[str]:
+    if not iterator_can_be_saved:
+        yield "an iterator over several replicas cannot be saved"
+    if seen.caches:
+        yield f"{_listed(seen.caches)} would be saved with all its elements in every checkpoint"
+    others = (*seen.random_ops, *seen.variables, *seen.not_savable)
+    if others:
+        yield f"{_listed(others)} keeps the iterator from being saved, or from being restored exactly"
+
+
+def _listed(texts: tuple[str, ...]) -> str:
+    more = f" and {len(texts) - _FIRST_LOOK} more" if len(texts) > _FIRST_LOOK else ""
+    return ", ".join(texts[:_FIRST_LOOK]) + more
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    """Yields the dataset and all that it is made from, each once."""
+    waiting, seen = [dataset], set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting += part._inputs()
+
+
+def _kind(name: str) -> str:
+    """Returns "ParallelMap" for the class _ParallelMapDataset and for the op ParallelMapDatasetV2."""
+    return re.sub(r"Dataset(V\d)?$", "", name.lstrip("_"))
+
+
+def _spelled(kind: str) -> str:
+    name = _SPELLED.get(kind, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower())
+    return f"{name}()"
+
+
+def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
+    """Yields (field of Examination, text) for one transformation."""
+    if type(part).__name__ == "DatasetV1Adapter":  # passes on inputs and functions of what it stands for
+        part = part._dataset
+    kind = _kind(type(part).__name__)
+    name = _spelled(kind)
+    if kind == "Variant":  # TensorFlow made it from another one, such as the numbers of enumerate
+        yield from _of_graph(part, "a dataset inside another")
+        return
+    yield from _of_kind(kind, name)
+    if kind == "ParallelInterleave":  # only the op knows
+        yield from (found for found in _of_graph(part, name) if found[0] in ("any_order", "unknown"))
+    elif str(getattr(part, "_deterministic", "")).lower() == "false":
+        yield "any_order", f"{name}: deterministic=False"
+    seeds: list[Any] = [getattr(part, attribute, None) for attribute in ("_seed", "_seed2")]
+    if all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds):
+        yield "unseeded", name
+
+
+def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
+    """Yields (field of Examination, text) for each shuffle below a repeat, unless all between hand on at once."""
+    if _kind(type(part).__name__) != "Repeat":
+        return
+    waiting = [(below, "") for below in part._inputs()]
+    seen = set()
+    while waiting:
+        below, between = waiting.pop()
+        if (id(below), bool(between)) in seen:
+            continue
+        seen.add((id(below), bool(between)))
+        kind = _kind(type(below).__name__)
+        new_order = getattr(below, "_reshuffle_each_iteration", False) is not False or getattr(
+            below, "_rerandomize", False
+        )
+        if new_order and between:
+            yield "not_savable", f"{_spelled(kind)}, {between}, repeat()"
+        if kind not in _HAND_ON:
+            between = between or _spelled(kind)
+        waiting += [(input, between) for input in below._inputs()]
+
+
+def _of_graph(part: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yields (field of Examination, text) for a dataset and what it is made from, as the graph that TensorFlow has."""
+    try:
+        text = part._as_serialized_graph(external_state_policy=ExternalStatePolicy.IGNORE)
+    except tf.errors.OpError:
+        yield "unknown", name
+        return
+    for node in _nodes(tf.compat.v1.GraphDef.FromString(text.numpy())):
+        yield from _of_op(node, name)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph, and of all functions that come with it."""
+    return itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+
+
+def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
+    if kind not in _REPEATABLE:
+        yield "unknown", name
+    elif kind == "Cache":
+        yield "caches", name
+    elif kind == "Generator":
+        yield "python", name
+    elif kind not in _SAVABLE:
+        yield "not_savable", name
+
+
+def _of_functions(part: Any) -> Iterator[tuple[str, str]]:
+    """Yields (field of Examination, text) for the ops in a transformation's functions, and in their functions."""
+    name = _spelled(_kind(type(part).__name__))
+    for wrapper in part._functions():
+        for node in _nodes(wrapper.function.graph.as_graph_def()):
+            yield from _of_op(node, name)
+
+
+def _of_op(node: Any, name: str) -> Iterator[tuple[str, str]]:
+    definition = op_def_registry.get(node.op)
+    text = f"{name}: {node.op}"
+    if node.op in _PYTHON:
+        yield "python", text
+    elif re.search(r"Dataset(V\d)?$", node.op):
+        yield from _of_inner_dataset(node, name)
+    elif definition is None or not definition.is_stateful or _HARMLESS.search(node.op):
+        return
+    elif any(attribute.name.startswith("seed") for attribute in definition.attr):
+        yield "random_ops", text
+        if not (node.attr["seed"].i or node.attr["seed2"].i):
+            yield "unseeded", text
+    elif node.op in ("ReadVariableOp", "VarHandleOp", "ResourceGather", "VarIsInitializedOp"):
+        yield "variables", text
+    else:
+        yield "state", text
+
+
+def _of_inner_dataset(node: Any, name: str) -> Iterator[tuple[str, str]]:
+    """The same for a dataset that is made inside a function, as by interleave."""
+    kind = _kind(node.op)
+    inner = name if name == _spelled(kind) else f"{name}: {_spelled(kind)}"
+    yield from _of_kind(kind, inner)
+    if kind.startswith("Shuffle"):
+        yield "not_savable", inner
+    setting = node.attr["deterministic"].s if "deterministic" in node.attr else b""
+    if setting == b"false":
+        yield "any_order", f"{inner}: deterministic=False"

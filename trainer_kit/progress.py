@@ -1,0 +1,62 @@
+"""Where a run is, as its heartbeat and its watchdog ask from their threads, and what is saved when time runs out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+
+
+class Progress:
+    """Tells phase and step; before there is a controller, that the run is starting.
+
+    Attributes:
+      controller: set once it is made.
+      trainer: set with it.
+    """
+
+    def __init__(self) -> None:
+        self.controller: Any = None
+        self.trainer: Any = None
+
+    def follow(self, controller: Any, trainer: Any) -> None:
+        """Tells of a run from now on."""
+        self.controller, self.trainer = controller, trainer
+
+    def of_step(self) -> tuple[str, int]:
+        """Returns (phase, global step), for the heartbeat."""
+        step = 0 if self.trainer is None else int(self.trainer.global_step.numpy())
+        return getattr(self.controller, "phase", "start"), step
+
+    def of_work(self) -> tuple[str, object]:
+        """Returns (phase, token): the token changes with every training and evaluation step, for the watchdog.
+
+        Waiting for a checkpoint has its own limit and counts as progress.
+        """
+        phase, step = self.of_step()
+        if phase == "wait":
+            return phase, time.monotonic()
+        batches = getattr(self.trainer, "evaluated_batches", None)
+        return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
+
+    def save_late(self) -> None:
+        """Saves what can be saved while the main thread does not come back; in another thread.
+
+        Between training loops the variables hold still: an evaluation that compiles, or a long one, changes none. In
+        the middle of a training step nothing can be saved.
+        """
+        controller, trainer = self.controller, self.trainer
+        if controller is None or trainer is None or controller.phase not in ("train", "evaluate"):
+            return
+        step, saved = int(trainer.global_step.numpy()), controller.saved_step
+        if step <= max(saved, 0):
+            return
+        if controller.phase == "evaluate":
+            trainer.end_averaging()
+            controller.save_checkpoint()
+            controller.sync()
+            _LOG.warning("stopped in the middle of an evaluation; saved step %d", step)
+        else:
+            _LOG.warning("a training step takes too long to be waited for: the steps after %d are lost", saved)

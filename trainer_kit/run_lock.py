@@ -1,0 +1,298 @@
+"""At most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that tells who trains there.
+
+`trainer.lock` is locked by flock(2): however the process ends, kill -9 included, the kernel releases it. The file
+itself stays; deleting it would let two processes lock two files of the same name. `heartbeat.json` says who holds the
+lock, and stands in for it between machines whose shared file system does not carry flock from one to the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from trainer_kit import files
+from trainer_kit.errors import InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
+from trainer_kit.watchdog import ProgressReader, call_within
+
+LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
+Ended = Literal["done", "stopped", "failed"]
+
+_LOG = logging.getLogger(__name__)
+_KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
+_NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_BEATS_TO_WATCH = 4
+_GRACE = 1.0  # seconds in which whoever holds the lock writes its first heartbeat, or finishes ending
+_LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
+
+
+def read_heartbeat(model_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Returns who trains, or has trained, in `model_dir`; None when heartbeat.json is missing or not whole.
+
+    Returns:
+      "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its clock (compare them for change
+      only); "phase" and "step"; "ended": None while it lives, else "done", "stopped" or "failed". A process that was
+      killed leaves None.
+    """
+    try:
+        value = json.loads((Path(model_dir) / HEARTBEAT).read_bytes())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
+    return value if whole and "ended" in value else None
+
+
+def check_not_held(model_dir: str | os.PathLike[str]) -> None:
+    """Raises ModelDirInUseError when another process of this machine trains in `model_dir` right now; takes nothing.
+
+    For an early answer: only RunLock is sure.
+    """
+    lock = RunLock(model_dir)
+    with contextlib.suppress(OSError):
+        descriptor = os.open(Path(model_dir) / LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise lock._in_use(read_heartbeat(model_dir)) from None
+        finally:
+            os.close(descriptor)
+
+
+class RunLock:
+    """While entered, this process is the only trainer in `model_dir`, and says so every `beat_seconds`.
+
+    When the lock is free but the last heartbeat is another machine's and has no end, it is watched for four beats:
+    one that changes is a trainer that flock does not see. The same is done where the file system has no flock at all;
+    two that start there at the same moment are not told apart.
+
+    The lock is this process's alone: programs that it starts do not inherit it (O_CLOEXEC), and a forked child drops
+    it. So no child that outlives the trainer keeps it.
+
+    Args:
+      model_dir: a local folder; made if it is missing.
+      progress: returns (phase, step); called in a thread, where it may be slow or raise.
+      host: name of this machine; default: what it calls itself.
+      beat_seconds: between two heartbeats.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | os.PathLike[str],
+        progress: Callable[[], tuple[str, int]] = lambda: ("start", 0),
+        *,
+        host: str | None = None,
+        beat_seconds: float = 5.0,
+    ) -> None:
+        self._folder = Path(model_dir)
+        self._host = host or socket.gethostname()
+        self._seconds = beat_seconds
+        self._started = _now()
+        self._ended: Ended | None = None
+        self._failed = False
+        self._descriptor = -1
+        self._left = threading.Event()
+        self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
+        self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
+
+    @property
+    def phase(self) -> str:
+        """What `progress` has told last; "start" at first."""
+        return self._reader.latest[0]
+
+    @property
+    def step(self) -> int:
+        """What `progress` has told last; 0 at first."""
+        step = self._reader.latest[1]
+        assert isinstance(step, int)
+        return step
+
+    def __enter__(self) -> RunLock:
+        """Takes the lock.
+
+        Raises:
+          ModelDirInUseError: when another trainer has it; within two seconds if it is on this machine.
+          StorageError: when the folder cannot be written.
+        """
+        self._descriptor = _open(self._folder / LOCK)
+        _held.add(self)
+        try:
+            self._claim()
+            call_within(_GRACE, self._reader.read)
+            self._write()
+        except BaseException:
+            self._close()
+            raise
+        self._reader.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release(_end_of(error))
+
+    def release(self, ended: Ended) -> None:
+        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once."""
+        if self._descriptor < 0:
+            return
+        self._reader.stop()
+        call_within(_GRACE, self._reader.read)
+        self._ended = ended
+        self._left.set()
+        self._thread.join(_LAST_BEAT)
+        self._close()
+
+    def _claim(self) -> None:
+        """Returns when the folder is ours: it is locked, and nobody lives there whom the lock does not see."""
+        locked = self._lock()
+        there = read_heartbeat(self._folder)
+        if there is not None and not there["ended"]:
+            who = f"{there['host']} pid {there['pid']}"
+            if (not locked or there["host"] != self._host) and not self._falls_silent(there, who):
+                return
+            _LOG.warning("taking over from %s, which stopped at step %d", who, there["step"])
+        for path in self._folder.glob(f".{HEARTBEAT}.*.tmp"):  # of trainers that were killed while they wrote
+            path.unlink(missing_ok=True)
+
+    def _lock(self) -> bool:
+        """Takes the lock; returns whether the file system has locks at all."""
+        give_up = time.monotonic() + _GRACE
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                holder = read_heartbeat(self._folder)
+                known = holder is not None and not holder["ended"] and self._may_live(holder)
+                if known or time.monotonic() > give_up:
+                    raise self._in_use(holder if known else None) from None
+                time.sleep(0.05)
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise StorageError(f"{self._folder / LOCK} cannot be locked: {error.strerror or error}") from error
+                _LOG.warning(
+                    "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
+                    "and not when two start at the same moment",
+                    self._folder,
+                    error.strerror,
+                    HEARTBEAT,
+                )
+                return False
+
+    def _may_live(self, heartbeat: dict[str, Any]) -> bool:
+        if heartbeat["host"] != self._host:
+            return True
+        try:
+            os.kill(heartbeat["pid"], 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True  # somebody else's
+        return True
+
+    def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
+        """Watches a heartbeat: True when it has stopped, False when its run ends meanwhile; raises when it beats."""
+        seconds = _BEATS_TO_WATCH * self._seconds
+        _LOG.warning("%s was in use by %s; watching for %g s whether it still is", self._folder, who, seconds)
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            time.sleep(self._seconds / 10)
+            now = read_heartbeat(self._folder)
+            if now is not None and now["ended"]:
+                return False
+            if now is not None and now["beat"] != there["beat"]:
+                raise self._in_use(now)
+        return True
+
+    def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+        other = "or give another --model_dir"
+        if holder is None:
+            return ModelDirInUseError(
+                f"{self._folder} is in use by another trainer; {HEARTBEAT} does not tell which: "
+                f"`fuser -v {self._folder / LOCK}` does; wait until it ends, stop it, {other}"
+            )
+        host, pid = holder["host"], holder["pid"]
+        return ModelDirInUseError(
+            f"{self._folder} is in use: {host} pid {pid} has trained there since {holder['started']} and is at step "
+            f"{holder['step']}; wait until it ends, stop it (`kill {pid}` on {host}), {other}"
+        )
+
+    def _serve(self) -> None:
+        while not self._left.wait(self._seconds):
+            self._try_to_write()
+        self._try_to_write()
+
+    def _try_to_write(self) -> None:
+        try:
+            # Writing would make the folder again, for a run whose lock went with the old one.
+            if not self._folder.is_dir():
+                raise StorageError(f"{self._folder} is gone")
+            self._write()
+        except StorageError as error:
+            if not self._failed:
+                _LOG.warning("no heartbeat, others cannot tell that this run is alive: %s", error)
+            self._failed = True
+
+    def _write(self) -> None:
+        record = {
+            "host": self._host,
+            "pid": os.getpid(),
+            "started": self._started,
+            "step": self.step,
+            "phase": self.phase,
+            "beat": _now(),
+            "ended": self._ended,
+        }
+        files.write_json(self._folder / HEARTBEAT, record, point="heartbeat")
+
+    def _close(self) -> None:
+        _held.discard(self)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+_held: set[RunLock] = set()
+
+
+def _drop_in_child() -> None:
+    # Closing keeps the parent's lock: it lasts as long as any descriptor of the same open file.
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write"
+        ) from error
+
+
+def _end_of(error: BaseException | None) -> Ended:
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "done"
+    return "stopped" if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)) else "failed"
+
+
+def _typed(phase: str, step: int) -> tuple[str, int]:
+    return str(phase), int(step)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")

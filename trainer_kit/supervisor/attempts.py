@@ -1,0 +1,163 @@
+"""Runs a command until it is done: starts it again when it was preempted or crashed, and not when that would not help.
+
+The exit codes of trainer_kit.errors decide. No TensorFlow: that is for the command.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from trainer_kit import files
+from trainer_kit.errors import ExitCode, StorageError, UsageError
+from trainer_kit.run_lock import read_heartbeat
+from trainer_kit.supervisor.process import Wakeups, run
+from trainer_kit.supervisor.restarts import Policy, Verdict, outcome
+
+ATTEMPTS = "attempts.jsonl"
+_ASKED_TO_STOP = {signal.SIGTERM: ExitCode.PREEMPTED, signal.SIGINT: ExitCode.INTERRUPTED}
+_LOG = logging.getLogger(__name__)
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    max_restarts: int,
+    log_dir: str | os.PathLike[str],
+    backoff_seconds: float = 1.0,
+    most_backoff_seconds: float = 60.0,
+    grace_seconds: float = 30.0,
+    step: Callable[[], int | None] | None = None,
+    only_first: Sequence[str] = (),
+) -> int:
+    """Runs `command` until it is done, and again when it was preempted or crashed; in the main thread only.
+
+    A preempted run (exit code 75) is restarted at once, as often as it takes; after a wait while it gains no step.
+    A crash (1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`; the wait after them
+    doubles each time. Two of them in a row at the same step end it all: the next one would fail there too. Every other
+    code ends it; restarts.OUTCOMES is the table.
+
+    SIGTERM and SIGINT are passed on to the command's process group, and nothing is started after them. What the command
+    prints goes to descriptors 1 and 2 as it comes. Each attempt becomes one line of `log_dir`/attempts.jsonl.
+
+    Args:
+      command: program and arguments.
+      max_restarts: counted ones, 0 or more.
+      log_dir: a local folder, as a rule the run's model_dir.
+      backoff_seconds: the first wait.
+      most_backoff_seconds: the longest wait.
+      grace_seconds: from a passed-on signal to SIGKILL.
+      step: returns the step that was reached, None if unknown; called after each attempt. By default it is the one in
+        `log_dir`/heartbeat.json, if that was written since the attempt began.
+      only_first: further arguments of the first attempt, for what is to be done once.
+
+    Returns:
+      The exit code of the last attempt. If a signal has ended that: 75 or 130 when the supervisor was asked to stop, by
+      SIGTERM or SIGINT, else 1. 75 or 130, too, when it was asked to stop between two attempts.
+
+    Raises:
+      UsageError: when an argument is not allowed, or the command cannot be started.
+    """
+    _check(command, max_restarts, log_dir)
+    policy = Policy(max_restarts, backoff_seconds, most_backoff_seconds)
+    number = 0
+    with Wakeups() as wakeups:
+        while True:
+            number += 1
+            now = [*command, *only_first] if number == 1 else command
+            attempt = _attempt(now, wakeups, grace_seconds, _StepReader(log_dir) if step is None else step)
+            wakeups.wait(0)
+            verdict = policy.after(attempt.code, attempt.step)
+            if wakeups.stop is not None:
+                verdict = Verdict(False, 0.0, f"end: asked to stop by {wakeups.stop.name}")
+            _tell(number, command, attempt, verdict, Path(log_dir))
+            if not verdict.restart:
+                return _final_code(attempt.code, wakeups.stop)
+            wakeups.pause(verdict.seconds)
+            if wakeups.stop is not None:
+                _LOG.info("attempt %d is not made: asked to stop by %s", number + 1, wakeups.stop.name)
+                return _ASKED_TO_STOP[wakeups.stop]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One run of the command: its start (ISO time, UTC), its length, how and where it ended, its last lines."""
+
+    started: str
+    seconds: float
+    code: int
+    step: int | None
+    lines: list[str]
+
+
+def _attempt(
+    command: Sequence[str], wakeups: Wakeups, grace_seconds: float, step: Callable[[], int | None]
+) -> _Attempt:
+    started, clock = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
+    code, lines = run(command, wakeups, grace_seconds)
+    return _Attempt(started, time.monotonic() - clock, code, step(), lines)
+
+
+class _StepReader:
+    """The step in `log_dir`/heartbeat.json, if that was written after this object was made; else None."""
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        self._log_dir = log_dir
+        self._before = read_heartbeat(log_dir)
+
+    def __call__(self) -> int | None:
+        heartbeat = read_heartbeat(self._log_dir)
+        if heartbeat is None or (self._before is not None and heartbeat["beat"] == self._before["beat"]):
+            return None
+        step = heartbeat["step"]
+        assert isinstance(step, int)
+        return step
+
+
+def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
+    """Logs what an attempt has come to, and appends it to attempts.jsonl; a disk that fails does not stop the run."""
+    cause = outcome(attempt.code)[0]
+    where = "" if attempt.step is None else f" at step {attempt.step}"
+    level = logging.WARNING if attempt.code else logging.INFO
+    _LOG.log(level, "attempt %d: %s%s after %.1f s; %s", number, cause, where, attempt.seconds, verdict.text)
+    if attempt.code == ExitCode.USAGE and not log_dir.exists():
+        return  # a run that never got so far leaves nothing behind
+    record = {
+        "attempt": number,
+        "command": list(command),
+        "started": attempt.started,
+        "seconds": round(attempt.seconds, 3),
+        "exit_code": attempt.code,
+        "cause": cause,
+        "step": attempt.step,
+        "decision": verdict.text,
+        "log": attempt.lines,
+    }
+    try:
+        files.append_line(log_dir / ATTEMPTS, record)
+    except StorageError as error:
+        _LOG.warning("%s", error)
+
+
+def _final_code(code: int, stop: signal.Signals | None) -> int:
+    if code >= 0:
+        return code
+    return ExitCode.BUG if stop is None else _ASKED_TO_STOP[stop]
+
+
+def _check(command: Sequence[str], max_restarts: int, log_dir: str | os.PathLike[str]) -> None:
+    if isinstance(command, str) or not command:
+        raise UsageError(f"command: {command!r} is not a list of a program and its arguments")
+    if max_restarts < 0:
+        raise UsageError(f"max_restarts: {max_restarts} is not a number of restarts; give 0 or more")
+    if files.is_remote(log_dir):
+        raise UsageError(
+            f"log_dir, the run's model_dir: {os.fspath(log_dir)!r} is a remote folder; only local ones are allowed, "
+            "mounted ones included: mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
+        )

@@ -1,0 +1,119 @@
+"""What follows when a supervised process has ended: the meaning of each exit code, and whether and when it runs again.
+
+Pure: nothing here waits or starts anything.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+
+from trainer_kit.errors import ExitCode
+
+
+class Decision(enum.Enum):
+    """What follows an exit code."""
+
+    END = "end"
+    RESTART = "restart at once, not counted"
+    RETRY = "restart after a wait, counted"
+
+
+# The cause of the end in a word or two, and what follows. Death by a signal and any other code are crashes.
+OUTCOMES: dict[ExitCode, tuple[str, Decision]] = {
+    ExitCode.DONE: ("done", Decision.END),
+    ExitCode.BUG: ("crashed", Decision.RETRY),
+    ExitCode.USAGE: ("usage", Decision.END),
+    ExitCode.DIVERGED: ("diverged", Decision.END),
+    ExitCode.MODEL_DIR_IN_USE: ("model_dir in use", Decision.END),
+    ExitCode.DATA: ("data", Decision.END),
+    ExitCode.STORAGE: ("storage", Decision.END),
+    ExitCode.STALLED: ("stalled", Decision.RETRY),
+    ExitCode.NOTHING_TO_WAIT_FOR: ("nothing to wait for", Decision.END),
+    ExitCode.PREEMPTED: ("preempted", Decision.RESTART),
+    ExitCode.INTERRUPTED: ("interrupted", Decision.END),
+}
+
+
+def outcome(code: int) -> tuple[str, Decision]:
+    """Returns the cause and the decision for an exit code; a negative code is minus the number of a signal."""
+    if code in OUTCOMES:
+        return OUTCOMES[ExitCode(code)]
+    if code >= 0:
+        return f"crashed with exit code {code}", Decision.RETRY
+    try:
+        return f"killed by {signal.Signals(-code).name}", Decision.RETRY
+    except ValueError:  # a real-time signal
+        return f"killed by signal {-code}", Decision.RETRY
+
+
+def backoff(number: int, first: float, most: float) -> float:
+    """Returns the seconds before restart `number`, from 1: `first`, then twice as long each time, up to `most`."""
+    return min(most, first * 2.0 ** min(number - 1, 100))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows an attempt.
+
+    Attributes:
+      restart: whether there is another one.
+      seconds: to wait before it.
+      text: the same for the log, with the reason.
+    """
+
+    restart: bool
+    seconds: float
+    text: str
+
+
+class Policy:
+    """Decides after each attempt whether there is another one.
+
+    Args:
+      max_restarts: how many crashes and stalls are made up for.
+      first: seconds of the first wait.
+      most: seconds of the longest wait.
+    """
+
+    def __init__(self, max_restarts: int, first: float, most: float) -> None:
+        self._max_restarts = max_restarts
+        self._first = first
+        self._most = most
+        self._crashed_at: list[tuple[int | None, bool]] = []  # steps, and whether they can be compared
+        self._furthest = -1
+        self._idle = 0  # preemptions in a row that gained no step
+
+    def after(self, code: int, step: int | None) -> Verdict:
+        """Returns what follows an attempt that ended with `code` at `step`; None: before a step was known."""
+        decision = outcome(code)[1]
+        reached = -1 if step is None else step
+        gained = reached > self._furthest
+        self._furthest = max(self._furthest, reached)
+        if decision is Decision.RESTART:
+            return self._after_preemption(gained, step)
+        if decision is not Decision.RETRY:
+            return Verdict(False, 0.0, "end")
+        # SIGKILL comes from outside, and leaves a heartbeat that is seconds old: its step says nothing.
+        return self._after_crash(step, comparable=code != -signal.SIGKILL)
+
+    def _after_preemption(self, gained: bool, step: int | None) -> Verdict:
+        self._idle = 0 if gained else self._idle + 1
+        if not self._idle:
+            return Verdict(True, 0.0, "restart at once")
+        seconds = backoff(self._idle, self._first, self._most)
+        reason = "its step is not known" if step is None else f"it has not got beyond step {self._furthest}"
+        return Verdict(True, seconds, f"restart in {seconds:g} s: {reason}")
+
+    def _after_crash(self, step: int | None, comparable: bool) -> Verdict:
+        again = comparable and self._crashed_at[-1:] == [(step, True)]
+        self._crashed_at.append((step, comparable))
+        count = len(self._crashed_at)
+        if again:
+            where = "before its first step" if step is None else f"at step {step}"
+            return Verdict(False, 0.0, f"end: the second crash in a row {where}; another attempt would fail there too")
+        if count > self._max_restarts:
+            return Verdict(False, 0.0, f"end: no restart left of {self._max_restarts}")
+        seconds = backoff(count, self._first, self._most)
+        return Verdict(True, seconds, f"restart {count} of {self._max_restarts} in {seconds:g} s")

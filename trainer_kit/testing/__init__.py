@@ -1,0 +1,52 @@
+"""For tests of trainer_kit and of what users build on it: a tiny task, faults at named moments, a fork server.
+
+The names are resolved when first used, so that a process which only starts others does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "CLASSES": "tiny",
+    "EXAMPLES": "tiny",
+    "FEATURES": "tiny",
+    "TinyConfig": "tiny",
+    "TinyTask": "tiny",
+    "tiny_arrays": "tiny",
+    "tiny_experiment": "tiny",
+    "WRITE_POINTS": "faults",
+    "record_points": "faults",
+    "stop_at": "faults",
+    "Ended": "fork_server",
+    "ForkServer": "fork_server",
+    "compare_runs": "comparison",
+}
+
+__all__ = list(_HOME)
+
+if TYPE_CHECKING:
+    from trainer_kit.testing.comparison import compare_runs as compare_runs
+    from trainer_kit.testing.faults import WRITE_POINTS as WRITE_POINTS
+    from trainer_kit.testing.faults import record_points as record_points
+    from trainer_kit.testing.faults import stop_at as stop_at
+    from trainer_kit.testing.fork_server import Ended as Ended
+    from trainer_kit.testing.fork_server import ForkServer as ForkServer
+    from trainer_kit.testing.tiny import CLASSES as CLASSES
+    from trainer_kit.testing.tiny import EXAMPLES as EXAMPLES
+    from trainer_kit.testing.tiny import FEATURES as FEATURES
+    from trainer_kit.testing.tiny import TinyConfig as TinyConfig
+    from trainer_kit.testing.tiny import TinyTask as TinyTask
+    from trainer_kit.testing.tiny import tiny_arrays as tiny_arrays
+    from trainer_kit.testing.tiny import tiny_experiment as tiny_experiment
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trainer_kit.testing' has no attribute {name!r}; it has: {', '.join(_HOME)}")
+    return getattr(importlib.import_module(f"trainer_kit.testing.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,100 @@
+"""Faults at named moments of a run's writes: the process dies there, or the disk is full there.
+
+The names are those that trainer_kit.files reports just before each step of a write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Literal
+
+from trainer_kit import files
+from trainer_kit.errors import UsageError, suggestion
+
+_WHOLE = (".open", ".flush", ".rename")  # of a file that is replaced as a whole
+
+# Every write point of a local run of train_and_eval that keeps the best, rotates, is killed, resumes and ends.
+WRITE_POINTS: tuple[str, ...] = (
+    *(name + step for name in ("heartbeat", "params", "manifest", "file") for step in _WHOLE),
+    "checkpoint.save",
+    "checkpoint.written",
+    *("checkpoint.record" + step for step in _WHOLE),
+    "checkpoint.pointer",
+    "checkpoint.remove",
+    "best.weights",
+    *("best.record" + step for step in _WHOLE),
+    *("best.info" + step for step in _WHOLE),
+    "best.remove",
+    "ledger.append",
+    "history.supersede",
+    *("history" + step for step in _WHOLE),
+    *("final" + step for step in _WHOLE),
+)
+
+
+def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "kill") -> None:
+    """Lets this process fail when the write point `point` is reached, in whichever thread that is.
+
+    Replaces what was asked for before. A run started from the command line asks for it in a module that
+    --import_module names.
+
+    Args:
+      point: one of WRITE_POINTS.
+      occurrence: the how-manyth time, from 1.
+      how: "kill" ends the process by SIGKILL, as a power cut or the kernel does; "raise" raises the OSError of a full
+        disk, once.
+
+    Raises:
+      UsageError: for an unknown point, or an occurrence below 1.
+    """
+    if point not in WRITE_POINTS:
+        raise UsageError(f"there is no write point {point!r}; {suggestion(point, WRITE_POINTS)}")
+    if occurrence < 1:
+        raise UsageError(f"occurrence: {occurrence} is not 1 or more")
+    lock, count = threading.Lock(), 0
+
+    def reached(name: str, path: str) -> None:
+        nonlocal count
+        if name != point:
+            return
+        with lock:
+            count += 1
+            now = count == occurrence
+        if now and how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if now:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    files.on_write_point = reached
+
+
+@contextlib.contextmanager
+def record_points(file: str | os.PathLike[str] | None = None) -> Iterator[list[str]]:
+    """Yields a list to which the write points are added that this process reaches, in order, in all its threads.
+
+    What `stop_at` asked for before still happens.
+
+    Args:
+      file: gets them too, a line each, at once: for a process that will not live to tell. Appended to.
+    """
+    points: list[str] = []
+    before = files.on_write_point
+
+    def reached(point: str, path: str) -> None:
+        points.append(point)
+        if file is not None:
+            with open(file, "a", encoding="utf-8") as stream:
+                stream.write(f"{point}\n")
+        if before is not None:
+            before(point, path)
+
+    files.on_write_point = reached
+    try:
+        yield points
+    finally:
+        files.on_write_point = before

@@ -1,0 +1,65 @@
+"""Timeline: what a run has told, its history, curves, evaluations and best, kept in step with its checkpoints.
+
+A run that was killed goes on from its last checkpoint and tells the steps after it again; a run that goes back for
+good (a rollback, --from_step) tells others in their place. Either way there is one history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.telemetry.history import JsonLinesWriter, reported
+
+
+class Timeline:
+    """Takes all that a run tells to the step that it goes on from.
+
+    Args:
+      ledger: of the run's own evaluations.
+      history: metrics.jsonl; None on workers that are not the chief, which only follow.
+      summaries: managers of TensorBoard's folders, of training and of validation; those without a method `resume` are
+        left alone.
+      best: keeps the best checkpoint, if any.
+      flush: has all that was told so far written.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        history: JsonLinesWriter | None,
+        summaries: Sequence[Any],
+        best: BestCheckpoint | None,
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.ledger = ledger
+        self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
+
+    def resume(self, step: int) -> None:
+        """Takes all to `step`; what was told for later steps is superseded, and comes again."""
+        if self._history is not None:
+            self._flush()
+            self._history.resume(step)
+            evaluated = step if self.evaluated_step(step) == step else step - 1  # what is missing comes once more
+            for manager, last in zip(self._summaries, (step, evaluated), strict=True):
+                if hasattr(manager, "resume"):
+                    manager.resume(last)
+        if isinstance(self._best, BestCheckpoint):
+            self._best.resume(step, self.ledger.best(self._best.metric_name, self._best.metric_comp, step))
+
+    def rewind(self, step: int) -> None:
+        """Goes back to `step` for good: what was found later counts no more, the best included."""
+        if self._history is not None:
+            self.ledger.rewind(step)
+        if isinstance(self._best, BestCheckpoint):
+            self._best.rewind(step)
+        self.resume(step)
+
+    def evaluated_step(self, step: int) -> int:
+        """Returns the last step, up to `step`, whose evaluation is in the ledger and in the history; -1 if none is."""
+        evaluated = self.ledger.evaluated_step(step)
+        if self._history is None or evaluated < 0 or reported(self._history.path, "validation", evaluated):
+            return evaluated
+        return -1
