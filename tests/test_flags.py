@@ -30,6 +30,8 @@ def test_the_flags_and_their_defaults_are_an_interface() -> None:
         "import_module": [],
         "allow_config_change": [],
         "max_restarts": 0,
+        "from_step": None,
+        "allow_partial_restore": False,
         "debug": False,
         "help": False,
         "h": False,
@@ -87,6 +89,7 @@ def test_the_run_under_a_supervisor_gets_the_same_flags_without_the_restarts(tmp
 
 def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     flags = define_flags()
-    names = set(flags) - {"max_restarts", "h", "tf_data_service"}  # h is help, and the last one is refused
+    once_or_never = {"max_restarts", "from_step", "h", "tf_data_service"}  # h is help, and the last one is refused
+    names = set(flags) - once_or_never
     given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
     assert sorted(unsupervised(parse_flags(["train", *given]))) == sorted(given)

@@ -110,6 +110,9 @@ class Controller(orbit.Controller):
             begun, end = self._next_loop(step, steps)
             try:
                 step = self._run_loop(step, begun, end)
+                save = schedules.is_due(begun, step, self._interval)
+                if save or step >= steps >= 0:  # or before an evaluation
+                    self._require_sound()
             except DivergedError as error:
                 if not self._on_divergence(error, begun, end):
                     raise
@@ -117,7 +120,7 @@ class Controller(orbit.Controller):
             data_ended = getattr(self.trainer, "data_ended", False)
             if data_ended or self.stopping:
                 break
-            if schedules.is_due(begun, step, self._interval):
+            if save:
                 self.save_checkpoint()
         if self._save_on_stop if self.stopping else checkpoint_at_completion or data_ended:
             self.save_checkpoint()

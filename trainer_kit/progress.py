@@ -50,6 +50,9 @@ class Progress:
         controller, trainer = self.controller, self.trainer
         if controller is None or trainer is None or controller.phase not in ("train", "evaluate"):
             return
+        if getattr(trainer, "stop_agreed", None) is not None:
+            _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
+            return  # a save takes all workers
         step, saved = int(trainer.global_step.numpy()), controller.saved_step
         if step <= max(saved, 0):
             return

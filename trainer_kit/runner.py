@@ -19,7 +19,8 @@ from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.schema import ExperimentConfig, folder_name_problem
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
-from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.distribution.peers import peers_needed
+from trainer_kit.distribution.workers import chiefs_number, worker_count
 from trainer_kit.errors import (
     DivergedError,
     InterruptedRunError,
@@ -127,6 +128,7 @@ def run_experiment(
 
     with contextlib.ExitStack() as run:
         run.enter_context(_alone(directory, progress) if chosen.trains and chief else NOTHING)
+        run.enter_context(peers_needed())
         rewound = chosen.trains and from_step is not None and build.archive(model_dir, from_step, strategy)
         with strategy.scope():
             best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
@@ -167,6 +169,7 @@ def run_experiment(
         _raise_if_stopped(signals, trainer)
         manager.sync()
         _conclude(directory, reports, trainer, mode, logs)
+        chiefs_number(strategy, start)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
@@ -206,6 +209,8 @@ def _saved_after_errors(controller: Any) -> Iterator[None]:
         yield
     except Exception as error:
         save = getattr(controller, "save_what_is_sound", None)
+        if worker_count(controller.strategy) > 1:
+            save = None  # a save takes all workers: the others would not come, or are gone
         if save is not None and not isinstance(error, (DivergedError, StorageError)):
             try:
                 save()

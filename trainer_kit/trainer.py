@@ -31,7 +31,7 @@ from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variab
 from trainer_kit.requirements import check_exact_resume, check_model, check_sections
 
 _LOG = logging.getLogger(__name__)
-LOOK_EVERY = 10  # steps between looks at the weights where loops are shorter
+LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
 AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
 _SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 

@@ -16,7 +16,6 @@ from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.sections import fields_of, section_class
 
 ADDITIONS = {
-    "TrainerConfig": {"eval_recreate_iterator"},
     "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
     "TrainerConfig": {
         "hang_timeout_seconds",

@@ -94,7 +94,7 @@ BY_ITERATOR: dict[str, Make] = {
         lambda value: (tf.debugging.assert_less(value, tf.constant(50, tf.int64)), value)[1]
     ),
     "enumerate": lambda _: D.range(25).shuffle(9, seed=1).repeat().enumerate().map(lambda index, value: index + value),
-    "zip": lambda _: D.zip(D.range(20).shuffle(9, seed=1).repeat(), D.range(30)).repeat(),
+    "zip": lambda _: D.zip(D.range(20).shuffle(9, seed=1).repeat(), D.range(30).repeat()),
     "sample_from_datasets": lambda _: D.sample_from_datasets(
         [D.range(15).shuffle(9).repeat(), D.range(100, 120).shuffle(9).repeat()], [0.5, 0.5]
     ),

@@ -7,7 +7,8 @@ record of the weights holds the same, so that an info.json that is lost or damag
 
 A run that was killed goes back to its last checkpoint and evaluates some steps again. What it reports as the best so
 far is the best up to the step it has reached; the better one that it had already exported stays where it is, until the
-run comes to that step again.
+run comes to that step again. A run that goes back for good moves what it exported later to `archived/`, and exports the
+next evaluation: the best that it can still give weights for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import commit, problem, read_record
-from trainer_kit.checkpoints.folder import remove_debris
+from trainer_kit.checkpoints.folder import ARCHIVED, remove_debris, set_aside
 from trainer_kit.checkpoints.names import complete_checkpoints, owner
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.scalars import flat_scalars
@@ -52,7 +53,7 @@ class BestCheckpoint:
         self._keeps = keeps
         self._better = {"higher": operator.gt, "lower": operator.lt}[metric_comp]
         self.metric_comp = metric_comp
-        info = self._recovered() if keeps else read_info(export_dir, quiet=True)
+        info = self._recovered()  # all workers come to the same, one of them writes
         self._info = info if info and info["metric"] == metric_name else None
         self._so_far: dict[str, Any] | None = self._info
         if keeps and info:
@@ -71,22 +72,36 @@ class BestCheckpoint:
     def resume(self, step: int, evaluated: Mapping[str, Any] | None) -> None:
         """Makes the best so far that of a run which goes on from `step`.
 
+        If info.json and the record of the weights are lost, and the weights are those of `evaluated`, it is made again.
+
         Args:
           step: of the checkpoint that was restored.
           evaluated: the best evaluation up to there, as the ledger has it: "step" and "metrics"; None if it has none.
+
+        Raises:
+          StorageError: when info.json cannot be written.
         """
-        if self._info and self._info["step"] <= step:
-            self._so_far = self._info
-            return
-        self._so_far = None
-        if evaluated is not None:
-            metrics = flat_scalars(evaluated["metrics"], "|")
-            self._so_far = {"step": evaluated["step"], "value": metrics[self.metric_name], "metrics": metrics}
+        told = self._info_of(evaluated["step"], evaluated["metrics"]) if evaluated is not None else None
+        if told and not self._info and self._holds(told):
+            self._info = self._made_again(told, logging.INFO)
+        self._so_far = self._info if self._info and self._info["step"] <= step else None
+        if told and (self._so_far is None or self._better(told["value"], self._so_far["value"])):
+            self._so_far = told
 
     def rewind(self, step: int) -> None:
-        """Forgets what was found after `step`, which is no part of the run any more."""
+        """Takes what was found after `step`, which is no part of the run any more, to `archived/`.
+
+        Raises:
+          StorageError: when it cannot be moved.
+        """
         if self._info and self._info["step"] > step:
-            self._info = self._so_far = None
+            if self._keeps:
+                set_aside(os.path.join(self.export_dir, self._info["checkpoint"]), ARCHIVED)
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(self.export_dir, INFO))
+            self._info = None
+        if self._so_far and self._so_far["step"] > step:
+            self._so_far = None
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raises UsageError, with those that exist, when no evaluation will report the metric as a single number.
@@ -124,24 +139,22 @@ class BestCheckpoint:
         if not math.isfinite(value):
             _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
             return False
-        if self._so_far and not self._better(value, self._so_far["value"]):
-            return False
-        self._so_far = {"step": int(step), "value": value, "metrics": logs}
+        info = self._info_of(int(step), logs)
+        if self._so_far is None or self._better(value, self._so_far["value"]):
+            self._so_far = info
         if self._info and not self._better(value, self._info["value"]):
-            return False  # exported before the run was killed
-        self._export(checkpoint, logs, value, int(step))
+            return False  # perhaps of a later step, exported before the run was killed
+        self._export(checkpoint, info)
         return True
 
-    def _export(self, checkpoint: tf.train.Checkpoint, logs: dict[str, float], value: float, step: int) -> None:
-        name = f"ckpt-{step}"
+    def _info_of(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        flat = flat_scalars(metrics, "|")
+        value = flat[self.metric_name]
+        return {"checkpoint": f"ckpt-{step}", "step": step, "metric": self.metric_name, "value": value, "metrics": flat}
+
+    def _export(self, checkpoint: tf.train.Checkpoint, info: dict[str, Any]) -> None:
+        name = info["checkpoint"]
         self._save(checkpoint, name)
-        info = {
-            "checkpoint": name,
-            "step": step,
-            "metric": self.metric_name,
-            "value": value,
-            "metrics": logs,
-        }
         self._info = info
         if not self._keeps:
             return
@@ -162,7 +175,7 @@ class BestCheckpoint:
         """Returns what info.json tells, if its weights are there; else makes it again from the weights that are."""
         path = os.path.join(self.export_dir, INFO)
         info = read_info(self.export_dir, quiet=True)
-        if info is not None and os.path.exists(os.path.join(self.export_dir, info["checkpoint"] + ".index")):
+        if info is not None and self._holds(info):
             return info
         found: list[dict[str, Any]] = []
         for prefix in complete_checkpoints(self.export_dir).values():
@@ -171,12 +184,24 @@ class BestCheckpoint:
                 found.append(noted)
         best = max(found, key=lambda one: one["value"] if self.metric_comp == "higher" else -one["value"], default=None)
         if best is not None:
-            files.write_json(path, best, point="best.info")
-            _LOG.warning("%s was missing or damaged; it was made again from the weights of step %d", path, best["step"])
-        elif os.path.exists(path):
-            told = "names weights that are gone" if info else "is damaged, and no weights beside it tell their metric"
-            _LOG.warning("%s %s; the best is chosen anew from the next evaluation on", path, told)
-        return best
+            return self._made_again(best, logging.WARNING)
+        if self._keeps and os.path.exists(path):
+            told = "names weights that are not whole" if info else "is damaged, and no weights beside it tell of theirs"
+            _LOG.warning("%s %s; unless the ledger tells, the best is chosen anew from the next evaluation", path, told)
+        return None
+
+    def _holds(self, info: Mapping[str, Any]) -> bool:
+        """Whether the weights that `info` tells of are there, and whole."""
+        return not problem(os.path.join(self.export_dir, info["checkpoint"]))
+
+    def _made_again(self, info: dict[str, Any], level: int) -> dict[str, Any]:
+        if self._keeps:
+            path = os.path.join(self.export_dir, INFO)
+            files.write_json(path, info, point="best.info")
+            _LOG.log(
+                level, "%s was missing or damaged; it was made again: its weights are of step %d", path, info["step"]
+            )
+        return info
 
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -208,5 +233,10 @@ def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
 
 
 def _is_info(value: Any) -> bool:
-    kinds: dict[str, Any] = {"checkpoint": str, "step": int, "value": (int, float), "metric": str, "metrics": dict}
-    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
+    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
+        return False
+    numbers = (value["step"], value["value"], *value["metrics"].values())
+    if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
+        return False
+    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(value["value"])

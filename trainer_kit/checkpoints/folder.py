@@ -6,6 +6,8 @@ when there is none, the run does not start, for it would start from step 0. File
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import logging
 import os
 import re
@@ -15,7 +17,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.checkpoints.names import complete_checkpoints, own_files, owner, step_of
+from trainer_kit.checkpoints.names import ITERATOR, RECORD, complete_checkpoints, own_files, owner, step_of
 from trainer_kit.errors import StorageError, UsageError
 
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
@@ -33,12 +35,34 @@ def remove_debris(directory: str) -> None:
     names = sorted(os.listdir(directory))
     unfinished = {name.removesuffix("_temp") for name in names if re.fullmatch(r"ckpt-\d+(\.iterator)?_temp", name)}
     halves = _halves(names, unfinished, set(_pointed(directory)))
+    halves |= {name for name in unfinished if _is_cut_short(os.path.join(directory, name))}
     for name in names:
         path = os.path.join(directory, name)
         if name.endswith("_temp") and name.removesuffix("_temp") in unfinished:
             shutil.rmtree(path, ignore_errors=True)
-        elif re.fullmatch(r"\..+\.\d+\.tmp", name) or owner(name) in halves:
+        elif os.path.isfile(path) and (_is_temporary(name) or owner(name) in halves):
             os.remove(path)
+
+
+def remove_unfinished(prefix: str) -> None:
+    """Removes what a failed save of the checkpoint `prefix` has left, unless its record says that it is whole."""
+    for folder in (f"{prefix}_temp", f"{prefix}{ITERATOR}_temp"):
+        shutil.rmtree(folder, ignore_errors=True)
+    pointers = glob.glob(os.path.join(glob.escape(os.path.dirname(prefix)), f"{_POINTER}.tmp*"))
+    parts = [] if os.path.exists(prefix + RECORD) else own_files(prefix)
+    for path in [*parts, *filter(lambda path: _is_temporary(os.path.basename(path)), pointers)]:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether this is a half-written file: of files.py or, the pointer, of TensorFlow.
+
+    Of files of this process' own number those of checkpoints only: another thread may be writing its heartbeat.
+    """
+    if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
+        return int(match.group(2)) != os.getpid() or owner(match.group(1)) is not None
+    return re.fullmatch(_POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
 def _halves(names: Iterable[str], unfinished: set[str], pointed: set[str]) -> set[str]:
@@ -62,6 +86,11 @@ def _halves(names: Iterable[str], unfinished: set[str], pointed: set[str]) -> se
             or not any(kind.startswith("data-") for kind in kinds)
         )
     }
+
+
+def _is_cut_short(prefix: str) -> bool:
+    """Whether the save of `prefix`, whose temporary folder is still there, ended while TensorFlow wrote the index."""
+    return os.path.exists(f"{prefix}.index") and not os.path.exists(prefix + RECORD) and problem(prefix) != ""
 
 
 def newest_whole(directory: str) -> str | None:
@@ -113,18 +142,29 @@ def archive_later(directory: str, step: int) -> list[str]:
 
 
 def set_aside(prefix: str, folder: str) -> str:
-    """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first."""
+    """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first.
+
+    Raises:
+      StorageError: when they cannot be moved.
+    """
     target = os.path.join(os.path.dirname(prefix), folder)
-    os.makedirs(target, exist_ok=True)
-    for path in sorted(own_files(prefix), key=lambda path: not path.endswith(".json")):
-        os.replace(path, os.path.join(target, os.path.basename(path)))
+    try:
+        os.makedirs(target, exist_ok=True)
+        for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
+            os.replace(path, os.path.join(target, os.path.basename(path)))
+    except OSError as error:
+        raise StorageError(f"{prefix} cannot be moved to {target}: {error.strerror or error}") from error
     return target
 
 
 def _ever_saved(directory: str) -> list[str]:
     """Prefixes of all checkpoints that were saved, as far as files and the pointer tell, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    found = {checkpoint for name in names if (checkpoint := owner(name))} | set(_pointed(directory))
+    aside = [name for folder in (DIVERGED, ARCHIVED) for name in glob.glob("ckpt-*", root_dir=f"{directory}/{folder}")]
+    found = {checkpoint for name in names if (checkpoint := owner(name))}
+    found |= set(_pointed(directory)) - {owner(name) or "" for name in aside}
+    if aside and not found:
+        _LOG.warning("%s holds no checkpoint any more: they were moved to %s/ or %s/", directory, DIVERGED, ARCHIVED)
     return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
 
 
@@ -149,4 +189,7 @@ def _point_to(directory: str, prefix: str) -> None:
         if known == {os.path.basename(path) for path in there}:
             return
     names = [os.path.basename(path) for path in there if step_of(path) <= step_of(prefix)]
-    tf.compat.v1.train.update_checkpoint_state(directory, os.path.basename(prefix), names)
+    try:
+        tf.compat.v1.train.update_checkpoint_state(directory, os.path.basename(prefix), names)
+    except tf.errors.OpError as error:  # the file is for other programs; ours goes by the checkpoints that are whole
+        _LOG.warning("%s cannot be written: %s", os.path.join(directory, _POINTER), error.message)

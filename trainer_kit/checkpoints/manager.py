@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import commit
-from trainer_kit.checkpoints.folder import DIVERGED, newest_whole, remove_debris, set_aside
+from trainer_kit.checkpoints.folder import DIVERGED, newest_whole, remove_debris, remove_unfinished, set_aside
 from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, own_files, step_of
 from trainer_kit.checkpoints.state import restore
 from trainer_kit.errors import DivergedError, StorageError
@@ -46,6 +46,8 @@ class CheckpointManager(tf.train.CheckpointManager):
       partial: restore what fits and list what does not.
     """
 
+    _last_checkpoint_step: int | None
+
     def __init__(
         self,
         checkpoint: tf.train.Checkpoint,
@@ -70,16 +72,19 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._before_save, self._sound, self._agree, self._partial = before_save, sound, agree, partial
         if keeps and for_training:
             remove_debris(directory)
-        newest = self._newest() if for_training else None
-        super().__init__(
-            checkpoint,
-            self._own_folder.name if self._own_folder else directory,
-            max_to_keep=max_to_keep,
-            step_counter=step_counter,
-            checkpoint_interval=checkpoint_interval,
-            init_fn=init_fn,
-        )
-        self._start = newest
+        self._start = self._newest() if for_training else None
+        with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
+            super().__init__(
+                checkpoint,
+                nothing,
+                max_to_keep=max_to_keep,
+                step_counter=step_counter,
+                checkpoint_interval=checkpoint_interval,
+                init_fn=init_fn,
+            )
+        self._directory = self._own_folder.name if self._own_folder else directory
+        self._checkpoint_prefix = os.path.join(self._directory, "ckpt")
+        self._follow_folder()
 
     def save(
         self,
@@ -92,19 +97,25 @@ class CheckpointManager(tf.train.CheckpointManager):
         Raises:
           StorageError: when this save, or the one before it in the background, cannot be written.
         """
+        step = int(self._step_counter.numpy())
+        last = self._last_checkpoint_step
+        if last is not None and (step == last or (check_interval and step < last + self._checkpoint_interval)):
+            return None
+        self.sync()  # of the save before: its failure is told as its own
         options = options or tf.train.CheckpointOptions(enable_async=self._asynchronous)
         if self._keeps:
             options.experimental_write_callbacks = [self._commit]
-        number = int(self._step_counter.numpy() if checkpoint_number is None else checkpoint_number)
-        prefix = f"{self._prefix}-{number}"
+        prefix = f"{self._prefix}-{step if checkpoint_number is None else int(checkpoint_number)}"
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(prefix + RECORD)  # of a checkpoint that is written over
             self._before_save(prefix)
             files.reach("checkpoint.save", prefix)
-            path = super().save(number, check_interval=check_interval, options=options)
-        except (tf.errors.OpError, OSError) as error:
-            raise self._failed(self._in_flight or prefix, error) from error
-        self._in_flight = str(path) if path else self._in_flight
-        return str(path) if path else None
+            super().save(step_of(prefix), check_interval=False, options=options)
+        except (tf.errors.OpError, OSError, StorageError) as error:
+            raise self._failed(prefix, error) from error
+        self._in_flight = prefix
+        return prefix
 
     def sync(self) -> None:
         """Waits for the save in flight.
@@ -114,8 +125,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         """
         super().sync()
         asked, self._in_flight = self._in_flight, ""
-        if asked and asked != self.latest_checkpoint:  # which moves when a save is complete
-            error = _failure_in_background(self.checkpoint)
+        error = _failure_in_background(self.checkpoint)
+        if error is not None or (asked and asked != self.latest_checkpoint):  # which moves when a save is complete
             raise self._failed(asked, error) from error
 
     def __enter__(self) -> CheckpointManager:
@@ -123,10 +134,12 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Waits for the save in flight, whatever ended the run; after an error, that one is raised, not its own."""
-        if kind is None:
+        try:
             self.sync()
-        else:
-            super().sync()
+        except StorageError as second:
+            if kind is None:
+                raise
+            _LOG.warning("%s", second)
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
@@ -161,8 +174,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Moves the checkpoint at `path` to `diverged/`; returns the newest one that is left, on every worker."""
         if self._keeps:
             set_aside(path, DIVERGED)
-            self._maybe_delete.pop(path, None)
-        return self._newest()
+        newest = self._newest()
+        self._follow_folder()
+        return newest
 
     def newest(self) -> str | None:
         """Returns the prefix of the newest checkpoint that is whole, when no save is in flight; on every worker."""
@@ -173,6 +187,14 @@ class CheckpointManager(tf.train.CheckpointManager):
         found = newest_whole(self.source) if self._keeps else None
         step = self._agree(step_of(found) if found else -1)
         return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
+
+    def _follow_folder(self) -> None:
+        """Makes the checkpoints that are there those that TensorFlow's manager knows of and puts in its pointer."""
+        there = complete_checkpoints(self._directory).values()
+        self._maybe_delete.clear()
+        if self._keeps and self._for_training:  # else another process removes them
+            self._maybe_delete.update({path: os.path.getmtime(f"{path}.index") for path in there})
+        self._latest_checkpoint = next(reversed(there), None)
 
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""
@@ -197,20 +219,21 @@ class CheckpointManager(tf.train.CheckpointManager):
         for path in old:
             for file in sorted(own_files(path), key=lambda name: (not name.endswith(RECORD), ".data-" in name)):
                 files.reach("checkpoint.remove", file)
-                os.remove(file)
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(file)
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes what the failed save has left, and returns what to tell."""
-        shutil.rmtree(f"{prefix}_temp", ignore_errors=True)
-        if not os.path.exists(prefix + RECORD):
-            for path in own_files(prefix):
-                with contextlib.suppress(OSError):
-                    os.remove(path)
-        folder = os.path.dirname(prefix)
-        free = shutil.disk_usage(folder).free if os.path.isdir(folder) else 0
+        self._last_checkpoint_step = None  # else the same step would not be tried again
+        folder, what = os.path.dirname(prefix), "was not written"
+        if os.path.exists(prefix + RECORD):
+            what = "was written, but not the file that points to it, or an older one was not removed"
+        remove_unfinished(prefix)
+        if not os.path.isdir(folder):
+            return StorageError(f"the checkpoint {prefix} {what}: {_reason(error)}; give a folder that can be written")
         return StorageError(
-            f"the checkpoint {prefix} was not written: {_reason(error)} ({free:,} bytes are free there); "
-            "make room, then run the same command again: it goes on from the checkpoint before"
+            f"the checkpoint {prefix} {what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free "
+            "there); make room, then run the same command again: it goes on from the newest checkpoint that is whole"
         )
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.best import read_info
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import StorageError, UsageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,6 +19,9 @@ def newest_checkpoint(directory: str) -> str | None:
     """Returns the prefix of the newest checkpoint: the greatest step that is whole or, of foreign names, the pointer's.
 
     The pointer file is no authority: it may be lost, torn, or a step behind when a process died.
+
+    Raises:
+      StorageError: when there are checkpoints and all are damaged.
     """
     there = list(complete_checkpoints(directory).values())
     for prefix in reversed(there):
@@ -28,8 +31,12 @@ def newest_checkpoint(directory: str) -> str | None:
     try:
         pointed = tf.train.latest_checkpoint(directory)
     except (tf.errors.OpError, ValueError):
-        return None
-    return str(pointed) if pointed else None
+        pointed = None
+    if pointed and os.path.basename(pointed) not in map(os.path.basename, there):
+        return str(pointed)
+    if there:
+        raise StorageError(f"no checkpoint in {directory} is whole; restore one from a backup")
+    return None
 
 
 def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
@@ -37,6 +44,7 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
 
     Raises:
       UsageError: when there is no such checkpoint, with those that there are.
+      StorageError: when the latest is asked for and all are damaged.
     """
     there = complete_checkpoints(model_dir)
     listed = f"there are the steps {', '.join(map(str, there))}" if there else f"{model_dir} holds no checkpoint"

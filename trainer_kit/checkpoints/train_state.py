@@ -38,7 +38,7 @@ class TrainState:
         if optimizer is not None:
             generators: dict[str, Any] = process_generators(seed)
             others = {"run_state": self.run_state.variable, "task": untracked_state(task), "random": generators}
-            if model_state := untracked_state(model):
+            if isinstance(model, keras.Layer) and (model_state := untracked_state(model)):
                 generators["model"] = model_state
         self.checkpoint = training_checkpoint(
             global_step=global_step,

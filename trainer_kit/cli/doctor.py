@@ -37,21 +37,19 @@ class DoctorError(TrainerKitError):
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One process that was to be killed.
+class Kill:
+    """One kill.
 
     Attributes:
       sent: the signal.
-      seconds: from its first step to the signal.
+      seconds: from the first report of the process to the signal.
       code: its exit code, or minus the number of the signal that ended it.
-      start: the step that it went on from.
       step: the last one in the history when it was dead.
     """
 
     sent: signal.Signals
     seconds: float
     code: int
-    start: int
     step: int
 
 
@@ -84,20 +82,20 @@ def _resume(arguments: argparse.Namespace, base: Path) -> int:
     seconds = _to_the_end(_command(arguments, whole), whole)
     print(f"uninterrupted: {_last_step(whole)} steps, {seconds:.1f} s from the first report to the end", flush=True)
     chance = random.Random(arguments.seed)
-    attempts: list[Attempt] = []
-    while len(attempts) < arguments.kills:
+    kills: list[Kill] = []
+    while len(kills) < arguments.kills:
         # The steps that are left take what is left of the time; a share of it for each kill that is to come.
         left = seconds * (1 - _last_step(killed) / max(_last_step(whole), 1))
-        wait = chance.uniform(0, 2 * left / (arguments.kills - len(attempts) + 1))
-        sent = chance.choice([signal.SIGKILL, signal.SIGTERM])
-        attempt = _attempt(_command(arguments, killed), killed, sent, wait)
-        if attempt is None:
+        wait = chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
+        kill = _kill(_command(arguments, killed), killed, chance.choice([signal.SIGKILL, signal.SIGTERM]), wait)
+        _tell(kills, killed)
+        if kill is None:
             break
-        attempts.append(attempt)
-        _tell(attempts)
+        kills.append(kill)
     else:
         _to_the_end(_command(arguments, killed), killed)
-    return _verdict(arguments, whole, killed, attempts)
+        _tell(kills, killed)
+    return _verdict(arguments, whole, killed, len(kills))
 
 
 def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -125,7 +123,7 @@ def _to_the_end(command: list[str], folder: Path) -> float:
         return time.monotonic() - begin
 
 
-def _attempt(command: list[str], folder: Path, sent: signal.Signals, seconds: float) -> Attempt | None:
+def _kill(command: list[str], folder: Path, sent: signal.Signals, seconds: float) -> Kill | None:
     """Kills a run `seconds` after its first report; None if it came to its end before that.
 
     Raises:
@@ -140,10 +138,7 @@ def _attempt(command: list[str], folder: Path, sent: signal.Signals, seconds: fl
         code = process.wait()
     if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent):
         raise _failed(code, folder)
-    if code == ExitCode.DONE:
-        return None
-    started = _STARTED.search(_log(folder).read_text(errors="replace"))
-    return Attempt(sent, seconds, code, int(started[1]) if started else 0, _last_step(folder))
+    return None if code == ExitCode.DONE else Kill(sent, seconds, code, _last_step(folder))
 
 
 @contextlib.contextmanager
@@ -162,30 +157,30 @@ def _wait_for_report(process: subprocess.Popen[bytes], folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _tell(attempts: list[Attempt]) -> None:
-    """Prints the last kill, and what the one before has cost."""
-    attempt = attempts[-1]
-    before = attempts[-2].step if len(attempts) > 1 else 0
-    print(
-        f"kill {len(attempts)}: {attempt.sent.name} {attempt.seconds:.2f} s after the first report, at step "
-        f"{attempt.step}; exit code {attempt.code}; it had gone on from step {attempt.start}, "
-        f"{max(before - attempt.start, 0)} steps were lost before",
-        flush=True,
-    )
+def _tell(kills: list[Kill], folder: Path) -> None:
+    """Prints the last kill, if any, and what it has cost, which the log of the process after it tells."""
+    started = _STARTED.search(_log(folder).read_text(errors="replace"))
+    if kills and started:
+        kill, start = kills[-1], int(started[1])
+        print(
+            f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after the first report, at step {kill.step}; "
+            f"exit code {kill.code}; resumed from step {start}, {max(kill.step - start, 0)} steps lost",
+            flush=True,
+        )
 
 
-def _verdict(arguments: argparse.Namespace, whole: Path, killed: Path, attempts: list[Attempt]) -> int:
+def _verdict(arguments: argparse.Namespace, whole: Path, killed: Path, kills: int) -> int:
     from trainer_kit.testing.comparison import compare_runs
 
-    if len(attempts) < arguments.kills:
-        print(f"the run had ended before kill {len(attempts) + 1}: more steps leave room for more kills")
+    if kills < arguments.kills:
+        print(f"the run had ended before kill {kills + 1}: more steps leave room for more kills")
     differences = compare_runs(whole, killed)
     for difference in differences[:_SHOWN]:
         print(f"different: {difference}")
     if differences:
-        print(f"not the same after {len(attempts)} kills")
+        print(f"not the same after {kills} kills")
         return ExitCode.BUG
-    print(f"the same, bit by bit: {len(attempts)} kills, {len(attempts)} restarts")
+    print(f"the same, bit by bit: {kills} kills, {kills} restarts")
     return ExitCode.DONE
 
 

@@ -1,0 +1,180 @@
+"""The damage that the soak test does to a run's files while its trainer is down; only what a restart survives.
+
+Each function takes the run's folder and a random generator, and returns what it has done; "" if there was nothing that
+it could damage: at least one whole checkpoint is always left beside the one that is hurt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, step_of
+
+Damage = Callable[[Path, random.Random], str]
+
+
+def truncate_data(run: Path, chance: random.Random) -> str:
+    """Cuts the newest checkpoint's data."""
+    return _on_newest(run, ".data-00000-of-00001", lambda path: _cut(path, chance))
+
+
+def truncate_index(run: Path, chance: random.Random) -> str:
+    """Cuts the newest checkpoint's index."""
+    return _on_newest(run, ".index", lambda path: _cut(path, chance))
+
+
+def flip_bit(run: Path, chance: random.Random) -> str:
+    """Turns one bit of the newest checkpoint's data, which its record tells."""
+    prefix = _newest_with_older(run)
+    if prefix is None or read_record(prefix) is None:
+        return ""
+    return _on_newest(run, ".data-00000-of-00001", lambda path: _flip(path, chance))
+
+
+def remove_index(run: Path, chance: random.Random) -> str:
+    """Removes the newest checkpoint's index."""
+    del chance
+    return _on_newest(run, ".index", _remove)
+
+
+def remove_data(run: Path, chance: random.Random) -> str:
+    """Removes the newest checkpoint's data."""
+    del chance
+    return _on_newest(run, ".data-00000-of-00001", _remove)
+
+
+def remove_record(run: Path, chance: random.Random) -> str:
+    """Removes the newest checkpoint's commit record; the checkpoint itself is whole."""
+    del chance
+    return _on_newest(run, RECORD, _remove)
+
+
+def tear_record(run: Path, chance: random.Random) -> str:
+    """Cuts the newest checkpoint's commit record."""
+    return _on_newest(run, RECORD, lambda path: _cut(path, chance))
+
+
+def tear_pointer(run: Path, chance: random.Random) -> str:
+    """Cuts TensorFlow's pointer file, empties it, or removes it."""
+    pointer = run / "checkpoint"
+    if not pointer.exists() or _newest(run) is None:
+        return ""
+    how = chance.choice(["cut", "empty", "missing"])
+    if how == "cut":
+        return f"checkpoint: {_cut(pointer, chance)}"
+    pointer.unlink()
+    if how == "empty":
+        pointer.touch()
+    return f"checkpoint: {how}"
+
+
+def tear_best(run: Path, chance: random.Random) -> str:
+    """Cuts info.json or removes it; the weights beside it, and their record, stay."""
+    path = run / "best_ckpt" / "info.json"
+    weights = list(complete_checkpoints(str(path.parent)).values())
+    if not path.exists() or not any(read_record(prefix) and not problem(prefix) for prefix in weights):
+        return ""
+    if chance.random() < 0.5:
+        return f"info.json: {_cut(path, chance)}"
+    path.unlink()
+    return "info.json: removed"
+
+
+def tear_ledger(run: Path, chance: random.Random) -> str:
+    """Cuts the ledger's last line, if the evaluation is one that a restart makes up or comes to again."""
+    path = run / "evals" / "validation.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    newest = _newest(run)
+    if not lines or newest is None or not lines[-1].endswith(b"\n"):
+        return ""
+    step = json.loads(lines[-1])["step"]
+    if step_of(newest) > step:
+        return ""
+    kept = chance.randrange(1, len(lines[-1]) - 1)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:kept])
+    return f"validation.jsonl: the line of step {step} cut to {kept} bytes"
+
+
+def tear_history(run: Path, chance: random.Random) -> str:
+    """Cuts the last line of metrics.jsonl, if it comes again: it is of a step after the newest checkpoint."""
+    path, newest = run / "metrics.jsonl", _newest(run)
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if not lines or newest is None or not lines[-1].endswith(b"\n") or json.loads(lines[-1])["step"] <= step_of(newest):
+        return ""
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][: chance.randrange(1, len(lines[-1]) - 1)])
+    return "metrics.jsonl: the last line cut"
+
+
+def tear_heartbeat(run: Path, chance: random.Random) -> str:
+    """Cuts heartbeat.json."""
+    path = run / "heartbeat.json"
+    return f"heartbeat.json: {_cut(path, chance)}" if path.exists() else ""
+
+
+def leave_debris(run: Path, chance: random.Random) -> str:
+    """Leaves what a process leaves that dies while it writes."""
+    step = chance.randrange(10**6, 10**7)
+    (run / f"ckpt-{step}_temp").mkdir()
+    (run / f"ckpt-{step}_temp" / "part").write_bytes(b"half")
+    (run / f".final.json.{step}.tmp").write_text("{")
+    return f"ckpt-{step}_temp and a temporary file"
+
+
+DAMAGES: dict[str, Damage] = {
+    "data truncated": truncate_data,
+    "index truncated": truncate_index,
+    "bit flipped": flip_bit,
+    "index removed": remove_index,
+    "data removed": remove_data,
+    "record removed": remove_record,
+    "record torn": tear_record,
+    "pointer torn": tear_pointer,
+    "info.json torn": tear_best,
+    "ledger torn": tear_ledger,
+    "history torn": tear_history,
+    "heartbeat torn": tear_heartbeat,
+    "debris left": leave_debris,
+}
+
+
+def _newest(run: Path) -> str | None:
+    """The newest whole checkpoint."""
+    return next((path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)), None)
+
+
+def _newest_with_older(run: Path) -> str | None:
+    """The newest whole checkpoint, if an older one is whole too."""
+    whole = [path for path in complete_checkpoints(str(run)).values() if not problem(path)]
+    return whole[-1] if len(whole) > 1 else None
+
+
+def _on_newest(run: Path, ending: str, damage: Callable[[Path], str]) -> str:
+    prefix = _newest_with_older(run)
+    if prefix is None or not os.path.exists(prefix + ending):
+        return ""
+    return f"{os.path.basename(prefix)}{ending}: {damage(Path(prefix + ending))}"
+
+
+def _cut(path: Path, chance: random.Random) -> str:
+    size = path.stat().st_size
+    kept = chance.randrange(0, max(size - 1, 1))
+    os.truncate(path, kept)
+    return f"cut from {size} to {kept} bytes"
+
+
+def _remove(path: Path) -> str:
+    path.unlink()
+    return "removed"
+
+
+def _flip(path: Path, chance: random.Random) -> str:
+    data = bytearray(path.read_bytes())
+    bit = chance.randrange(len(data) * 8)
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    return f"bit {bit} turned"

@@ -1,0 +1,94 @@
+"""`trainer-kit doctor resume`, on a run that is the same after a kill and on one that cannot be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+_FILE = '''
+import os
+
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+@trainer_kit.configclass
+class DrawnConfig(TinyConfig):
+    pass
+
+
+@trainer_kit.register_task(DrawnConfig)
+class DrawnTask(TinyTask):
+    def build_losses(self, labels, model_outputs, aux_losses=None):
+        noise = tf.py_function(lambda: os.urandom(1)[0] / 256, [], tf.float32)
+        return super().build_losses(labels, model_outputs, aux_losses) * (1 + tf.reshape(noise, ()))
+
+
+def small():
+    return tiny_experiment(train_steps=4000, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
+                           validation_interval=1000, best_checkpoint_eval_metric="accuracy")
+
+
+@trainer_kit.register_experiment("sound")
+def sound():
+    """A tiny task."""
+    return small().replace(task=TinyConfig(dropout=0.2))
+
+
+@trainer_kit.register_experiment("drawn")
+def drawn():
+    """One with a loss that no two runs have alike."""
+    return small().replace(task=DrawnConfig())
+'''
+
+
+@pytest.fixture
+def experiments(here: Path) -> Path:
+    """A file with a sound experiment and one whose numbers come from the machine's noise."""
+    (here / "experiments_here.py").write_text(_FILE)
+    return here
+
+
+def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Command, experiments: Path) -> None:
+    done = trainer_kit("doctor", "resume", "sound", "--import_module=experiments_here.py", "--kills=1", "--seed=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^uninterrupted: 4000 steps", done.stdout, re.MULTILINE)
+    kill = re.search(r"^kill 1: SIG\w+ .* at step (\d+); exit code (-9|75); resumed from step (\d+)", done.stdout, re.M)
+    assert kill is not None, done.stdout
+    assert 0 <= int(kill[3]) <= int(kill[1]) < 4000
+    assert done.stdout.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
+
+
+def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(trainer_kit: Command, experiments: Path) -> None:
+    few = "--params_override=trainer.train_steps=400"
+    command = ("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few)
+    done = trainer_kit(*command)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "different: newest checkpoint: model/" in done.stdout
+    kept = re.search(r"^kept: (.+)$", done.stdout, re.MULTILINE)
+    assert kept is not None
+    assert {path.name for path in Path(kept[1]).iterdir()} >= {"uninterrupted", "killed"}
+    subprocess.run(["rm", "-r", kept[1]], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume", "sound", "--kills=0"], "error: --kills: 0 is not 1 or more"),
+        (["resume", "sound", "--params_override=trainer.train_step=7"], "error: trainer.train_step"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(
+    trainer_kit: Command, experiments: Path, arguments: list[str], message: str
+) -> None:
+    done = trainer_kit("doctor", *arguments, "--import_module=experiments_here.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)

@@ -1,0 +1,53 @@
+"""Peers: the other workers of a run, as one of them sees it when they are gone.
+
+TensorFlow 2.20's own heartbeats find a worker that was killed, stopped or cut off: at once for one that was talking to
+it, else within 10 s. It then aborts all collective operations, for good, with an UnavailableError that reaches Python;
+it neither hangs nor ends the process. What is left is to start all workers again: a cluster takes no worker back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from trainer_kit.errors import InterruptedRunError, PreemptedError
+
+_SIGNS = ("Collective ops is aborted by", "coordination service")
+_TASK = re.compile(r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+
+
+def lost_peer(error: BaseException) -> str | None:
+    """Returns which worker is gone, such as "worker 1", if that is what an error comes of; None if it is not. Pure."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        if isinstance(one, tf.errors.UnavailableError) and any(sign in one.message for sign in _SIGNS):
+            found = _TASK.search(one.message)
+            return f"{found[1]} {found[2]}" if found else "another worker"
+        one = one.__cause__ or one.__context__
+    return None
+
+
+@contextlib.contextmanager
+def peers_needed() -> Iterator[None]:
+    """Turns an error that comes of a lost worker into one that asks for a restart.
+
+    Raises:
+      PreemptedError: in its place.
+    """
+    try:
+        yield
+    except (PreemptedError, InterruptedRunError):
+        raise
+    except Exception as error:
+        who = lost_peer(error)
+        if who is None:
+            raise
+        raise PreemptedError(
+            f"{who} is gone, and the others cannot go on without it; start all workers again: the same command goes on "
+            "from the last checkpoint"
+        ) from error
