@@ -138,7 +138,7 @@ def _run_with_faults(soak: Soak, seconds: float) -> int | None:
 
 
 def _progress(soak: Soak, supervisor: subprocess.Popen[bytes]) -> bool:
-    """Returns True when the trainer is alive and further than at its last heartbeat; False when the run has ended.
+    """Returns True when the trainer is alive and past the heartbeat of now; False when the run has ended, or hangs.
 
     A supervisor takes a second crash at the same heartbeat's step for one that will come again, and ends.
     """
@@ -151,7 +151,6 @@ def _progress(soak: Soak, supervisor: subprocess.Popen[bytes]) -> bool:
             return True
         if heartbeat.get("step", 0) != told:
             told, begin = heartbeat.get("step", 0), time.monotonic()
-            known = min(known, heartbeat.get("step", 0))
         if time.monotonic() - begin > _PATIENCE:
             soak.oddities.append(f"no progress for {_PATIENCE:g} s at step {known}")
             return False

@@ -19,7 +19,6 @@ import tensorflow as tf
 from trainer_kit import schedules
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import (
     DataError,
     DivergedError,
@@ -70,6 +69,7 @@ class Controller(orbit.Controller):
         self._saved_step, self._evaluated_step = -1, -1
         self._checkpoint: str | None = None
         self._open_loop: tuple[int, int] | None = None  # the steps that a loop runs between, until it has
+        self._running = (0, 0)  # the steps that the last loop was to run between
         self.phase = "start"  # what the main thread is doing: start, train, evaluate, save or wait
         trainer = orbit_arguments.get("trainer")
         if trainer is not None and hasattr(trainer, "state"):
@@ -244,12 +244,23 @@ class Controller(orbit.Controller):
                     self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
                     self._saved_step = step
 
-    def save_what_is_sound(self) -> None:
-        """Saves after an error, if it left the state of a step's end, and the weights finite."""
-        sound = getattr(self.trainer, "sound", True)
-        if self.trainer is not None and self.phase != "train" and sound is not False:
-            self.save_checkpoint()
-            self.sync()
+    def save_what_is_sound(self, error: Exception) -> None:
+        """Saves after an error, if it left the state of a step's end, and the weights finite.
+
+        Data that cannot be read is asked for before a step changes anything.
+        """
+        trainer = self.trainer
+        if trainer is None or getattr(trainer, "sound", True) is False:
+            return
+        if self.phase == "train":
+            step = int(self.global_step.numpy())
+            if not isinstance(error, DataError) or not self._running[0] <= step <= self._running[1]:
+                return
+            if self._running[0] < step < self._running[1]:
+                self._open_loop, trainer.cut_short = self._running, True
+            trainer.sound = None
+        self.save_checkpoint()
+        self.sync()
 
     def sync(self) -> None:
         """Waits for the save in flight."""
@@ -267,10 +278,6 @@ class Controller(orbit.Controller):
     def _interval(self) -> int:
         manager = self.checkpoint_manager
         return (manager.checkpoint_interval if manager else None) or 2**62
-
-    @property
-    def _in_step_with_others(self) -> bool:
-        return worker_count(self.strategy) > 1
 
     @contextlib.contextmanager
     def _during(self, phase: str) -> Iterator[None]:
@@ -294,7 +301,7 @@ class Controller(orbit.Controller):
 
     def _run_loop(self, step: int, begun: int, end: int) -> int:
         """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
-        start = time.perf_counter()
+        start, self._running = time.perf_counter(), (begun, end)
         with (
             self._during("train"),
             self.summary_manager.summary_writer().as_default(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,12 +12,15 @@ from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.batches import check_global_batch
 from trainer_kit.distribution.cluster import configure_cluster
 from trainer_kit.distribution.devices import configure_devices
+from trainer_kit.distribution.peers import peers_needed
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.errors import ExitCode
 from trainer_kit.experiment import task_class
 from trainer_kit.run_directory import kept_threads
 from trainer_kit.runner import run_experiment
+from trainer_kit.signals import StopSignals
 
 
 def launch(
@@ -39,12 +45,15 @@ def launch(
 
     Raises:
       UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
+      PreemptedError: when a worker that this one trains with is gone.
     """
     task_type = task_class(config.task)
     before_task()
-    strategy = prepare(config, kept_threads(model_dir))
-    with strategy.scope():
-        task = task_type(config.task, logging_dir=model_dir)
+    with peers_needed():
+        with _left_at_signals():
+            strategy = prepare(config, kept_threads(model_dir))
+        with strategy.scope():
+            task = task_type(config.task, logging_dir=model_dir)
     return run_experiment(strategy, task, mode, config, model_dir, **arguments)
 
 
@@ -69,3 +78,14 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
         if batch:
             check_global_batch(batch, strategy.num_replicas_in_sync, f"task.{name}.global_batch_size")
     return strategy
+
+
+def _left_at_signals() -> StopSignals:
+    """While entered, a signal ends the process: Python's own handlers come too late when it waits for other workers."""
+
+    def leave() -> None:
+        print("stopped by a signal before there was anything to save", file=sys.stderr, flush=True)
+        os._exit(ExitCode.INTERRUPTED if signals.received == signal.SIGINT else ExitCode.PREEMPTED)
+
+    signals = StopSignals(leave)
+    return signals

@@ -213,7 +213,7 @@ def _saved_after_errors(controller: Any) -> Iterator[None]:
             save = None  # a save takes all workers: the others would not come, or are gone
         if save is not None and not isinstance(error, (DivergedError, StorageError)):
             try:
-                save()
+                save(error)
             except Exception as second:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         raise

@@ -17,12 +17,18 @@ import tensorflow as tf
 from trainer_kit.async_training import AsyncTraining
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
-from trainer_kit.distribution.replica_values import own_to_each_replica, put_replica_values, replica_values
+from trainer_kit.distribution.replica_values import (
+    are_alike,
+    own_to_each_replica,
+    put_replica_values,
+    replica_values,
+)
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.distribution.workers import sum_over_workers, worker_count
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.evaluator import Evaluator
 from trainer_kit.inputs.feed import Feed, no_batch
+from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loops import TrainLoop, stop_variable
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
@@ -227,6 +233,10 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
                 self.cut_short = 0 < self.loop_steps < int(num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
                 self._end_of_data()
+            except tf.errors.OpError as error:
+                if damage := damage_in(error):
+                    raise damage from error
+                raise
 
         if self._is_async and loop.whole is None:
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
@@ -375,14 +385,15 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
 
     def _replicas_state(self) -> Any:
         own = own_to_each_replica(self.model.variables, self._strategy)
-        return replica_values(own, self._strategy) if own else None
+        state = replica_values(own, self._strategy) if own else []
+        return None if are_alike(state) else state
 
     def _put_replicas_state(self, state: Any) -> None:
         own = own_to_each_replica(self.model.variables, self._strategy)
         if own and state is not None and not put_replica_values(own, self._strategy, state):
             _LOG.warning(
-                "there were other replicas before: each goes on with the mean of what they had, such as the "
-                "moving averages of batch normalization"
+                "there were other replicas before: each goes on with what the first one had, such as the moving "
+                "averages of batch normalization"
             )
 
     def _end_of_data(self) -> None:

@@ -57,13 +57,15 @@ def test_what_a_model_adds_to_its_checkpoints_comes_along(tmp_path: Path) -> Non
 
 def test_a_missing_variable_is_named(tmp_path: Path) -> None:
     path = _saved(tmp_path, _model(layers=1))
-    with pytest.raises(UsageError, match=r"missing in the checkpoint: model/sequential/dense_1/kernel \[3, 3\]"):
+    rows = r"  model/sequential/dense_1\n.*\n    kernel +missing in the checkpoint  \[3, 3\] here$"
+    with pytest.raises(UsageError, match=rows):
         load_initial_weights(_model(layers=2), path)
 
 
 def test_a_variable_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
     path = _saved(tmp_path, _model(width=3))
-    with pytest.raises(UsageError, match=r"model/sequential/dense/kernel: \[4, 3\] saved, \[4, 5\] here"):
+    rows = r"  model/sequential/dense\n.*\n    kernel +another shape +\[4, 3\] saved, \[4, 5\] here\n"
+    with pytest.raises(UsageError, match=rows):
         load_initial_weights(_model(width=5), path)
 
 

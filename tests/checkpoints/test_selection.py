@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.selection import (
-    complete_checkpoints,
-    newest_checkpoint,
-    select_checkpoint,
-)
-from trainer_kit.errors import UsageError
+from trainer_kit.checkpoints.selection import newest_checkpoint, select_checkpoint
+from trainer_kit.errors import StorageError, UsageError
 
 
 def _folder(path: Path, *steps: int) -> str:
@@ -23,21 +19,45 @@ def _folder(path: Path, *steps: int) -> str:
     return str(path)
 
 
-def test_only_checkpoints_with_an_index_count_in_the_order_of_steps(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, 100, 20, 3)
-    for name in ("ckpt-7.data-00000-of-00001", "ckpt-8.index.tmp", "other-9.index", "ckpt-x.index"):
-        (tmp_path / name).write_text("")
-    assert complete_checkpoints(folder) == {step: f"{folder}/ckpt-{step}" for step in (3, 20, 100)}
-    assert list(complete_checkpoints(folder)) == [3, 20, 100]
-    assert complete_checkpoints(str(tmp_path / "missing")) == {}
-
-
-def test_without_a_pointer_file_the_newest_is_the_one_with_the_largest_step(tmp_path: Path) -> None:
+def test_the_newest_is_the_one_with_the_largest_step_whatever_the_pointer_file_says(tmp_path: Path) -> None:
     folder = _folder(tmp_path, 100, 20)
     assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
     tf.compat.v1.train.update_checkpoint_state(folder, f"{folder}/ckpt-20", [f"{folder}/ckpt-20"])
-    assert newest_checkpoint(folder) == f"{folder}/ckpt-20"
+    assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
+    (tmp_path / "checkpoint").write_text("")
+    assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
     assert newest_checkpoint(str(tmp_path / "missing")) is None
+
+
+def test_checkpoints_of_other_names_are_found_by_the_pointer_file(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(value=tf.Variable(1)).write(str(tmp_path / "model.ckpt-9"))
+    assert newest_checkpoint(str(tmp_path)) is None
+    tf.compat.v1.train.update_checkpoint_state(str(tmp_path), path, [path])
+    assert newest_checkpoint(str(tmp_path)) == path
+    (tmp_path / "checkpoint").write_text("")
+    assert newest_checkpoint(str(tmp_path)) is None
+
+
+def test_a_damaged_newest_is_passed_over_and_named_and_nothing_is_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _folder(tmp_path, 100, 20)
+    (tmp_path / "ckpt-100.index").write_bytes(b"broken")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert newest_checkpoint(folder) == f"{folder}/ckpt-20"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "ckpt-100 is damaged: it cannot be read" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("pointer", ["", 'model_checkpoint_path: "ckpt-100"\n'])
+def test_when_all_are_damaged_the_latest_is_a_storage_error_not_a_missing_one(tmp_path: Path, pointer: str) -> None:
+    folder = _folder(tmp_path, 100, 20)
+    (tmp_path / "checkpoint").write_text(pointer)
+    for step in (20, 100):
+        (tmp_path / f"ckpt-{step}.index").write_bytes(b"broken")
+    with pytest.raises(StorageError, match=f"no checkpoint in {folder} is whole"):
+        select_checkpoint(folder, "latest", "")
 
 
 def test_a_path_in_another_folder_can_be_selected(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ is trusted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -16,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.names import RECORD, own_files
+from trainer_kit.checkpoints.names import ITERATOR, RECORD, own_files
 
 _CHUNK = 1 << 22  # bytes
 
@@ -75,10 +76,14 @@ def _difference(prefix: str, name: str, wanted: dict[str, Any]) -> str:
 
 
 def _unreadable(prefix: str) -> str:
+    iterator = prefix + ITERATOR
     try:
-        reader = tf.train.load_checkpoint(prefix)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
+        for part in [prefix, *([iterator] if any(path.startswith(iterator) for path in own_files(prefix)) else [])]:
+            reader = tf.train.load_checkpoint(part)
+            for name, kind in reader.get_variable_to_dtype_map().items():
+                # The state of an iterator is of a kind that Python has no value for, which is said once it was read.
+                with contextlib.suppress(*([tf.errors.InternalError] if kind == tf.variant else [])):
+                    reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
         text = str(getattr(error, "message", None) or error).splitlines()
         return f"it cannot be read ({text[0] if text else type(error).__name__})"

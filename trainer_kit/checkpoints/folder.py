@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.names import ITERATOR, RECORD, complete_checkpoints, own_files, owner, step_of
 from trainer_kit.errors import StorageError, UsageError
@@ -168,28 +169,30 @@ def _ever_saved(directory: str) -> list[str]:
     return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
 
 
-def _pointed(directory: str) -> Iterable[str]:
-    """Names of the checkpoints that the pointer file lists, whether they exist or not; none from one that is torn."""
+def _pointed(directory: str) -> list[str]:
+    """Names of the checkpoints that the pointer file lists, the newest first, whether they exist or not."""
+    pattern = r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$'
+    return re.findall(pattern, _pointer(directory), re.MULTILINE)
+
+
+def _pointer(directory: str) -> str:
     try:
         with open(os.path.join(directory, _POINTER), encoding="utf-8", errors="replace") as stream:
-            return re.findall(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$', stream.read(), re.MULTILINE)
+            return stream.read()
     except OSError:
-        return ()
+        return ""
 
 
 def _point_to(directory: str, prefix: str) -> None:
     """Makes TensorFlow's pointer file name `prefix` as the newest, beside the others there are, if it does not."""
-    there = list(complete_checkpoints(directory).values())
+    there = [
+        os.path.basename(path) for path in complete_checkpoints(directory).values() if step_of(path) <= step_of(prefix)
+    ]
+    newest = os.path.basename(prefix)
+    if _pointer(directory).endswith("\n") and _pointed(directory) == [newest, *there]:
+        return
+    state = tf.compat.v1.train.generate_checkpoint_state_proto(directory, newest, there)
     try:
-        state = tf.train.get_checkpoint_state(directory)
-    except (tf.errors.OpError, ValueError):
-        state = None
-    known = {os.path.basename(path) for path in state.all_model_checkpoint_paths} if state else set()
-    if state and os.path.basename(state.model_checkpoint_path) == os.path.basename(prefix):
-        if known == {os.path.basename(path) for path in there}:
-            return
-    names = [os.path.basename(path) for path in there if step_of(path) <= step_of(prefix)]
-    try:
-        tf.compat.v1.train.update_checkpoint_state(directory, os.path.basename(prefix), names)
-    except tf.errors.OpError as error:  # the file is for other programs; ours goes by the checkpoints that are whole
-        _LOG.warning("%s cannot be written: %s", os.path.join(directory, _POINTER), error.message)
+        files.write_text(os.path.join(directory, _POINTER), str(state))
+    except StorageError as error:  # the file is for other programs; ours goes by the checkpoints that are whole
+        _LOG.warning("%s", error)

@@ -139,7 +139,7 @@ def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool) -> str:
         rows += [(name, "not in this run", saved[name], None) for name in others]
     both = wanted.keys() & saved.keys()
     rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
-    return _table(sorted(rows))
+    return _table(sorted(rows, key=lambda row: row[0].rpartition("/")))
 
 
 def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:

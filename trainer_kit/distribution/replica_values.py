@@ -1,8 +1,8 @@
 """Variables of which each replica has its own, and their values, replica by replica, for a checkpoint's run state.
 
-A checkpoint holds the sum or the mean over the replicas of such a variable (what a metric has added up, the moving
-averages of batch normalization), and a restore gives that to all of them. A run that goes on with the same bits needs
-each replica's own.
+A checkpoint holds one value of such a variable: the sum over the replicas of what a metric has added up, the first
+replica's moving averages of batch normalization (Keras 3 lets each replica move its own). A restore gives that to all
+of them. A run that goes on with the same bits needs each replica's own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from trainer_kit.distribution.workers import everyones, worker_count, worker_ind
 
 
 def own_to_each_replica(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns those of which each replica has its own; [] for a single replica."""
+    """Returns those that a step may set to another value on each replica; [] for a single replica."""
     if strategy.num_replicas_in_sync == 1:
         return []
-    on_read = tf.VariableSynchronization.ON_READ
-    return [variable for variable in variables if getattr(_native(variable), "synchronization", None) == on_read]
+    return [variable for variable in variables if not _native(variable).trainable]
+
+
+def are_alike(state: list[Any]) -> bool:
+    """Whether all replicas have the same value of each variable; `state` is of `replica_values`."""
+    return all(
+        value == by_worker[0][0] for by_worker in zip(*state, strict=True) for values in by_worker for value in values
+    )
 
 
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:

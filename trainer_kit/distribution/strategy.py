@@ -89,7 +89,9 @@ def _check_devices(devices: tuple[str, ...]) -> None:
 
 
 def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    del machine
+    if machine.cluster and machine.cluster.trains_with_others:
+        cluster = machine.cluster
+        _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
     implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:

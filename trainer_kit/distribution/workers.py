@@ -5,6 +5,9 @@ What agrees is a sum over all workers, a collective operation: all of them have 
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -39,23 +42,30 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
 
 def chiefs_number(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the number that the chief has called this with, on every worker."""
-    return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0, np.int64)))
+    return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
 
 
 def everyones(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns what each worker has called this with, in their order, on every worker."""
     count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
-    lengths = np.zeros(count, np.int32)
+    lengths = np.zeros(count, np.int64)
     lengths[index] = len(data)
     lengths = _summed(strategy, lengths)
-    rows = np.zeros((count, max(lengths)), np.int32)
+    rows = np.zeros((count, max(lengths)), np.int64)
     rows[index, : len(data)] = np.frombuffer(data, np.uint8)
     rows = _summed(strategy, rows).astype(np.uint8)
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _summed(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
-    if worker_count(strategy) == 1:
-        return value
-    summed = tf.function(lambda tensor: sum_over_workers(strategy, tensor))
-    return np.asarray(summed(tf.constant(value)))
+    return value if worker_count(strategy) == 1 else _summing(strategy)(tf.constant(value, tf.int64)).numpy()
+
+
+@functools.cache
+def _summing(strategy: tf.distribute.Strategy) -> Any:
+    """Traced once, for all shapes."""
+    return tf.function(
+        functools.partial(sum_over_workers, strategy),
+        input_signature=[tf.TensorSpec(None, tf.int64)],
+        autograph=False,
+    )

@@ -92,9 +92,13 @@ class TFRecordSource:
 
 
 def damage_in(error: BaseException) -> DataError | None:
-    """Returns what a TFRecordSource raised inside tf.data, from the error that TensorFlow made of it; None if nothing.
+    """Returns what went wrong inside tf.data, from the error of the loop that asked for a batch; None if it did not.
 
-    TensorFlow keeps of an exception in a numpy_function no more than its text.
+    TensorFlow keeps of an exception in a numpy_function no more than its text, by which a TFRecordSource's is known.
     """
-    found = _DAMAGE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return DataError(found[1]) if found else None
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    text = str(error)
+    if found := _DAMAGE.search(text):
+        return DataError(found[1])
+    return DataError(f"the data cannot be read: {error.message.splitlines()[0]}") if "IteratorGetNext" in text else None

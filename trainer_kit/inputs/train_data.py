@@ -107,6 +107,8 @@ class TrainData:
             self._choose_method(made)
             if self._saves_iterator and self._saved_iterator:
                 return made
+            # The state of an iterator that began elsewhere would not fit the dataset as it is made.
+            self._saves_iterator = self._saves_iterator and self.position.batch == 0
         return positioned(lambda _: made, params, self.position, input_context)
 
     def _choose_method(self, dataset: tf.data.Dataset) -> None:

@@ -1,0 +1,73 @@
+"""A small run with real checkpoints, iterator state included, for tests of what becomes of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.state import training_checkpoint
+
+
+class SmallRun:
+    """Weights that hold the step they are of, the data's iterator beside them, and a manager that restores at once.
+
+    Args:
+      folder: of the checkpoints.
+      size: numbers in the weights, of 4 bytes each.
+      **arguments: of CheckpointManager.
+
+    Attributes:
+      start: the step that it goes on from.
+    """
+
+    def __init__(self, folder: Path, size: int = 1000, **arguments: Any) -> None:
+        self.step = tf.Variable(0, dtype=tf.int64)
+        self.model = tf.Module()
+        self.model.weight = tf.Variable(tf.zeros([size]))
+        self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1))
+        self.manager = CheckpointManager(
+            training_checkpoint(global_step=self.step, model=self.model),
+            str(folder),
+            max_to_keep=arguments.pop("max_to_keep", 3),
+            step_counter=self.step,
+            checkpoint_interval=1,
+            before_save=self._save_data,
+            **arguments,
+        )
+        self.manager.restore_or_initialize()
+        self.start = int(self.step)
+        assert float(tf.reduce_min(self.model.weight)) == float(tf.reduce_max(self.model.weight)) == self.start
+
+    def train_to(self, *steps: int, sync: bool = True) -> None:
+        """Saves a checkpoint of each of `steps`; waits for them if `sync`."""
+        for step in steps:
+            self.step.assign(step)
+            self.model.weight.assign(tf.fill(self.model.weight.shape, float(step)))
+            next(self._data)
+            self.manager.save(step)
+        if sync:
+            self.manager.sync()
+
+    def _save_data(self, prefix: str) -> None:
+        tf.train.Checkpoint(iterator=self._data).write(f"{prefix}.iterator")
+
+
+def names(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def parts(step: int) -> list[str]:
+    """The names of the files of a small run's checkpoint, sorted."""
+    ends = ("commit.json", "data-00000-of-00001", "index", "iterator.data-00000-of-00001", "iterator.index")
+    return [f"ckpt-{step}.{end}" for end in ends]
+
+
+def flip_bit(path: Path) -> None:
+    """Turns one bit in the middle of a file over."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)

@@ -1,0 +1,80 @@
+"""The experiment that test_preemption.py stops: signals sent from inside, at a named moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit import files
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing.fork_server import train
+
+STEPS, LOOP = 40, 10
+_MOMENT, _SIGNALS, _SECONDS, _SENT = "", 0, 0.0, 0
+
+
+def happens(moment: str) -> None:
+    """Sends the signals, once, if this is the moment, and then takes its time."""
+    global _SENT
+    if moment != _MOMENT or _SENT >= _SIGNALS:
+        return
+    while _SENT < _SIGNALS:
+        _SENT += 1
+        os.kill(os.getpid(), NUMBER)
+        time.sleep(0.3)
+    time.sleep(_SECONDS)
+
+
+@trainer_kit.configclass
+class StoppedConfig(TinyConfig):
+    """The tiny task with dropout."""
+
+    dropout: float = 0.3
+
+
+@trainer_kit.register_task(StoppedConfig)
+class StoppedTask(TinyTask):
+    """Tells of the moments that it knows of."""
+
+    def train_step(self, *arguments: Any, **named: Any) -> Any:
+        """Takes the step; tracing it is a part of the compilation."""
+        happens("compile")
+        iterations = named["optimizer"].iterations
+        tf.py_function(lambda step: happens(f"step {int(step)}"), [iterations], [])
+        return super().train_step(*arguments, **named)
+
+    def validation_step(self, *arguments: Any, **named: Any) -> Any:
+        """Takes the step."""
+        happens("compile evaluation")
+        tf.py_function(lambda: happens("evaluation"), [], [])
+        return super().validation_step(*arguments, **named)
+
+
+@trainer_kit.register_experiment("stopped")
+def stopped() -> Any:
+    """Adam, dropout, shuffled data; evaluations between the checkpoints, the best kept."""
+    config = tiny_experiment(
+        train_steps=STEPS,
+        steps_per_loop=LOOP,
+        summary_interval=LOOP,
+        checkpoint_interval=20,
+        validation_interval=10,
+        best_checkpoint_eval_metric="accuracy",
+    )
+    return config.replace(task=StoppedConfig())
+
+
+def stopped_at(moment: str, number: int, signals: int, seconds: float, *arguments: str) -> None:
+    """Trains, and gets a signal at `moment`: a step, a compilation, an evaluation, or a write point."""
+    global _MOMENT, _SIGNALS, _SECONDS, NUMBER
+    _MOMENT, NUMBER, _SIGNALS, _SECONDS = moment, number, signals, seconds
+    files.on_write_point = lambda point, path: happens(point)
+    train(*arguments)
+
+
+NUMBER: int = signal.SIGTERM
