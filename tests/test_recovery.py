@@ -159,9 +159,7 @@ def test_a_run_without_the_batch_is_the_same_as_one_that_never_had_it(tmp_path: 
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-def test_a_fault_that_does_not_come_again_leaves_nothing_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Once(_NanGradient):
         def due(self) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(self.only_once, [self.step], tf.bool), [])
@@ -226,5 +224,5 @@ def test_when_no_checkpoint_is_sound_the_run_ends(tmp_path: Path) -> None:
         at = 1
 
     _run(tmp_path, First, recovery_max_trials=-1)
-    with pytest.raises(DivergedError, match="every checkpoint in .* holds weights that are not finite"):
+    with pytest.raises(DivergedError, match=r"every checkpoint in .* holds weights that are not finite"):
         _run(tmp_path, TinyTask)

@@ -1,14 +1,17 @@
-"""What is refused when a trainer is made."""
+"""What is refused when a trainer is made, or its training step is traced."""
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
+from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.requirements import check_model, check_sections
+from trainer_kit.requirements import check_exact_resume, check_model, check_sections
 from trainer_kit.testing import tiny_experiment
 
 
@@ -41,3 +44,44 @@ def test_xla_is_refused_on_several_replicas() -> None:
         check_model(model, True, replicas)
     check_model(model, False, replicas)
     check_model(model, True, tf.distribute.get_strategy())
+
+
+@pytest.mark.parametrize(
+    ("draw", "named"),
+    [
+        (lambda: tf.random.uniform([]), "RandomUniform"),
+        (lambda: tf.random.shuffle(tf.range(3))[0], "RandomShuffle"),
+        (lambda: tf.nn.dropout(tf.ones([3]), 0.5), "RandomUniform"),
+        (lambda: tf.py_function(lambda: 1.0, [], tf.float32), "EagerPyFunc"),
+    ],
+)
+def test_a_training_loop_with_state_that_no_checkpoint_holds_is_told_of_or_refused(
+    draw: Any, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tf.function
+    def loop() -> tf.Tensor:
+        for _ in tf.range(2):
+            draw()
+        return tf.constant(0)
+
+    graph = loop.get_concrete_function().graph
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        check_exact_resume(graph, required=False)
+    assert f"the training step uses {named}, whose state is not in a checkpoint" in caplog.text
+    with pytest.raises(UsageError, match=f"trainer.require_exact_resume: the training step uses {named}"):
+        check_exact_resume(graph, required=True)
+
+
+def test_generators_with_a_state_of_their_own_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    generator, layer = tf.random.Generator.from_seed(1), keras.layers.Dropout(0.5, seed=1)
+
+    @tf.function
+    def loop() -> Any:
+        return (
+            generator.uniform([])
+            + tf.reduce_sum(layer(tf.ones([3]), training=True))
+            + tf.random.stateless_normal([], [1, 2])
+        )
+
+    check_exact_resume(loop.get_concrete_function().graph, required=True)
+    assert caplog.text == ""

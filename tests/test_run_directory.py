@@ -12,7 +12,8 @@ from trainer_kit import files
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, UsageError
-from trainer_kit.run_directory import RunDirectory, check_model_dir, config_hash
+from trainer_kit.run_directory import RunDirectory, check_model_dir, config_hash, kept_threads
+from trainer_kit.run_lock import RunLock
 
 
 class _Exporter:
@@ -235,3 +236,36 @@ def test_a_hash_tells_configs_apart_and_equal_ones_have_one() -> None:
     assert config_hash(_config()) == config_hash(_config())
     assert config_hash(_config()) != config_hash(_config(train_steps=51))
     assert len(config_hash(_config())) == 12
+
+
+def test_the_thread_counts_of_the_first_start_are_kept_and_every_start_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = _directory(tmp_path)
+    assert kept_threads(str(tmp_path)) is None
+    for count in (2, 2, 4):
+        directory.write_record(_config(), "mine", "train", {}, {"inter_op": count, "intra_op": 2})
+    assert kept_threads(str(tmp_path)) == {"inter_op": 4, "intra_op": 2}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert [start["mode"] for start in manifest["starts"]] == ["train"] * 3
+    assert caplog.text.count("threads: {'inter_op': 2, 'intra_op': 2} when the run was started, ") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"threads": 3}', '{"threads": {"inter_op": "2"}}'])
+def test_thread_counts_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert kept_threads(str(tmp_path)) is None
+
+
+def test_a_trainer_that_ended_before_it_had_a_record_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    directory = _directory(folder)
+    with RunLock(folder):
+        pass
+    directory.withdraw_lock()
+    assert not folder.exists()
+    started = _started(folder)
+    with RunLock(folder):
+        pass
+    started.withdraw_lock()
+    assert (folder / "trainer.lock").exists()

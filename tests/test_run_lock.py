@@ -21,7 +21,7 @@ import pytest
 
 from trainer_kit import files, run_lock
 from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
-from trainer_kit.run_lock import RunLock, read_heartbeat
+from trainer_kit.run_lock import RunLock, check_not_held, read_heartbeat
 
 _PROGRAM = """
 import logging, os, subprocess, sys, time
@@ -476,3 +476,14 @@ def test_a_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _log_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trainer_kit")
+
+
+def test_a_look_finds_a_live_trainer_and_takes_nothing(tmp_path: Path) -> None:
+    check_not_held(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    wanted = rf"pid {os.getpid()} .*is at step 7"
+    with RunLock(tmp_path, lambda: ("train", 7)), pytest.raises(ModelDirInUseError, match=wanted):
+        check_not_held(tmp_path)
+    check_not_held(tmp_path)
+    with RunLock(tmp_path):
+        pass

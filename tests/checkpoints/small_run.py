@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state import training_checkpoint
+from trainer_kit.testing import stop_at
 
 
 class SmallRun:
@@ -53,6 +54,13 @@ class SmallRun:
 
     def _save_data(self, prefix: str) -> None:
         tf.train.Checkpoint(iterator=self._data).write(f"{prefix}.iterator")
+
+
+def save_and_die(folder: str, point: str, occurrence: int, asynchronous: bool) -> None:
+    """Goes on and saves the next step, with two to keep; this process is killed at a write point of that save."""
+    run = SmallRun(Path(folder), max_to_keep=2, asynchronous=asynchronous)
+    stop_at(point, occurrence)
+    run.train_to(run.start + 1)
 
 
 def names(folder: Path) -> list[str]:

@@ -84,6 +84,15 @@ def test_the_pointer_file_is_made_again_and_nothing_is_lost(
     assert list(state.all_model_checkpoint_paths) == [f"{folder}/ckpt-{step}" for step in (1, 2, 3)]
 
 
+def test_a_pointer_that_is_made_again_in_a_relative_folder_points_into_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder / "checkpoint").unlink()
+    assert SmallRun(Path("run")).start == 3
+    assert tf.train.latest_checkpoint("run") == "run/ckpt-3"
+
+
 def test_after_the_pointer_was_made_again_a_save_still_lists_all_that_are_kept(folder: Path) -> None:
     (folder / "checkpoint").unlink()
     SmallRun(folder).train_to(4)

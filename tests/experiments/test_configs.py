@@ -16,7 +16,7 @@ from trainer_kit.experiment import get_experiment
 from trainer_kit.modes import MODES
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted((ROOT / "configs").iterdir())
+CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.name != "kubernetes_job.yaml")
 EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/__init__.py"))
 SOURCE_OF = {"--config_file": "config_files", "--gin_file": "gin_files", "--params_override": "params_overrides"}
 COMMAND = re.compile(r"python -m trainer_kit\.train((?:\s+--\w+=\S+)+)")

@@ -14,7 +14,7 @@ from official.modeling.optimization import OptimizerFactory
 from trainer_kit.config.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
-from trainer_kit.optimizers.learning_rate import create_learning_rate, current_learning_rate
+from trainer_kit.optimizers.learning_rate import create_learning_rate, current_learning_rate, scale_learning_rate
 
 STEPS = (0, 1, 4, 5, 6, 19, 20, 21, 49, 50, 51, 99, 100, 101, 1000)
 
@@ -113,3 +113,18 @@ def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
     assert float(current_learning_rate(Plain())) == 0.75
     with pytest.raises(UsageError, match="object has no learning_rate"):
         current_learning_rate(object())
+
+
+@pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"])
+def test_a_learning_rate_can_be_scaled_again_and_again_by_what_it_was_made_with(rate: Any) -> None:
+    optimizer = keras.optimizers.SGD(rate)
+    for factor in (0.5, 0.25):
+        assert scale_learning_rate(optimizer, factor)
+        assert float(current_learning_rate(optimizer)) == pytest.approx(0.5 * factor)
+    variable = keras.Variable(1.0)
+    optimizer.apply([tf.constant(1.0)], [variable])
+    assert float(variable) == pytest.approx(1 - 0.125)
+
+
+def test_what_has_no_learning_rate_of_keras_3_cannot_be_scaled() -> None:
+    assert not scale_learning_rate(object(), 0.5)

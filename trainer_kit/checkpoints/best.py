@@ -27,8 +27,8 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import commit, problem, read_record
-from trainer_kit.checkpoints.folder import ARCHIVED, remove_debris, set_aside
-from trainer_kit.checkpoints.names import complete_checkpoints, owner
+from trainer_kit.checkpoints.folder import ARCHIVED, not_written, remove_debris, remove_unfinished, set_aside
+from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, owner
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.scalars import flat_scalars
 
@@ -153,15 +153,20 @@ class BestCheckpoint:
         return {"checkpoint": f"ckpt-{step}", "step": step, "metric": self.metric_name, "value": value, "metrics": flat}
 
     def _export(self, checkpoint: tf.train.Checkpoint, info: dict[str, Any]) -> None:
-        name = info["checkpoint"]
-        self._save(checkpoint, name)
+        prefix = os.path.join(self.export_dir, info["checkpoint"])
+        try:
+            self._save(checkpoint, info["checkpoint"])
+            if self._keeps:
+                files.reach("best.weights", prefix)
+                commit(prefix, point="best.record", info=info)
+                files.write_json(os.path.join(self.export_dir, INFO), info, point="best.info")
+        except (tf.errors.OpError, OSError, StorageError) as error:
+            if self._keeps:
+                remove_unfinished(prefix)
+            raise not_written(f"the best checkpoint {prefix} was not written", self.export_dir, error) from error
         self._info = info
-        if not self._keeps:
-            return
-        files.reach("best.weights", os.path.join(self.export_dir, name))
-        commit(os.path.join(self.export_dir, name), point="best.record", info=info)
-        files.write_json(os.path.join(self.export_dir, INFO), info, point="best.info")
-        self._remove_others(name)
+        if self._keeps:
+            self._remove_others(info["checkpoint"])
 
     def _remove_others(self, name: str) -> None:
         """Removes all weights but those of `name`, and what a process that died here has left."""
@@ -206,11 +211,10 @@ class BestCheckpoint:
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         with contextlib.ExitStack() as stack:
             folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
-            try:
-                tf.io.gfile.makedirs(folder)
-                checkpoint.write(os.path.join(folder, name))
-            except tf.errors.OpError as error:
-                raise StorageError(f"the best checkpoint cannot be saved in {folder}: {error.message}") from error
+            tf.io.gfile.makedirs(folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(folder, name) + RECORD)  # of weights that are written over
+            checkpoint.write(os.path.join(folder, name))
 
 
 def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:

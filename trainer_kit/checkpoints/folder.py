@@ -56,6 +56,22 @@ def remove_unfinished(prefix: str) -> None:
             os.remove(path)
 
 
+def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
+    """Returns what tells a user that `what` failed, why, and how much room there is in `folder`."""
+    if not os.path.isdir(folder):
+        return StorageError(f"{what}: {_reason(error)}; give a folder that can be written")
+    return StorageError(
+        f"{what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free there); make room, then run the "
+        "same command again: it goes on from the newest checkpoint that is whole"
+    )
+
+
+def _reason(error: Exception | None) -> str:
+    text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
+    first = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
+    return first or "no reason is known; is the disk full?"
+
+
 def _is_temporary(name: str) -> bool:
     """Whether this is a half-written file: of files.py or, the pointer, of TensorFlow.
 
@@ -191,7 +207,7 @@ def _point_to(directory: str, prefix: str) -> None:
     newest = os.path.basename(prefix)
     if _pointer(directory).endswith("\n") and _pointed(directory) == [newest, *there]:
         return
-    state = tf.compat.v1.train.generate_checkpoint_state_proto(directory, newest, there)
+    state = tf.compat.v1.train.generate_checkpoint_state_proto(os.path.abspath(directory), newest, there)
     try:
         files.write_text(os.path.join(directory, _POINTER), str(state))
     except StorageError as error:  # the file is for other programs; ours goes by the checkpoints that are whole

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,14 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import commit
-from trainer_kit.checkpoints.folder import DIVERGED, newest_whole, remove_debris, remove_unfinished, set_aside
+from trainer_kit.checkpoints.folder import (
+    DIVERGED,
+    newest_whole,
+    not_written,
+    remove_debris,
+    remove_unfinished,
+    set_aside,
+)
 from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, own_files, step_of
 from trainer_kit.checkpoints.state import restore
 from trainer_kit.errors import DivergedError, StorageError
@@ -73,6 +79,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if keeps and for_training:
             remove_debris(directory)
         self._start = self._newest() if for_training else None
+        self._begun = False
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
             super().__init__(
                 checkpoint,
@@ -144,15 +151,20 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore_or_initialize(self) -> str | None:
         """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
 
+        Called again, it only returns the same.
+
         Raises:
           UsageError: when it does not fit the model.
           StorageError: when none is whole.
           DivergedError: when none is sound.
         """
-        path, self._start = self._start, None
+        if self._begun:
+            return self._start
+        self._begun, path, self._start = True, self._start, None
         while path is not None:
             self.restore(path)
             if self._sound():
+                self._start = path
                 return path
             _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and passed over", path, DIVERGED)
             path = self.discard(path)
@@ -225,16 +237,11 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes what the failed save has left, and returns what to tell."""
         self._last_checkpoint_step = None  # else the same step would not be tried again
-        folder, what = os.path.dirname(prefix), "was not written"
+        what = "was not written"
         if os.path.exists(prefix + RECORD):
             what = "was written, but not the file that points to it, or an older one was not removed"
         remove_unfinished(prefix)
-        if not os.path.isdir(folder):
-            return StorageError(f"the checkpoint {prefix} {what}: {_reason(error)}; give a folder that can be written")
-        return StorageError(
-            f"the checkpoint {prefix} {what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free "
-            "there); make room, then run the same command again: it goes on from the newest checkpoint that is whole"
-        )
+        return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
 
 
 def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:
@@ -244,9 +251,3 @@ def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:
     if saver is not None:
         saver._async_error = None
     return error
-
-
-def _reason(error: Exception | None) -> str:
-    if error is None:
-        return "no reason is known; is the disk full?"
-    return str(getattr(error, "message", None) or getattr(error, "strerror", None) or error).splitlines()[0]

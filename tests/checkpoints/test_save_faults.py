@@ -1,0 +1,289 @@
+"""Saves that go wrong: the process is killed at any write point, or the disk is full at any file."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.checkpoints.small_run import SmallRun, names, parts, save_and_die
+from trainer_kit import files
+from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.errors import ExitCode, StorageError
+from trainer_kit.testing import ForkServer, stop_at
+
+PAGE = 4096  # bytes, the unit in which a tmpfs fills
+REMOVED = ["commit.json", "index", "iterator.index", "data-00000-of-00001", "iterator.data-00000-of-00001"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Forks the processes that are killed."""
+    with ForkServer(["tests.checkpoints.small_run"]) as one:
+        yield one
+
+
+@pytest.fixture
+def without_faults() -> Iterator[None]:
+    """Takes back what a test asked for."""
+    yield
+    files.on_write_point = None
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    ("point", "occurrence", "start"),
+    [
+        ("checkpoint.save", 1, 3),
+        ("checkpoint.written", 1, 4),
+        ("checkpoint.record.open", 1, 4),
+        ("checkpoint.record.flush", 1, 4),
+        ("checkpoint.record.rename", 1, 4),
+        ("checkpoint.pointer", 1, 4),
+        *(("checkpoint.remove", number + 1, 4) for number in range(len(REMOVED))),
+    ],
+)
+def test_a_kill_while_saving_leaves_a_folder_that_the_next_start_goes_on_from(
+    server: ForkServer,
+    tmp_path: Path,
+    point: str,
+    occurrence: int,
+    start: int,
+    asynchronous: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    SmallRun(tmp_path, max_to_keep=2).train_to(2, 3)
+    (tmp_path / "notes.txt").write_text("mine")
+    end = server.run(save_and_die, str(tmp_path), point, occurrence, asynchronous)
+    assert end.code == -signal.SIGKILL, end.text
+    if point == "checkpoint.remove":
+        left = {f"ckpt-2.{kind}" for kind in REMOVED[occurrence - 1 :]}
+        assert left == {name for name in names(tmp_path) if name.startswith("ckpt-2.")}
+    run = SmallRun(tmp_path, max_to_keep=2)
+    assert run.start == start
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    run.train_to(5, 6)
+    assert names(tmp_path) == sorted(["checkpoint", "notes.txt", *parts(5), *parts(6)])
+    assert SmallRun(tmp_path, max_to_keep=2).start == 6
+
+
+# ---- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _leave_free(disk: Path, pages: int) -> None:
+    (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - pages * PAGE))
+
+
+def _is_told_well(error: StorageError, path: Path) -> bool:
+    told = str(error)
+    named = told.startswith(f"the checkpoint {path} was ") and "No space left on device" in told
+    return named and " bytes are free there)" in told and "{{" not in told and len(told.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
+def test_a_disk_that_is_full_at_any_file_is_told_and_costs_nothing_that_was_saved(
+    small_disk: Path, asynchronous: bool
+) -> None:
+    folder, failed = small_disk / "run", []
+    SmallRun(folder, 3000, max_to_keep=2).train_to(1, 2)
+    step, whole = 3, 2
+    for pages in range(12):
+        run = SmallRun(folder, 3000, max_to_keep=2, asynchronous=asynchronous)
+        assert run.start == whole
+        _leave_free(small_disk, pages)
+        try:
+            run.train_to(step)
+        except StorageError as error:
+            assert _is_told_well(error, folder / f"ckpt-{step}"), error
+            assert error.exit_code == ExitCode.STORAGE
+            failed.append(str(error))
+        there = {name.split(".")[0] for name in names(folder)} - {"checkpoint"}
+        assert there >= {f"ckpt-{whole}", f"ckpt-{whole - 1}"} or len(failed) == pages
+        assert all(problem(str(folder / name)) == "" for name in there)
+        assert [name for name in names(folder) if "tmp" in name or "temp" in name] == []
+        (small_disk / "ballast").unlink()
+        whole = SmallRun(folder, 3000, max_to_keep=2).start
+        run.train_to(whole + 1)  # there is room again, for the same process too
+        step, whole = whole + 2, whole + 1
+    for file in (".iterator_temp/", ".iterator.index;", "_temp/part-00000-of-00001.data", ".index;", "/checkpoint.tmp"):
+        assert any(file in told for told in failed), (file, failed)
+    assert len(failed) < 12  # the last had room
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize("how", ["record", "file size"])
+def test_a_save_that_fails_is_told_once_and_can_be_made_again(
+    tmp_path: Path, how: str, asynchronous: bool, without_faults: None
+) -> None:
+    run = SmallRun(tmp_path, 100_000, asynchronous=asynchronous)
+    run.train_to(1, 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if how == "record":
+        stop_at("checkpoint.record.flush", how="raise")
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(StorageError) as error:
+            run.train_to(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    reason = "No space left on device" if how == "record" else "File too large"
+    assert f"the checkpoint {tmp_path}/ckpt-3 was not written: " in str(error.value) and reason in str(error.value)
+    assert names(tmp_path) == sorted(["checkpoint", *parts(1), *parts(2)])
+    run.manager.sync()
+    run.train_to(3)
+    assert SmallRun(tmp_path, 100_000).start == 3
+
+
+def test_a_failure_in_the_background_is_told_by_the_next_save_as_that_of_its_own_checkpoint(
+    tmp_path: Path, without_faults: None
+) -> None:
+    run = SmallRun(tmp_path)
+    run.train_to(1)
+    stop_at("checkpoint.record.open", how="raise")
+    run.train_to(2, sync=False)
+    with pytest.raises(
+        StorageError, match=r"ckpt-2 was not written: .*ckpt-2\.commit\.json cannot be written: No space"
+    ):
+        run.train_to(3)
+    assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
+    run.train_to(3)
+    assert names(tmp_path) == sorted(["checkpoint", *parts(1), *parts(3)])
+
+
+def test_what_gets_ready_for_a_save_may_fail_and_the_save_in_flight_is_not_touched(
+    tmp_path: Path, without_faults: None
+) -> None:
+    run = SmallRun(tmp_path)
+    run.train_to(1, sync=False)
+    stop_at("checkpoint.save", how="raise")
+    with pytest.raises(StorageError, match=r"ckpt-2 was not written: No space left on device"):
+        run.train_to(2)
+    assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
+    assert SmallRun(tmp_path).start == 1
+
+
+def test_after_an_error_of_the_run_that_one_is_raised_and_the_failed_save_is_logged(
+    tmp_path: Path, without_faults: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = SmallRun(tmp_path)
+    run.train_to(1)
+    stop_at("checkpoint.record.open", how="raise")
+    with pytest.raises(ZeroDivisionError), run.manager:
+        run.train_to(2, sync=False)
+        raise ZeroDivisionError
+    assert "ckpt-2 was not written" in caplog.text
+    assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
+    with pytest.raises(StorageError, match="ckpt-2 was not written"), run.manager:
+        stop_at("checkpoint.record.open", how="raise")
+        run.train_to(2, sync=False)
+
+
+def test_a_checkpoint_that_is_saved_already_is_not_saved_again_nor_is_its_iterator(tmp_path: Path) -> None:
+    SmallRun(tmp_path).train_to(1)
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)}
+    run = SmallRun(tmp_path)
+    assert run.manager.save(1) is None
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)} == before
+
+
+# ---- rotation
+
+
+def test_rotation_removes_the_oldest_record_first_and_leaves_pinned_ones(tmp_path: Path, without_faults: None) -> None:
+    run = SmallRun(tmp_path, max_to_keep=2)
+    run.train_to(1, 2, 3)
+    (tmp_path / "ckpt-2.pin").touch()
+    removed: list[str] = []
+    files.on_write_point = lambda point, path: removed.append(Path(path).name) if point == "checkpoint.remove" else None
+    run.train_to(4, 5)
+    assert removed == [f"ckpt-3.{kind}" for kind in REMOVED]
+    assert names(tmp_path) == sorted(["checkpoint", "ckpt-2.pin", *parts(2), *parts(4), *parts(5)])
+    listed = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
+    assert [Path(path).name for path in listed] == ["ckpt-2", "ckpt-4", "ckpt-5"]
+    (tmp_path / "ckpt-2.pin").unlink()
+    SmallRun(tmp_path, max_to_keep=2).train_to(6)
+    assert names(tmp_path) == sorted(["checkpoint", *parts(5), *parts(6)])
+
+
+def test_a_checkpoint_that_someone_else_removed_meanwhile_is_no_error(tmp_path: Path, without_faults: None) -> None:
+    run = SmallRun(tmp_path, max_to_keep=1)
+    run.train_to(1)
+
+    def remove_first(point: str, path: str) -> None:
+        if point == "checkpoint.remove":
+            Path(path).unlink()
+
+    files.on_write_point = remove_first
+    run.train_to(2)
+    assert names(tmp_path) == sorted(["checkpoint", *parts(2)])
+
+
+def test_a_worker_that_is_not_the_chief_saves_to_a_folder_that_goes_with_it(tmp_path: Path) -> None:
+    SmallRun(tmp_path).train_to(1)
+    before = names(tmp_path)
+    other = SmallRun(tmp_path, keeps=False, agree=lambda number: 1, max_to_keep=1)
+    assert other.start == 1
+    other.train_to(2, 3)
+    assert names(tmp_path) == before
+    assert other.manager.newest() == f"{tmp_path}/ckpt-1"
+
+
+def test_one_that_is_discarded_goes_to_diverged_and_its_step_can_be_saved_again(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path)
+    run.train_to(1, 2)
+    assert run.manager.discard(f"{tmp_path}/ckpt-2") == f"{tmp_path}/ckpt-1" == run.manager.latest_checkpoint
+    assert names(tmp_path / "diverged") == parts(2)
+    run.manager.restore(f"{tmp_path}/ckpt-1")
+    run.train_to(2)
+    assert SmallRun(tmp_path).start == 2
+
+
+# ---- the best checkpoint
+
+
+@pytest.mark.parametrize("point", ["best.weights", "best.record.open", "best.record.rename", "best.info.flush"])
+def test_a_best_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, point: str, without_faults: None) -> None:
+    value = tf.Variable(1)
+    checkpoint = tf.train.Checkpoint(value=value)
+    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
+    stop_at(point, how="raise")
+    with pytest.raises(StorageError, match=r"the best checkpoint .*ckpt-2 was not written: .*bytes are free there"):
+        best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
+    assert [name for name in names(tmp_path) if name.endswith(("tmp", "temp"))] == []
+    again = BestCheckpoint(str(tmp_path), "accuracy")
+    assert again.best == ("accuracy", 0.5, 1)
+    assert again.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
+    assert {name.split(".")[0] for name in names(tmp_path)} == {"info", "ckpt-2"}
+
+
+def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> None:
+    checkpoint = tf.train.Checkpoint(value=tf.Variable(tf.zeros([5000])))
+    best = BestCheckpoint(str(small_disk / "best"), "accuracy")
+    best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
+    before = names(small_disk / "best")
+    _leave_free(small_disk, 2)
+    with pytest.raises(StorageError, match=r"ckpt-2 was not written: .*No space left.*bytes are free"):
+        best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
+    assert names(small_disk / "best") == before

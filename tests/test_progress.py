@@ -1,0 +1,68 @@
+"""Where a run is, and what is saved when time runs out."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.progress import Progress
+
+
+def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
+    done: list[str] = []
+    trainer = SimpleNamespace(
+        global_step=tf.Variable(step),
+        evaluated_batches=tf.Variable(7),
+        end_averaging=lambda: done.append("weights back"),
+    )
+    controller = SimpleNamespace(
+        phase=phase,
+        saved_step=saved,
+        save_checkpoint=lambda: done.append("save"),
+        sync=lambda: done.append("sync"),
+    )
+    progress = Progress()
+    progress.follow(controller, trainer)
+    return progress, done
+
+
+def test_before_there_is_a_controller_a_run_starts() -> None:
+    assert Progress().of_step() == ("start", 0)
+    Progress().save_late()
+
+
+def test_phase_and_step_are_those_of_the_controller_and_the_variable() -> None:
+    assert _run("save", 5, 0)[0].of_step() == ("save", 5)
+
+
+def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
+    progress, _ = _run("evaluate", 5, 0)
+    before = progress.of_work()
+    progress.trainer.evaluated_batches.assign_add(1)
+    assert progress.of_work() != before
+    waiting, _ = _run("wait", 5, 0)
+    assert waiting.of_work() != waiting.of_work()
+
+
+def test_in_an_evaluation_the_weights_come_back_and_are_saved() -> None:
+    progress, done = _run("evaluate", 5, 0)
+    progress.save_late()
+    assert done == ["weights back", "save", "sync"]
+
+
+@pytest.mark.parametrize(("phase", "saved"), [("evaluate", 5), ("train", 5), ("save", 0), ("start", -1), ("wait", 0)])
+def test_what_is_saved_already_or_just_now_is_not_saved_again(phase: str, saved: int) -> None:
+    progress, done = _run(phase, 5, saved)
+    progress.save_late()
+    assert done == []
+
+
+def test_in_the_middle_of_a_step_nothing_is_saved_and_the_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    progress, done = _run("train", 5, 2)
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        progress.save_late()
+    assert done == []
+    assert "the steps after 2 are lost" in caplog.text
