@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,11 +13,9 @@ from trainer_kit.distribution.peers import peers_needed
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
-from trainer_kit.errors import ExitCode
 from trainer_kit.experiment import task_class
 from trainer_kit.run_directory import kept_threads
 from trainer_kit.runner import run_experiment
-from trainer_kit.signals import StopSignals
 
 
 def launch(
@@ -50,8 +45,7 @@ def launch(
     task_type = task_class(config.task)
     before_task()
     with peers_needed():
-        with _left_at_signals():
-            strategy = prepare(config, kept_threads(model_dir))
+        strategy = prepare(config, kept_threads(model_dir))
         with strategy.scope():
             task = task_type(config.task, logging_dir=model_dir)
     return run_experiment(strategy, task, mode, config, model_dir, **arguments)
@@ -78,14 +72,3 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
         if batch:
             check_global_batch(batch, strategy.num_replicas_in_sync, f"task.{name}.global_batch_size")
     return strategy
-
-
-def _left_at_signals() -> StopSignals:
-    """While entered, a signal ends the process: Python's own handlers come too late when it waits for other workers."""
-
-    def leave() -> None:
-        print("stopped by a signal before there was anything to save", file=sys.stderr, flush=True)
-        os._exit(ExitCode.INTERRUPTED if signals.received == signal.SIGINT else ExitCode.PREEMPTED)
-
-    signals = StopSignals(leave)
-    return signals

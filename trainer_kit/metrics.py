@@ -48,11 +48,13 @@ class MetricSet:
         mean = tf.where(examples > 0, tf.cast(loss, tf.float32), 0.0)  # the mean of no examples is NaN
         self.loss.update_state(mean, sample_weight=examples)
 
+    @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
         """Starts all anew; eager or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
 
+    @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name; the loss only if a step reported one; in cross-replica context."""
         logs: dict[str, Any] = {}

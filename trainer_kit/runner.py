@@ -53,6 +53,7 @@ class Run:
     directory: RunDirectory
     controller: Any
     checkpoint: str
+    timeline: Timeline
 
 
 def run_experiment(
@@ -163,12 +164,10 @@ def run_experiment(
         _begin(chosen.trains, timeline, recovery, controller, start, rewound)
         recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NOTHING
         with strategy.scope(), recorded, _saved_after_errors(controller):
-            logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint))
+            logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint, timeline))
             if run_post_eval and not _stopped(signals, trainer):
                 logs = controller.evaluate(steps=options.validation_steps)
-        _raise_if_stopped(signals, trainer)
-        manager.sync()
-        _conclude(directory, reports, trainer, mode, logs)
+        _conclude(directory, signals, manager, reports, trainer, mode, logs)
         chiefs_number(strategy, start)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
@@ -270,7 +269,9 @@ def _train_and_eval(run: Run) -> dict[str, Any]:
         eval_steps=options.validation_steps,
         eval_interval=options.validation_interval,
     )
-    return dict(logs or {})
+    if logs or getattr(run.controller, "stopping", False):
+        return dict(logs or {})
+    return run.timeline.metrics_at(int(run.controller.global_step.numpy()))  # evaluated before a restart
 
 
 def _train_and_post_eval(run: Run) -> dict[str, Any]:
@@ -360,9 +361,17 @@ def _finished_logs(
 
 
 def _conclude(
-    directory: RunDirectory, reports: build.Reports, trainer: Any, mode: str, logs: Mapping[str, Any]
+    directory: RunDirectory,
+    signals: StopSignals,
+    manager: Any,
+    reports: build.Reports,
+    trainer: Any,
+    mode: str,
+    logs: Mapping[str, Any],
 ) -> None:
-    """Notes what a training run has ended with, when all that it reported is in the files."""
+    """Notes what a training run has ended with, when all that it saved and reported is in the files."""
+    _raise_if_stopped(signals, trainer)
+    manager.sync()
     if reports.history is None:
         return
     reports.writer.flush()

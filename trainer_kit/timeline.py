@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
-from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.ledger import Ledger, active_records
 from trainer_kit.telemetry.history import JsonLinesWriter, reported
 
 
@@ -56,6 +56,11 @@ class Timeline:
         if isinstance(self._best, BestCheckpoint):
             self._best.rewind(step)
         self.resume(step)
+
+    def metrics_at(self, step: int) -> dict[str, Any]:
+        """Returns the metrics of the evaluation of `step` that is on record; {} if there is none."""
+        found = [record["metrics"] for record in active_records(self.ledger.records()) if record["step"] == step]
+        return dict(found[-1]) if found else {}
 
     def evaluated_step(self, step: int) -> int:
         """Returns the last step, up to `step`, whose evaluation is in the ledger and in the history; -1 if none is."""

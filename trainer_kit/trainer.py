@@ -94,9 +94,8 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self._stop, self._stop_asked = stop_variable(), stop_variable()
         self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        self._train_loop: Any = None
-        self._results: dict[str, Any] = {}
-        self._looked_into = False  # whether the training loop was searched for state that no checkpoint holds
+        self._train_loop: Any = None  # it is searched, once, for state that no checkpoint holds
+        self._looked_into, self._results = False, {}
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
@@ -361,12 +360,14 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
 
         return self.distribute_dataset(dataset_fn)
 
+    @tf.autograph.experimental.do_not_convert
     def _train_results(self) -> dict[str, Any]:
         results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
         if self._guarded:
             results[_SOUND] = self._look()
         return results
 
+    @tf.autograph.experimental.do_not_convert
     def _look(self) -> tf.Tensor:
         """Whether all weights are finite, 1 or 0; -1 between the looks of very short loops, where each would cost."""
         if self.config.trainer.steps_per_loop >= LOOK_EVERY:

@@ -28,7 +28,9 @@ class SmallRun:
         self.step = tf.Variable(0, dtype=tf.int64)
         self.model = tf.Module()
         self.model.weight = tf.Variable(tf.zeros([size]))
-        self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1))
+        options = tf.data.Options()
+        options.autotune.enabled = False  # whose thread an iterator waits for at its end
+        self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1).with_options(options))
         self.manager = CheckpointManager(
             training_checkpoint(global_step=self.step, model=self.model),
             str(folder),

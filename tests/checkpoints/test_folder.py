@@ -58,7 +58,7 @@ def test_a_damaged_newest_checkpoint_is_moved_away_with_one_warning_and_the_one_
     if not recorded:
         (folder / RECORD).unlink()
     left = [part for part in parts(3) if (folder / part).exists()]
-    run = SmallRun(folder)
+    run = SmallRun(folder, asynchronous=False)
     assert run.start == 2
     told = _warnings(caplog)
     assert len(told) == 1 and f"{folder}/ckpt-3 is damaged: " in told[0] and f"{folder}/ckpt-2 is used" in told[0]

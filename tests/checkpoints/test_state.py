@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from trainer_kit.checkpoints.state import holds, restore, saved_shapes, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state import (
+    difference,
+    holds,
+    restore,
+    saved_shapes,
+    training_checkpoint,
+    weights_checkpoint,
+)
+from trainer_kit.checkpoints.variables import model_variables, optimizer_variables
 from trainer_kit.errors import StorageError, UsageError
 
 
@@ -25,7 +38,7 @@ def _average(value: float = 0.0) -> dict[str, tf.Variable]:
 
 
 def _save(path: Path, parts: dict[str, Any]) -> str:
-    return training_checkpoint(**parts).save(str(path / "ckpt"))
+    return str(training_checkpoint(**parts).save(str(path / "ckpt")))
 
 
 def test_the_sections_are_model_gardens_and_names_tell_what_is_in_them(tmp_path: Path) -> None:
@@ -105,3 +118,163 @@ def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> No
     data.write_bytes(data.read_bytes()[:10])
     with pytest.raises(StorageError, match="is damaged and cannot be read"):
         restore(training_checkpoint(**_parts()), path, whole=True)
+
+
+# ---- a changed model
+
+
+def _net(*layers: tuple[str, int], optimizer: Any = None) -> dict[str, Any]:
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width, name=name) for name, width in layers)])
+    optimizer = optimizer or keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    for number, variable in enumerate([*model.variables, *optimizer.variables]):
+        variable.assign(keras.ops.full(variable.shape, number, variable.dtype))
+    return {"global_step": tf.Variable(7, dtype=tf.int64), "model": model, "optimizer": optimizer}
+
+
+def _values(parts: dict[str, Any]) -> dict[str, list[Any]]:
+    sections = {
+        "model": model_variables(parts["model"]),
+        "optimizer": optimizer_variables(parts["optimizer"], parts["model"]),
+    }
+    return {f"{section}/{name}": v.numpy().tolist() for section, found in sections.items() for name, v in found.items()}
+
+
+def _zeros(parts: dict[str, Any]) -> dict[str, Any]:
+    for variable in [*parts["model"].variables, *parts["optimizer"].variables]:
+        variable.assign(keras.ops.zeros_like(variable))
+    parts["global_step"].assign(0)
+    return parts
+
+
+SAVED = (("first", 3), ("second", 2))
+# What the run has become; a layer in the table, a row below it, and a variable that a partial restore takes.
+CHANGES: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
+    "wider layer": (
+        lambda: _net(("first", 5), ("second", 2)),
+        "model/sequential/first",
+        r"kernel +another shape +\[4, 3\] saved, \[4, 5\] here",
+        "model/sequential/second/bias",
+    ),
+    "extra layer": (
+        lambda: _net(*SAVED, ("third", 2)),
+        "model/sequential/third",
+        r"kernel +missing in the checkpoint  \[2, 2\] here",
+        "model/sequential/first/kernel",
+    ),
+    "missing layer": (
+        lambda: _net(("first", 3)),
+        "model/sequential/second",
+        r"kernel +not in this run +\[3, 2\] saved",
+        "model/sequential/first/kernel",
+    ),
+    "renamed layer": (
+        lambda: _net(("first", 3), ("last", 2)),
+        "model/sequential/last",
+        r"kernel +missing in the checkpoint  \[3, 2\] here",
+        "optimizer/adam/sequential/first/kernel/velocity",
+    ),
+    "other optimizer": (
+        lambda: _net(*SAVED, optimizer=keras.optimizers.SGD(momentum=0.9)),
+        "optimizer/sgd/sequential/first/kernel",
+        r"momentum +missing in the checkpoint  \[4, 3\] here",
+        "model/sequential/second/kernel",
+    ),
+}
+
+
+def _has_row(text: str, layer: str, row: str) -> bool:
+    return re.search(rf"^  {re.escape(layer)}\n(?:    .*\n)*?    {row}$", text, re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_refused_by_layer_with_shapes(tmp_path: Path, change: str) -> None:
+    path = _save(tmp_path, _net(*SAVED))
+    make, layer, row, _ = CHANGES[change]
+    run = _zeros(make())
+    with pytest.raises(UsageError) as error:
+        restore(training_checkpoint(**run), path, whole=True)
+    told = str(error.value)
+    assert told.splitlines()[0] == (
+        f"{path} does not fit this run; use the code and the config that it was made with, another model_dir, or "
+        "--allow_partial_restore, which takes what fits:"
+    )
+    assert _has_row(told, layer, row), told
+    if change == "renamed layer":
+        assert _has_row(told, "model/sequential/second", r"kernel +not in this run +\[3, 2\] saved"), told
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_partial_restore_takes_what_fits_and_logs_the_table(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = _net(*SAVED)
+    path = _save(tmp_path, saved)
+    make, layer, row, taken = CHANGES[change]
+    run = _zeros(make())
+    restore(training_checkpoint(**run), path, whole=True, partial=True)
+    assert len(caplog.records) == 1
+    told = caplog.records[0].getMessage()
+    assert told.startswith(f"{path} is restored in part; ") and _has_row(told, layer, row)
+    there, before = _values(run), _values(saved)
+    assert there[taken] == before[taken] != []
+    for name, value in there.items():
+        fits = name in before and tf.constant(value).shape == tf.constant(before[name]).shape
+        assert value == (before[name] if fits else tf.zeros_like(value).numpy().tolist()), name
+    assert int(run["global_step"]) == 7
+
+
+def test_a_partial_restore_of_what_fits_wholly_is_an_ordinary_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = _net(*SAVED)
+    run = _zeros(_net(*SAVED))
+    restore(training_checkpoint(**run), _save(tmp_path, saved), whole=True, partial=True)
+    assert _values(run) == _values(saved) and caplog.records == []
+
+
+def _keras_two(width: int = 3, layers: int = 2) -> Any:
+    model = tf_keras.Sequential([tf_keras.layers.Dense(width) for _ in range(layers)])
+    model.build((None, 4))
+    return model
+
+
+class _Module(tf.Module):  # type: ignore[misc]
+    def __init__(self, width: int = 3, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = [tf.Variable(tf.ones([4, width])) for _ in range(layers)]
+
+
+@pytest.mark.parametrize("make", [_keras_two, _Module])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"width": 5}, r"\(3,\) .*\(5,\)|\(4, 3\) .*\(4, 5\)"), ({"layers": 3}, ""), ({"layers": 1}, "")],
+)
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_changed_model_that_only_tensorflow_knows_is_refused_in_its_words(
+    tmp_path: Path, make: Callable[..., Any], change: dict[str, int], told: str, partial: bool
+) -> None:
+    step = tf.Variable(7, dtype=tf.int64)
+    path = training_checkpoint(global_step=step, model=make()).save(str(tmp_path / "ckpt"))
+    other = training_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=make(**change))
+    with pytest.raises(UsageError, match="does not fit this run") as error:
+        restore(other, path, whole=True, partial=partial)
+    assert ("--allow_partial_restore" in str(error.value)) != partial  # it takes models by name only
+    detail = str(error.value).partition(":\n")[2]
+    assert len(detail) > 20 and re.search(told, detail), detail
+
+
+def test_rows_of_one_layer_stand_under_one_line_wherever_their_names_would_sort() -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    names = ("a/b", "a/b/c", "a/b0", "a/z", "a/b/d")
+    here = tf.train.Checkpoint(global_step=step, model={name: tf.Variable([1.0]) for name in names})
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(global_step=step, model={"a": {}}).save(os.path.join(folder, "ckpt"))
+        table = difference(here, path, whole=True)
+    row = "    {:24} missing in the checkpoint  [1] here"
+    assert table.splitlines() == [
+        "  model/a",
+        *map(row.format, ("b", "b0", "z")),
+        "  model/a/b",
+        *map(row.format, "cd"),
+    ]

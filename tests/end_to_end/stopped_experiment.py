@@ -15,16 +15,16 @@ from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.fork_server import train
 
 STEPS, LOOP = 40, 10
-_MOMENT, _SIGNALS, _SECONDS, _SENT = "", 0, 0.0, 0
+_MOMENT, _SIGNALS, _SECONDS = "", 0, 0.0
 
 
 def happens(moment: str) -> None:
     """Sends the signals, once, if this is the moment, and then takes its time."""
-    global _SENT
-    if moment != _MOMENT or _SENT >= _SIGNALS:
+    global _MOMENT
+    if moment != _MOMENT:
         return
-    while _SENT < _SIGNALS:
-        _SENT += 1
+    _MOMENT = ""
+    for _ in range(_SIGNALS):
         os.kill(os.getpid(), NUMBER)
         time.sleep(0.3)
     time.sleep(_SECONDS)

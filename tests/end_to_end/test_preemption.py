@@ -119,3 +119,24 @@ def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_sa
     assert _newest(tmp_path / "run") == 10
     record = json.loads((tmp_path / "run" / "ckpt-10.commit.json").read_text())
     assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}
+
+
+@pytest.mark.parametrize(("moment", "phase"), [("step 3", "train"), ("evaluation", "evaluate"), ("best.weights", "evaluate")])
+def test_a_run_that_hangs_ends_with_its_own_exit_code_and_goes_on(
+    server: ForkServer, whole: dict[str, Path], tmp_path: Path, moment: str, phase: str
+) -> None:
+    folder = tmp_path / "run"
+    ended = _stop(server, folder, moment, signals=0, seconds=90, overrides="trainer.hang_timeout_seconds=8")
+    assert ended.code == 7, ended.text
+    assert f"no progress for 8 s in phase '{phase}'" in ended.text
+    assert len(list(folder.glob("stacks-*.txt"))) == 1
+    assert "happens" in next(folder.glob("stacks-*.txt")).read_text()
+    assert server.run("train", *_flags(folder)).code == 0
+    assert compare_runs(whole[""], folder) == []
+
+
+def test_a_save_that_hangs_ends_the_run_too(server: ForkServer, tmp_path: Path) -> None:
+    flags = "trainer.hang_timeout_seconds=8"
+    ended = _stop(server, tmp_path / "run", "checkpoint.written", signals=0, seconds=90, overrides=flags)
+    assert ended.code == 7, ended.text
+    assert "in phase 'save'" in ended.text

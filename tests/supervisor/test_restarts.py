@@ -48,7 +48,7 @@ def test_the_wait_doubles_up_to_its_bound() -> None:
 
 def test_crashes_wait_and_count_until_none_is_left() -> None:
     policy = Policy(3, 1.0, 60.0)
-    assert _seconds(policy, (1, 10), (7, 20), (-9, 30)) == [1, 2, 4]
+    assert _seconds(policy, (1, 10), (7, 5), (-9, 8)) == [1, 2, 4]
     last = policy.after(1, 40)
     assert not last.restart and "no restart left of 3" in last.text
 
@@ -86,7 +86,7 @@ def test_a_preemption_that_waits_tells_why() -> None:
 
 def test_the_second_crash_in_a_row_at_one_step_ends_it_and_names_the_step() -> None:
     policy = Policy(100, 1.0, 60.0)
-    assert _seconds(policy, (1, 30), (1, 40)) == [1, 2]
+    assert _seconds(policy, (1, 30), (1, 40)) == [1, 1]
     verdict = policy.after(-11, 40)
     assert not verdict.restart and "at step 40" in verdict.text
 
@@ -99,7 +99,17 @@ def test_two_crashes_before_any_step_end_it() -> None:
 
 
 def test_a_crash_before_any_step_is_not_one_at_step_0() -> None:
-    assert _seconds(Policy(100, 1.0, 60.0), (1, None), (1, 0), (1, None)) == [1, 2, 4]
+    assert _seconds(Policy(100, 1.0, 60.0), (1, None), (1, 0), (1, None)) == [1, 1, 2]
+
+
+def test_a_wait_is_short_again_after_a_crash_that_came_further() -> None:
+    policy = Policy(100, 1.0, 60.0)
+    assert _seconds(policy, (1, 30), (1, 20), (1, 25), (1, 31), (1, 30)) == [1, 2, 4, 1, 2]
+
+
+def test_kills_from_outside_are_not_taken_for_crashes_at_one_step() -> None:
+    policy = Policy(3, 1.0, 60.0)
+    assert _seconds(policy, *[(-9, None)] * 4) == [1, 2, 4, None]
 
 
 def test_a_preemption_in_between_does_not_hide_that_the_step_is_the_same() -> None:

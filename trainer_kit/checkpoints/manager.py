@@ -92,6 +92,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._directory = self._own_folder.name if self._own_folder else directory
         self._checkpoint_prefix = os.path.join(self._directory, "ckpt")
         self._follow_folder()
+        if self._start and keeps:
+            self._sweep()  # a process that died may have left one too many
 
     def save(
         self,

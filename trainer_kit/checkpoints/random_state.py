@@ -6,7 +6,7 @@ them. Keras' global seed generator and TensorFlow's global generator belong to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -14,6 +14,11 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import global_seed_generator
 from tensorflow.python.ops import stateful_random_ops
+
+_KINDS = (
+    *(tf.Variable, tf.Module, tf.random.Generator, tf.__internal__.tracking.AutoTrackable),
+    *(keras.Layer, keras.random.SeedGenerator, list, tuple, Mapping),
+)
 
 
 def process_generators(seed: int) -> dict[str, tf.Variable]:
@@ -28,40 +33,56 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
     return {"keras": global_seed_generator().state.value, "tensorflow": tf.random.get_global_generator().state}
 
 
-def untracked_state(root: Any) -> dict[str, tf.Variable]:
-    """Returns the tf.Variables below `root`, those of tf.random.Generators included, that are no Keras variables.
+def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
+    """Returns the state of `model` that its own part of a checkpoint does not hold, by the path that leads to it.
+
+    That is, of a Keras 3 model, tf.Variables and tf.random.Generators of its layers; of a tf_keras model the generators
+    of its layers, which it hides from checkpoints.
+    """
+    if isinstance(model, keras.Layer):
+        known = {id(variable.value) for variable in model.variables}
+    else:
+        known = {id(item) for item in tf.train.TrackableView(model).descendants() if isinstance(item, tf.Variable)}
+    return {path: variable for path, variable in _below(model).items() if id(variable) not in known}
+
+
+def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
+    """Returns the tf.Variables and the states of random generators of a task, by the path that leads to them.
+
+    Of Keras 3 layers the weights do not count: what a task teaches with, or augments with, it does not train.
 
     Args:
-      root: a Keras 3 model, or any object; of the latter the attributes that TensorFlow can track are looked at.
-
-    Returns:
-      Variables by the path of attributes that leads to them.
+      task: any object; it is looked for in attributes, lists, tuples and dicts, layers and modules.
+      model: what is reached through it alone is left out.
     """
-    if isinstance(root, keras.Layer):
-        known = {id(variable.value) for variable in root.variables}
-        found = _below(root)
-    else:
-        known = set()
-        kinds = (tf.Variable, tf.Module, tf.random.Generator)
-        attributes = {name: value for name, value in vars(root).items() if isinstance(value, kinds)}
-        found = _below(tf.train.Checkpoint(**attributes))
-    unique: dict[int, tuple[str, tf.Variable]] = {}
-    for path, variable in found:
-        if id(variable) not in known:
-            unique.setdefault(id(variable), (path, variable))
-    return dict(unique.values())
+    return _below(task, apart_from=model)
 
 
-def _below(root: Any) -> Iterator[tuple[str, tf.Variable]]:
-    seen: set[int] = set()
-    waiting = [("", root)]
+def _below(root: Any, apart_from: Any = None) -> dict[str, tf.Variable]:
+    """Variables by path, each once, by the first of its paths; depth first, attributes of one object by name."""
+    found: dict[str, tf.Variable] = {}
+    seen, waiting = {id(apart_from)}, [("", root)]
     while waiting:
         path, item = waiting.pop()
-        if id(item) in seen or isinstance(item, (keras.Variable, keras.Optimizer, keras.metrics.Metric)):
+        if isinstance(item, keras.random.SeedGenerator):
+            item = item.state.value
+        if id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, tf.Variable):
-            yield path, item
+            found[path] = item
             continue
-        children = tf.train.TrackableView.children(item)
-        waiting += sorted(((f"{path}/{name}".lstrip("/"), child) for name, child in children.items()), reverse=True)
+        children = [(str(name), child) for name, child in _children(item, root) if isinstance(child, _KINDS)]
+        children.sort(key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=True)
+        waiting += [(f"{path}/{name}".lstrip("/"), child) for name, child in children]
+    return found
+
+
+def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(item, (list, tuple)):
+        return enumerate(item)
+    if isinstance(item, Mapping):
+        return [(name, child) for name, child in item.items() if isinstance(name, (str, int))]
+    if isinstance(item, (keras.Layer, tf.Module)) or item is root:  # of these, TensorFlow does not show everything
+        return getattr(item, "__dict__", {}).items()
+    return tuple(tf.train.TrackableView.children(item).items())

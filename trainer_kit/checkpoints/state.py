@@ -81,9 +81,14 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
         text = difference(checkpoint, path, whole)
+        otherwise = (
+            " (a model of this kind is taken whole)"
+            if partial
+            else ", or --allow_partial_restore, which takes what fits"
+        )
         raise UsageError(
-            f"{path} does not fit this run; use the code and the config that it was made with, another model_dir, or "
-            f"--allow_partial_restore, which takes what fits:\n{text or error}"
+            f"{path} does not fit this run; use the code and the config that it was made with, another model_dir"
+            f"{otherwise}:\n{text or error}"
         ) from error
     except tf.errors.NotFoundError as error:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error

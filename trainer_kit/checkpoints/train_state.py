@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.random_state import process_generators, untracked_state
+from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import holds, training_checkpoint, weights_checkpoint
 
@@ -37,8 +37,8 @@ class TrainState:
         others: dict[str, Any] = {}
         if optimizer is not None:
             generators: dict[str, Any] = process_generators(seed)
-            others = {"run_state": self.run_state.variable, "task": untracked_state(task), "random": generators}
-            if isinstance(model, keras.Layer) and (model_state := untracked_state(model)):
+            others = {"run_state": self.run_state.variable, "task": task_state(task, model), "random": generators}
+            if model_state := untracked_model_state(model):
                 generators["model"] = model_state
         self.checkpoint = training_checkpoint(
             global_step=global_step,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -95,13 +98,32 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
     implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        with _interruptible():
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:  # its collective ops have to come first
         advice = "create the strategy before anything else of TensorFlow, or run this in a process of its own"
         raise _failed("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
         advice = "check that this worker's address is its own and free, and that the other workers run"
         raise _failed("multi_worker_mirrored", error, advice) from error
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets Ctrl-C end a process that waits for other workers; TensorFlow holds Python's lock while it does.
+
+    TensorFlow takes SIGTERM as well, for good, and does nothing when it comes: the handlers of before come back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:

@@ -40,8 +40,8 @@ def supervise(
 
     A preempted run (exit code 75) is restarted at once, as often as it takes; after a wait while it gains no step.
     A crash (1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`; the wait after them
-    doubles each time. Two of them in a row at the same step end it all: the next one would fail there too. Every other
-    code ends it; restarts.OUTCOMES is the table.
+    doubles each time, and is short again after one that has come further. Two of them in a row at the same step end it
+    all: the next one would fail there too. Every other code ends it; restarts.OUTCOMES is the table.
 
     SIGTERM and SIGINT are passed on to the command's process group, and nothing is started after them. What the command
     prints goes to descriptors 1 and 2 as it comes. Each attempt becomes one line of `log_dir`/attempts.jsonl.
@@ -123,7 +123,8 @@ class _StepReader:
 def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
     """Logs what an attempt has come to, and appends it to attempts.jsonl; a disk that fails does not stop the run."""
     cause = outcome(attempt.code)[0]
-    where = "" if attempt.step is None else f" at step {attempt.step}"
+    heard = ", last heard of" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old
+    where = "" if attempt.step is None else f"{heard} at step {attempt.step}"
     level = logging.WARNING if attempt.code else logging.INFO
     _LOG.log(level, "attempt %d: %s%s after %.1f s; %s", number, cause, where, attempt.seconds, verdict.text)
     if attempt.code == ExitCode.USAGE and not log_dir.exists():

@@ -83,6 +83,7 @@ class Policy:
         self._most = most
         self._crashed_at: list[tuple[int | None, bool]] = []  # steps, and whether they can be compared
         self._furthest = -1
+        self._fruitless = 0  # crashes since the last one that came further than all before
         self._idle = 0  # preemptions in a row that gained no step
 
     def after(self, code: int, step: int | None) -> Verdict:
@@ -96,7 +97,7 @@ class Policy:
         if decision is not Decision.RETRY:
             return Verdict(False, 0.0, "end")
         # SIGKILL comes from outside, and leaves a heartbeat that is seconds old: its step says nothing.
-        return self._after_crash(step, comparable=code != -signal.SIGKILL)
+        return self._after_crash(step, gained, comparable=code != -signal.SIGKILL)
 
     def _after_preemption(self, gained: bool, step: int | None) -> Verdict:
         self._idle = 0 if gained else self._idle + 1
@@ -106,7 +107,7 @@ class Policy:
         reason = "its step is not known" if step is None else f"it has not got beyond step {self._furthest}"
         return Verdict(True, seconds, f"restart in {seconds:g} s: {reason}")
 
-    def _after_crash(self, step: int | None, comparable: bool) -> Verdict:
+    def _after_crash(self, step: int | None, gained: bool, comparable: bool) -> Verdict:
         again = comparable and self._crashed_at[-1:] == [(step, True)]
         self._crashed_at.append((step, comparable))
         count = len(self._crashed_at)
@@ -115,5 +116,6 @@ class Policy:
             return Verdict(False, 0.0, f"end: the second crash in a row {where}; another attempt would fail there too")
         if count > self._max_restarts:
             return Verdict(False, 0.0, f"end: no restart left of {self._max_restarts}")
-        seconds = backoff(count, self._first, self._most)
+        self._fruitless = 1 if gained else self._fruitless + 1
+        seconds = backoff(self._fruitless, self._first, self._most)
         return Verdict(True, seconds, f"restart {count} of {self._max_restarts} in {seconds:g} s")
