@@ -6,6 +6,7 @@ thread, of a model of 200 variables of 4 MiB; of seeks to steps 1,000 and 1,000,
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -101,6 +102,10 @@ def seconds_of(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def _first_batch(source: tk.ArraySource, position: int) -> Any:
+    return next(iter(source.at(position)))
+
+
 def main(rounds: int = 3) -> None:
     """Prints the figures as lines of text and, last, as JSON."""
     figures: dict[str, float] = {}
@@ -111,7 +116,7 @@ def main(rounds: int = 3) -> None:
     examples = (np.arange(100_000, dtype=np.int32),)
     source = tk.ArraySource(examples, tk.DataConfig(is_training=True, global_batch_size=32, seed=1))
     for position in (1_000, 1_000_000):
-        times = [seconds_of(lambda place=position: next(iter(source.at(place)))) for _ in range(2 * rounds + 1)]
+        times = [seconds_of(functools.partial(_first_batch, source, position)) for _ in range(2 * rounds + 1)]
         figures[f"seek to step {position:,}, arrays, s"] = statistics.median(times)
     for name, value in figures.items():
         print(f"{name:45} {value:.4f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.resolve import Sources
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.serialize import write_params
-from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.errors import ConfigError, ModelDirInUseError, UsageError
 from trainer_kit.experiment import register_experiment
 from trainer_kit.preflight import Request, check_request
+from trainer_kit.run_lock import RunLock
 
 _numbers = itertools.count()
 
@@ -105,3 +107,40 @@ def test_a_change_of_what_only_the_run_before_had_can_be_allowed(name: str, tmp_
     with pytest.raises(ConfigError, match=r"task\.gone: was 1 when this run began"):
         _check(name, tmp_path)
     _check(name, tmp_path, allow_config_change=("task.gone",))
+
+
+_WORKERS = "runtime.worker_hosts='a:1,b:1'"
+_CLUSTER = {"chief": ["a:1"], "worker": ["b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("override", "tf_config"),
+    [
+        (f"{_WORKERS},runtime.task_index=0", None),
+        ("runtime.random_seed=1", None),
+        ("runtime.random_seed=1", {"cluster": _CLUSTER, "task": {"type": "chief", "index": 0}}),
+        ("runtime.random_seed=1", {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}),
+    ],
+)
+def test_a_model_dir_that_is_in_use_is_told_to_the_process_that_would_write_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, tf_config: Any
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")
+    with RunLock(tmp_path / "run"), pytest.raises(ModelDirInUseError):
+        _check(name, tmp_path, sources=Sources(params_overrides=(override,)))
+
+
+@pytest.mark.parametrize(
+    ("override", "tf_config"),
+    [
+        (f"{_WORKERS},runtime.task_index=1", None),
+        ("runtime.random_seed=1", {"cluster": _CLUSTER, "task": {"type": "worker", "index": 0}}),
+        ("runtime.random_seed=1", {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}),
+    ],
+)
+def test_another_worker_may_start_while_the_first_one_still_ends(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, tf_config: Any
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")
+    with RunLock(tmp_path / "run"):
+        _check(name, tmp_path, sources=Sources(params_overrides=(override,)))

@@ -15,7 +15,7 @@ import tf_keras
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.train_state import TrainState
 
-STEPS = 8
+STEPS = 6
 
 
 class Noise(keras.layers.Layer):  # type: ignore[misc]
@@ -133,26 +133,48 @@ KINDS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a generator of a tf.Module": lambda: (Module(), Task()),
     "generators of tf_keras layers": _keras_two,
 }
-# Keras keeps it by thread: the replicas' threads have none, and TensorFlow lets none be made there.
-NOT_ON_REPLICAS = ("Keras' global seed generator",)
+# Not Keras' global seed generator, which is kept by thread: in a replica's thread TensorFlow lets none be made.
+ON_REPLICAS = (
+    "a seed generator of a Keras 3 layer",
+    "a generator of a Keras 3 layer",
+    "TensorFlow's global generator",
+    "a variable of a task",
+    "generators of tf_keras layers",
+)
 
 
 def kinds(replicas: int) -> list[str]:
-    """Those that work on so many replicas at all."""
-    return [kind for kind in KINDS if replicas == 1 or kind not in NOT_ON_REPLICAS]
+    """Those to draw on so many replicas."""
+    return [*KINDS] if replicas == 1 else [*ON_REPLICAS]
+
+
+def begin_both(straight: str, stopped: str, replicas: int) -> None:
+    """Draws the numbers of all steps, and once more, in another folder, the first half."""
+    _split_cpu()
+    draw(straight, 0, STEPS, replicas)
+    draw(stopped, 0, STEPS // 2, replicas)
+
+
+def go_on(stopped: str, replicas: int) -> None:
+    """Draws the second half."""
+    _split_cpu()
+    draw(stopped, STEPS // 2, STEPS, replicas)
+
+
+def _split_cpu() -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def draw(folder: str, begin: int, end: int, replicas: int) -> None:
     """Draws the numbers of the steps from `begin` to `end` of each kind, and writes them to `<kind>/<begin>.json`.
 
-    It goes on from the checkpoint of `begin`, and saves one of every step unless it comes to the end. A process that
-    goes on has other seeds, as one has that was started anew.
+    It goes on from the checkpoint of `begin`, and saves the last two steps unless it comes to the end. A run that goes
+    on has other seeds, as a process has that was started anew.
     """
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * max(2, replicas))
     for kind in kinds(replicas):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]) if replicas > 1 else None
-        keras.backend.clear_session()
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7 + begin)
         with strategy.scope() if strategy else contextlib.nullcontext():
             tf.random.set_global_generator(tf.random.Generator.from_seed(7 + begin))
@@ -179,16 +201,16 @@ def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, en
     assert int(step.numpy()) == begin
     Path(folder).mkdir(parents=True, exist_ok=True)
 
-    @tf.function  # type: ignore[untyped-decorator]
     def one() -> Any:
         return strategy.run(lambda: model(tf.ones([1, 3]), training=True) + task.draw())
 
+    one = tf.function(one) if strategy.num_replicas_in_sync > 1 else one  # eager is quicker, where it can be
     drawn = []
     for number in range(begin + 1, end + 1):
         values = strategy.experimental_local_results(one())
         drawn.append([value.numpy().tobytes().hex() for value in values])
         step.assign(number)
-        if end < STEPS:
+        if end < STEPS and number >= end - 1:
             manager.save(number)
     manager.sync()
     return drawn

@@ -89,8 +89,10 @@ def test_a_pointer_that_is_made_again_in_a_relative_folder_points_into_it(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "checkpoint").unlink()
-    assert SmallRun(Path("run")).start == 3
-    assert tf.train.latest_checkpoint("run") == "run/ckpt-3"
+    assert newest_whole("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
+    archive_later("run", 2)
+    assert tf.train.latest_checkpoint("run") == "run/ckpt-2"
+    assert SmallRun(Path("run")).start == 2
 
 
 def test_after_the_pointer_was_made_again_a_save_still_lists_all_that_are_kept(folder: Path) -> None:
@@ -294,7 +296,7 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
     assert SmallRun(folder).start == 3
     assert _warnings(caplog) == []
     there = set(names(folder)) - {"checkpoint", *FOREIGN, "ckpt-5_temp.d"}
-    assert there == {*parts(3)} if kind.startswith("rotated") else {*parts(1), *parts(2), *parts(3)}
+    assert there == ({*parts(3)} if kind.startswith("rotated") else {*parts(1), *parts(2), *parts(3)})
     assert all((folder / name).read_text() == "mine" for name in FOREIGN)
 
 
@@ -322,3 +324,12 @@ def test_an_empty_folder_or_none_has_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("")
     assert newest_whole(str(tmp_path)) is None
     assert SmallRun(tmp_path).start == 0
+
+
+def test_what_was_set_aside_before_is_kept_when_the_same_step_is_set_aside_again(tmp_path: Path) -> None:
+    for text in ("first", "second", "third"):
+        (tmp_path / "ckpt-5.index").write_text(text)
+        (tmp_path / "ckpt-5.data-00000-of-00001").write_text(text)
+        set_aside(str(tmp_path / "ckpt-5"), "archived")
+    kept = [tmp_path / "archived" / place / "ckpt-5.index" for place in ("", "2", "3")]
+    assert [path.read_text() for path in kept] == ["first", "second", "third"]

@@ -86,6 +86,24 @@ def test_without_a_checkpoint_init_fn_is_called_and_only_then(tmp_path: Path) ->
     assert calls == [1]
 
 
+def test_called_again_it_neither_restores_nor_initialises_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+    run = _Run(tmp_path, init_fn=lambda: calls.append(1))
+    assert [run.manager.restore_or_initialize() for _ in range(2)] == [None, None]
+    assert calls == [1]
+    run.train()
+    run.manager.save(run.step)
+    run.manager.sync()
+    again = _Run(tmp_path, init_fn=lambda: calls.append(2))
+    path = again.manager.restore_or_initialize()
+    assert path is not None
+    again.train()
+    step = int(again.step.numpy())
+    assert again.manager.restore_or_initialize() == path
+    assert int(again.step.numpy()) == step
+    assert calls == [1]
+
+
 def test_another_shape_is_refused_with_the_variable_and_both_shapes(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.train()

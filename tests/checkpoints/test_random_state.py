@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.checkpoints.random_runs import STEPS, draw, kinds
+from tests.checkpoints.random_runs import STEPS, begin_both, go_on, kinds
 from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.testing import ForkServer
 
@@ -24,11 +24,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folders of runs that were not stopped, and that went on in another process, for each number of replicas."""
     base = tmp_path_factory.mktemp("drawn")
     with ForkServer(["tests.checkpoints.random_runs"]) as server:
-        first = [server.start(draw, f"{base}/{n} stopped", 0, STEPS // 2, n) for n in REPLICAS]
-        straight = [server.start(draw, f"{base}/{n} straight", 0, STEPS, n) for n in REPLICAS]
-        ends = [child.wait() for child in first]
-        second = [server.start(draw, f"{base}/{n} stopped", STEPS // 2, STEPS, n) for n in REPLICAS]
-        ends += [child.wait() for child in (*straight, *second)]
+        begun = [server.start(begin_both, f"{base}/{n} straight", f"{base}/{n} stopped", n) for n in REPLICAS]
+        ends = [child.wait() for child in begun]
+        ends += [child.wait() for child in [server.start(go_on, f"{base}/{n} stopped", n) for n in REPLICAS]]
         assert [end.code for end in ends] == [0] * len(ends), [end.text[-1500:] for end in ends if end.code]
         yield base
 

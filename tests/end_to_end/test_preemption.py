@@ -121,7 +121,9 @@ def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_sa
     assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}
 
 
-@pytest.mark.parametrize(("moment", "phase"), [("step 3", "train"), ("evaluation", "evaluate"), ("best.weights", "evaluate")])
+@pytest.mark.parametrize(
+    ("moment", "phase"), [("step 3", "train"), ("evaluation", "evaluate"), ("best.weights", "evaluate")]
+)
 def test_a_run_that_hangs_ends_with_its_own_exit_code_and_goes_on(
     server: ForkServer, whole: dict[str, Path], tmp_path: Path, moment: str, phase: str
 ) -> None:

@@ -161,10 +161,16 @@ def archive_later(directory: str, step: int) -> list[str]:
 def set_aside(prefix: str, folder: str) -> str:
     """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first.
 
+    Where that holds a checkpoint of this step already, they go to a numbered folder inside it.
+
     Raises:
       StorageError: when they cannot be moved.
     """
-    target = os.path.join(os.path.dirname(prefix), folder)
+    target = top = os.path.join(os.path.dirname(prefix), folder)
+    number = 1
+    while glob.glob(f"{glob.escape(os.path.join(target, os.path.basename(prefix)))}.*"):  # set aside another time
+        number += 1
+        target = os.path.join(top, str(number))
     try:
         os.makedirs(target, exist_ok=True)
         for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
@@ -177,7 +183,11 @@ def set_aside(prefix: str, folder: str) -> str:
 def _ever_saved(directory: str) -> list[str]:
     """Prefixes of all checkpoints that were saved, as far as files and the pointer tell, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    aside = [name for folder in (DIVERGED, ARCHIVED) for name in glob.glob("ckpt-*", root_dir=f"{directory}/{folder}")]
+    aside = [
+        os.path.basename(path)
+        for folder in (DIVERGED, ARCHIVED)
+        for path in glob.glob(f"{glob.escape(os.path.join(directory, folder))}/**/ckpt-*", recursive=True)
+    ]
     found = {checkpoint for name in names if (checkpoint := owner(name))}
     found |= set(_pointed(directory)) - {owner(name) or "" for name in aside}
     if aside and not found:

@@ -229,7 +229,8 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._maybe_delete.pop(path, None)
         if not self._keeps:
             old = [path for path in old if path.startswith(self._directory)]
-        self._record_state()
+        if old:
+            self._record_state()
         for path in old:
             for file in sorted(own_files(path), key=lambda name: (not name.endswith(RECORD), ".data-" in name)):
                 files.reach("checkpoint.remove", file)

@@ -39,11 +39,13 @@ def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
     That is, of a Keras 3 model, tf.Variables and tf.random.Generators of its layers; of a tf_keras model the generators
     of its layers, which it hides from checkpoints.
     """
+    found = _below(model)
     if isinstance(model, keras.Layer):
         known = {id(variable.value) for variable in model.variables}
     else:
         known = {id(item) for item in tf.train.TrackableView(model).descendants() if isinstance(item, tf.Variable)}
-    return {path: variable for path, variable in _below(model).items() if id(variable) not in known}
+        found = {path: variable for path, variable in found.items() if path.endswith("/_state_var")}
+    return {path: variable for path, variable in found.items() if id(variable) not in known}
 
 
 def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:

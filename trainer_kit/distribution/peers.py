@@ -1,8 +1,9 @@
 """Peers: the other workers of a run, as one of them sees it when they are gone.
 
-TensorFlow 2.20's own heartbeats find a worker that was killed, stopped or cut off: at once for one that was talking to
-it, else within 10 s. It then aborts all collective operations, for good, with an UnavailableError that reaches Python;
-it neither hangs nor ends the process. What is left is to start all workers again: a cluster takes no worker back.
+TensorFlow 2.20 finds a worker that was killed, stopped or cut off at once if it was just talking to it, else by its
+own heartbeats within 10 s, and one that was started again when that connects. It then aborts all collective operations
+for good, with an error that reaches Python; it neither hangs nor ends the process. What is left is to start all workers
+again: a cluster takes no worker back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ import tensorflow as tf
 
 from trainer_kit.errors import InterruptedRunError, PreemptedError
 
+_KINDS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,  # the worker was started again
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
 _SIGNS = ("Collective ops is aborted by", "coordination service")
 _TASK = re.compile(r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 
@@ -25,7 +32,7 @@ def lost_peer(error: BaseException) -> str | None:
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         seen.add(id(one))
-        if isinstance(one, tf.errors.UnavailableError) and any(sign in one.message for sign in _SIGNS):
+        if isinstance(one, _KINDS) and any(sign in one.message for sign in _SIGNS):
             found = _TASK.search(one.message)
             return f"{found[1]} {found[2]}" if found else "another worker"
         one = one.__cause__ or one.__context__

@@ -27,5 +27,7 @@ def seed_everything(seed: int) -> None:
         raise ConfigError([Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")])
     keras_2 = sys.modules.get("tf_keras")
     if keras_2 is not None:
+        # Its layers then draw from generators, whose state is in checkpoints; else from ops that begin anew.
+        keras_2.backend.experimental.enable_tf_random_generator()
         keras_2.utils.set_random_seed(seed)
     keras.utils.set_random_seed(seed)

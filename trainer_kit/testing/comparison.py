@@ -17,7 +17,7 @@ from trainer_kit.checkpoints.ledger import Ledger, active_records
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS
 
-_LEFT_OVER = ("**/*_temp", "**/.*.tmp")
+_LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*")
 _NOT_COMPARED = ("save_counter",)  # tells how often the process has saved, which is no part of the run
 
 

@@ -1,0 +1,137 @@
+"""Two workers, each under a supervisor of its own, of which now one, now the other is killed; then the comparison.
+
+    python -m scripts.soak_workers [KILLS=5] [SEED=0]
+
+Nobody helps: the supervisors start the killed worker and the one that is left over again. Exit code 0: the run ends
+with the bits of one that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.soak import SUPERVISED, step_reached
+from trainer_kit.testing import compare_runs
+
+STEPS_PER_KILL, SPARE_STEPS = 400, 600
+OVERRIDES = (
+    "trainer.steps_per_loop=20,trainer.summary_interval=100,trainer.checkpoint_interval=50,trainer.max_to_keep=4,"
+    "trainer.validation_interval=100,task.model.dropout=0.2,runtime.distribution_strategy=multi_worker_mirrored"
+)
+_POLL_SECONDS = 0.05
+_PATIENCE = 180.0  # seconds without progress after which the soak gives up
+
+
+def main() -> int:
+    """Runs the soak; returns 0 when nothing differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("kills", type=int, nargs="?", default=5)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    arguments = parser.parse_args()
+    base, hosts = Path(tempfile.mkdtemp(prefix="trainer_kit_soak_workers_")), _free_hosts()
+    steps = arguments.kills * STEPS_PER_KILL + SPARE_STEPS
+    print(f"{steps} steps in {base}; {arguments.kills} kills, seed {arguments.seed}", flush=True)
+    supervisors = _start(base / "hit", hosts, steps)
+    _kill(base / "hit", supervisors, arguments.kills, random.Random(arguments.seed))
+    codes = _ends(base / "hit", supervisors)
+    whole = _ends(base / "whole", _start(base / "whole", hosts, steps))
+    wrong = [] if codes == whole == [0, 0] else [f"exit codes: {codes}, and without kills {whole}"]
+    wrong += wrong or compare_runs(base / "whole", base / "hit")
+    print("\n".join(wrong) or "nothing differs", flush=True)
+    if not wrong:
+        shutil.rmtree(base)
+    return 1 if wrong else 0
+
+
+def _start(folder: Path, hosts: str, steps: int) -> list[subprocess.Popen[bytes]]:
+    """Starts both supervisors, with the same command but for the worker's number."""
+    return [
+        _supervised(folder, index, f"trainer.train_steps={steps},{OVERRIDES},runtime.worker_hosts='{hosts}'")
+        for index in (0, 1)
+    ]
+
+
+def _supervised(folder: Path, index: int, overrides: str) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable, "-m", "trainer_kit.train", "--experiment=digits_mlp", "--mode=train_and_eval",
+        f"--model_dir={folder}", f"--params_override={overrides},runtime.task_index={index}",
+    ]  # fmt: skip
+    own = folder.parent / f"{folder.name}_worker_{index}"  # for attempts.jsonl: model_dir is the chief's
+    own.mkdir()
+    with open(own / "log.txt", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", SUPERVISED, str(folder if index == 0 else own), *command],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def _kill(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: int, chance: random.Random) -> None:
+    """Kills one of the two workers, after some steps each time."""
+    begin = time.monotonic()
+    for number in range(kills):
+        target = step_reached(folder) + chance.randrange(60, STEPS_PER_KILL)
+        if not _until(folder, supervisors, target):
+            print(f"kill {number + 1} is not made: the run has ended, or hangs", flush=True)
+            return
+        time.sleep(chance.uniform(0, 0.3))  # anywhere in a loop, a save or an evaluation
+        index = number % 2 if number < 2 else chance.randrange(2)
+        pid = _trainer_of(supervisors[index])
+        if pid is None:
+            continue
+        os.kill(pid, signal.SIGKILL)
+        seconds = time.monotonic() - begin
+        print(f"{seconds:7.1f} s  step {step_reached(folder):>6}  kill -9 of worker {index}", flush=True)
+
+
+def _until(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: int) -> bool:
+    """Waits for `step`; False when the run ends before, or makes no progress."""
+    seen, since = step_reached(folder), time.monotonic()
+    while seen < step and time.monotonic() - since < _PATIENCE and supervisors[0].poll() is None:
+        time.sleep(_POLL_SECONDS)
+        if (now := step_reached(folder)) != seen:
+            seen, since = now, time.monotonic()
+    return seen >= step
+
+
+def _trainer_of(supervisor: subprocess.Popen[bytes]) -> int | None:
+    """The worker that a supervisor has started; None between two of them."""
+    for child in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"trainer_kit.train" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None
+
+
+def _ends(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Waits for both; None for one that makes no progress any more, which is killed."""
+    _until(folder, supervisors, sys.maxsize)
+    for supervisor in supervisors:
+        try:
+            supervisor.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            supervisor.terminate()
+    return [supervisor.poll() for supervisor in supervisors]
+
+
+def _free_hosts() -> str:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    hosts = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    for one in sockets:
+        one.close()
+    return hosts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

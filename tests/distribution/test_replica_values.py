@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import tensorflow as tf
+
+from trainer_kit.distribution.replica_values import (
+    are_alike,
+    own_to_each_replica,
+    put_replica_values,
+    replica_values,
+)
+
+
+def two_replicas() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+def variable_of(strategy: tf.distribute.Strategy, *, trainable: bool = False) -> tf.Variable:
+    """One that each replica may set to a value of its own, as Keras 3 makes the averages of batch normalization."""
+    with strategy.scope():
+        return tf.Variable([0.0, 0.0], trainable=trainable)
+
+
+def move_apart(variable: tf.Variable, strategy: tf.distribute.Strategy) -> None:
+    for number, part in enumerate(strategy.experimental_local_results(variable)):
+        part.assign([0.1 + number, float("nan")])
+
+
+def bits(variable: tf.Variable, strategy: tf.distribute.Strategy) -> list[bytes]:
+    return [part.numpy().tobytes() for part in strategy.experimental_local_results(variable)]
+
+
+def test_each_replica_gets_back_its_own_bits_through_json() -> None:
+    strategy = two_replicas()
+    first, second = variable_of(strategy), variable_of(strategy)
+    move_apart(first, strategy)
+    state = json.loads(json.dumps(replica_values([first], strategy)))
+    assert not are_alike(state)
+    assert put_replica_values([second], strategy, state)
+    assert bits(second, strategy) == bits(first, strategy)
+    assert len(set(bits(second, strategy))) == 2
+
+
+def test_replicas_with_the_same_values_are_alike() -> None:
+    strategy = two_replicas()
+    assert are_alike(replica_values([variable_of(strategy)], strategy))
+    assert are_alike([])
+
+
+def test_values_of_other_replicas_or_variables_change_nothing() -> None:
+    strategy, alone = two_replicas(), tf.distribute.OneDeviceStrategy("CPU:0")
+    first, single = variable_of(strategy), variable_of(alone)
+    move_apart(first, strategy)
+    state = replica_values([first], strategy)
+    before = bits(single, alone)
+    assert not put_replica_values([single], alone, state)
+    assert not put_replica_values([single], alone, [*state, *state])
+    assert bits(single, alone) == before
+
+
+def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
+    strategy, alone = two_replicas(), tf.distribute.OneDeviceStrategy("CPU:0")
+    weight, average = variable_of(strategy, trainable=True), variable_of(strategy)
+    assert [one is average for one in own_to_each_replica([weight, average], strategy)] == [True]
+    assert own_to_each_replica([variable_of(alone)], alone) == []

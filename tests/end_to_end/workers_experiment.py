@@ -1,0 +1,116 @@
+"""The experiment that test_workers.py runs on two workers, and what happens to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing.fork_server import train
+
+LOOP, STEPS = 40, 120
+on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that something happens to
+on_batch: Callable[[], None] = lambda: None  # noqa: E731
+
+
+@trainer_kit.configclass
+class NormalizedConfig(TinyConfig):
+    """The tiny task with dropout and batch normalization."""
+
+    dropout: float = 0.3
+
+
+@trainer_kit.register_task(NormalizedConfig)
+class NormalizedTask(TinyTask):
+    """Calls `on_step` in every training step and `on_batch` in every step of an evaluation."""
+
+    def build_model(self) -> keras.Model:
+        """Returns a model whose moving averages are another for each replica."""
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((8,)),
+                layers.Dense(16, "relu"),
+                layers.BatchNormalization(),
+                layers.Dropout(self.task_config.dropout),
+                layers.Dense(3),
+            ]
+        )
+
+    def train_step(self, *arguments: Any, **named: Any) -> Any:
+        """Takes the step."""
+        tf.py_function(lambda: on_step(), [], [])
+        return super().train_step(*arguments, **named)
+
+    def validation_step(self, *arguments: Any, **named: Any) -> Any:
+        """Takes the step."""
+        tf.py_function(lambda: on_batch(), [], [])
+        return super().validation_step(*arguments, **named)
+
+
+@trainer_kit.register_experiment("normalized")
+def normalized() -> Any:
+    """Loops longer than the steps after which workers agree, so that a stop cuts one."""
+    config = tiny_experiment(
+        train_steps=STEPS,
+        steps_per_loop=LOOP,
+        summary_interval=LOOP,
+        checkpoint_interval=LOOP,
+        validation_interval=LOOP,
+        max_to_keep=2,
+        best_checkpoint_eval_metric="accuracy",
+    )
+    runtime = {"distribution_strategy": "multi_worker_mirrored"}
+    return config.replace(task=NormalizedConfig(), runtime=runtime)
+
+
+def worker(hosts: Sequence[str], index: int, *arguments: str) -> None:
+    """Trains as one of the workers at `hosts`."""
+    cluster = {"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}}
+    os.environ["TF_CONFIG"] = json.dumps(cluster)
+    train(*arguments)
+
+
+def watched_worker(hosts: Sequence[str], index: int, file: str, folder: str, *arguments: str) -> None:
+    """Trains, and notes in `file` what Python changes in `folder`, a line for each change."""
+    changes = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock", "os.truncate", "os.link", "os.symlink")
+
+    def note(event: str, details: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR)
+        # A file that has the folder for its name has none: it tells whether the folder can be written.
+        if (writes or event in changes) and any(str(one).startswith(f"{folder}/") for one in details):
+            os.write(notes, f"{event} {details}\n".encode())
+
+    notes = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    sys.addaudithook(note)
+    worker(hosts, index, *arguments)
+
+
+def hit_worker(hosts: Sequence[str], index: int, number: int, moment: str, count: int, *arguments: str) -> None:
+    """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal `number`.
+
+    Args:
+      hosts, index: as `worker` takes them.
+      number: of the signal.
+      moment: on_step or on_batch.
+      count: of those since the start of this process.
+      *arguments: of the command.
+    """
+    seen = 0
+
+    def hit() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            os.kill(os.getpid(), signal.Signals(number))
+
+    globals()[moment] = hit
+    worker(hosts, index, *arguments)
