@@ -250,10 +250,10 @@ class Controller(orbit.Controller):
         Data that cannot be read is asked for before a step changes anything.
         """
         trainer = self.trainer
-        if trainer is None or getattr(trainer, "sound", True) is False:
+        step = int(self.global_step.numpy())
+        if trainer is None or getattr(trainer, "sound", True) is False or step <= max(self._saved_step, 0):
             return
         if self.phase == "train":
-            step = int(self.global_step.numpy())
             if not isinstance(error, DataError) or not self._running[0] <= step <= self._running[1]:
                 return
             if self._running[0] < step < self._running[1]:
@@ -331,13 +331,11 @@ class Controller(orbit.Controller):
     def _check_loss(self, step: int, logs: Mapping[str, Any]) -> None:
         if self._loss_bound is None:
             return
-        if getattr(self.trainer, "sound", True) is False:
-            raise DivergedError(f"a weight is not finite at step {step}")
-        if "training_loss" not in logs:
-            return
-        loss, (bound, first_step) = float(logs["training_loss"]), self._loss_bound
+        loss, (bound, first_step) = float(logs.get("training_loss", 0.0)), self._loss_bound
         if not math.isfinite(loss) or (step >= first_step and loss > bound):
             raise DivergedError(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound:g})")
+        if getattr(self.trainer, "sound", True) is False:
+            raise DivergedError(f"a weight is not finite at step {step}")
 
     def _require_sound(self) -> None:
         """Looks at the weights where the last loop did not, before they are saved or evaluated."""

@@ -57,7 +57,8 @@ def explain_divergence(
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
     record["command"] = command(model_dir, path, step or end)
     target = os.path.join(model_dir, DIVERGED, f"step-{record.get('step', end)}.json")
-    files.write_json(target, record, point="divergence")
+    if trainer.strategy.extended.should_checkpoint:
+        files.write_json(target, record, point="divergence")
     return target
 
 

@@ -18,6 +18,7 @@ from trainer_kit.config.sections import fields_of, section_class
 ADDITIONS = {
     "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
     "TrainerConfig": {
+        "eval_recreate_iterator",
         "hang_timeout_seconds",
         "preemption_grace_seconds",
         "recovery_learning_rate_factor",

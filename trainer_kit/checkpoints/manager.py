@@ -149,6 +149,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             if kind is None:
                 raise
             _LOG.warning("%s", second)
+        finally:
+            if self._own_folder:
+                self._own_folder.cleanup()
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.

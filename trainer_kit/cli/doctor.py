@@ -25,6 +25,7 @@ from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
 
 _MODE = "train_and_eval"
 _PASSED_ON = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
+_SIGNALS = {"kill": [signal.SIGKILL], "term": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}
 _POLL_SECONDS = 0.02
 _STARTED = re.compile(rf"{_MODE} from step (\d+)")
 _SHOWN = 12  # differences, and lines of a run that failed
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("check", choices=["resume"], help="resume: a run that is killed ends with the same bits")
     add_config_arguments(parser)
     parser.add_argument("--kills", type=int, default=5, help="how often the run is killed (default 5)")
+    parser.add_argument("--signal", choices=_SIGNALS, default="both", help="SIGKILL, SIGTERM or now one, now the other")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and signals (default 0)")
     parser.add_argument("--keep", action="store_true", help="keep the two folders, and say where they are")
 
@@ -87,7 +89,7 @@ def _resume(arguments: argparse.Namespace, base: Path) -> int:
         # The steps that are left take what is left of the time; a share of it for each kill that is to come.
         left = seconds * (1 - _last_step(killed) / max(_last_step(whole), 1))
         wait = chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
-        kill = _kill(_command(arguments, killed), killed, chance.choice([signal.SIGKILL, signal.SIGTERM]), wait)
+        kill = _kill(_command(arguments, killed), killed, chance.choice(_SIGNALS[arguments.signal]), wait)
         _tell(kills, killed)
         if kill is None:
             break
