@@ -143,4 +143,5 @@ def test_another_worker_may_start_while_the_first_one_still_ends(
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")
     with RunLock(tmp_path / "run"):
-        _check(name, tmp_path, sources=Sources(params_overrides=(override,)))
+        config = _check(name, tmp_path, sources=Sources(params_overrides=(override,)))
+    assert isinstance(config, ExperimentConfig)

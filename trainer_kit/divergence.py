@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -21,6 +22,7 @@ from trainer_kit.errors import DivergedError
 from trainer_kit.optimizers import gradients
 from trainer_kit.scalars import to_json_number
 
+_LOG = logging.getLogger(__name__)
 SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone through again, one by one
 
 
@@ -94,8 +96,9 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
     tf.config.run_functions_eagerly(True)
     try:
         trainer.train_step(trainer.data.iterator())
-    except (tf.errors.OpError, RuntimeError, ValueError, TypeError):
-        pass  # what cannot run eagerly, under this strategy or by its nature, has no norms to show
+    except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
+        # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the file is still worth it.
+        _LOG.warning("the norms of the gradients cannot be told: %s", (str(error).splitlines() or [""])[0])
     finally:
         gradients.on_gradients = None
         tf.config.run_functions_eagerly(eagerly)

@@ -15,6 +15,7 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.async_training import AsyncTraining
+from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.replica_values import (
@@ -172,7 +173,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
         self.state.run_state.store()
-        self.data.save_iterator(prefix)
+        self.data.save_iterator(f"{prefix}{ITERATOR}")
 
     def after_restore(self, path: str | None = None) -> None:
         """Brings data, metrics and average in line with the restored variables. Called after every restore.
@@ -180,7 +181,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         Args:
           path: of the checkpoint that was restored; None when there was none.
         """
-        self.data.restored(path)
+        self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
         self.sound = None
 

@@ -62,9 +62,9 @@ def test_a_restored_run_is_fed_what_it_would_have_been(build: Any, tmp_path: Pat
     whole = _Run(build).take(12)
     first = _Run(build)
     assert first.take(5) == whole[:5]
-    first.data.save_iterator(str(tmp_path / "ckpt-5"))
+    first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
     second = _Run(build, step=5)
-    second.data.restored(str(tmp_path / "ckpt-5"))
+    second.data.restored(str(tmp_path / "ckpt-5.iterator"))
     second.data.put_state(first.data.state())
     assert second.take(7) == whole[5:]
 
@@ -73,7 +73,7 @@ def test_an_iterator_is_saved_only_where_that_is_the_way(tmp_path: Path) -> None
     for build, files in ((_shuffled, 2), (_source, 0), (_cached, 0)):
         run = _Run(build)
         run.take(2)
-        run.data.save_iterator(str(tmp_path / build.__name__ / "ckpt-2"))
+        run.data.save_iterator(str(tmp_path / build.__name__ / "ckpt-2.iterator"))
         assert len(list(tmp_path.glob(f"{build.__name__}/ckpt-2.iterator.*"))) == files
 
 
@@ -82,19 +82,19 @@ def test_without_the_saved_iterator_the_data_is_read_from_its_start_and_no_itera
 ) -> None:
     whole = _Run(_shuffled).take(9)
     run = _Run(_shuffled, step=5)
-    run.data.restored(str(tmp_path / "ckpt-5"))
+    run.data.restored(str(tmp_path / "ckpt-5.iterator"))
     run.data.put_state(None)
     assert run.take(2) == whole[5:7]
-    run.data.save_iterator(str(tmp_path / "ckpt-7"))
+    run.data.save_iterator(str(tmp_path / "ckpt-7.iterator"))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) -> None:
     first = _Run(_shuffled)
     first.take(2)
-    first.data.save_iterator(str(tmp_path / "ckpt-2"))
+    first.data.save_iterator(str(tmp_path / "ckpt-2.iterator"))
     other = _Run(lambda params: tf.data.Dataset.range(5).batch(1).prefetch(1), step=2)
-    other.data.restored(str(tmp_path / "ckpt-2"))
+    other.data.restored(str(tmp_path / "ckpt-2.iterator"))
     other.data.put_state(first.data.state())
     with pytest.raises(StorageError, match=r"ckpt-2\.iterator does not hold the state of this data's iterator"):
         other.take(1)

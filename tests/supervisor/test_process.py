@@ -108,7 +108,9 @@ def test_a_program_that_left_the_group_does_not_hold_up_the_end(wakeups: Wakeups
         wakeups,
         0.2,
     )[1]
-    os.kill(int(lines[0]), signal.SIGKILL)  # fails if it has been ended, or if its line is lost
+    away = int(lines[0])
+    assert os.getsid(away) == away  # it lives, in a session of its own
+    os.kill(away, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -15,7 +15,6 @@ from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import examine, resume_method
 from trainer_kit.inputs.source import Source, made_inputs, positioned
 
-ITERATOR = ".iterator"  # ends the prefix of the files with an iterator's state, beside those of their checkpoint
 _LOG = logging.getLogger(__name__)
 
 
@@ -93,13 +92,13 @@ class TrainData:
         self.feed.forget()
 
     def restored(self, path: str | None) -> None:
-        """Notes the checkpoint that was restored: beside it may be the state of the iterator."""
-        self._saved_iterator = f"{path}{ITERATOR}" if path and os.path.exists(f"{path}{ITERATOR}.index") else ""
+        """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
+        self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
 
     def save_iterator(self, prefix: str) -> None:
-        """Saves the state of the iterator beside the checkpoint `prefix`, for data that needs it; on this thread."""
+        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it; on this thread."""
         if self._saves_iterator and self.feed.started:
-            tf.train.Checkpoint(iterator=self.feed.iterator()).write(f"{prefix}{ITERATOR}")
+            tf.train.Checkpoint(iterator=self.feed.iterator()).write(prefix)
 
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
