@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from typing import Any
 
@@ -10,9 +9,9 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from trainer_kit.errors import UsageError
+from trainer_kit.unsaved_state import nodes, unsaved_state
 
 _LOG = logging.getLogger(__name__)
-_PYTHON = ("PyFunc", "EagerPyFunc")
 
 
 def check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
@@ -49,9 +48,8 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     Raises:
       UsageError: when there are some and `required` is set.
     """
-    definition = graph.as_graph_def()
-    nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
-    found = sorted({node.op for node in nodes if _has_hidden_state(node.op)})
+    ops = {node.op for node in nodes(graph.as_graph_def())}
+    found = sorted(op for op in ops if unsaved_state(op, op_def_registry.get(op)))
     if not found:
         return
     text = (
@@ -62,9 +60,3 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}")
     _LOG.warning("%s", text)
-
-
-def _has_hidden_state(op: str) -> bool:
-    definition = op_def_registry.get(op)
-    draws = definition is not None and definition.is_stateful and any(a.name == "seed" for a in definition.attr)
-    return op in _PYTHON or (draws and "Dataset" not in op)

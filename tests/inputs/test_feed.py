@@ -134,6 +134,23 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     assert _next(feed) == 5
 
 
+def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_of() -> None:
+    told: list[tuple[Any, bool]] = []
+    feed = Feed(
+        "train_data",
+        _Made(),
+        tf.data.Dataset.range(5, 9),
+        begin=lambda given: given.skip(2),
+        replaced=lambda: told.append((feed.given, feed.started)),
+    )
+    assert [_next(feed), _next(feed)] == [7, 8]
+    other = tf.data.Dataset.range(20, 29)
+    feed.replace(other)
+    assert told == [(other, False)]
+    assert _next(feed) == 22
+    assert feed.dataset is other
+
+
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
     with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer than a batch"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,84 @@ def test_a_damaged_record_is_told_with_file_and_offset_when_it_is_read(tmp_path:
     assert _read(source.at(3)) == [[3]]
 
 
-def test_only_what_this_source_raised_is_taken_for_damage() -> None:
+def _cut(tmp_path: Path) -> tf.data.Dataset:
+    """TensorFlow's own reader, over a damaged file."""
+    with tf.io.TFRecordWriter(str(tmp_path / "cut")) as writer:
+        writer.write(b"x" * 50)
+    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
+    return tf.data.TFRecordDataset([str(tmp_path / "cut")])
+
+
+def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
+    features = {"number": tf.io.FixedLenFeature([], tf.int64)}
+    return tf.data.Dataset.from_tensors(b"?").map(lambda text: tf.io.parse_single_example(text, features)["number"])
+
+
+@tf.function
+def _loop(iterator: Any) -> None:
+    for _ in tf.range(3):
+        next(iterator)
+
+
+@tf.function
+def _optional(iterator: Any) -> None:
+    for _ in tf.range(3):
+        iterator.get_next_as_optional()
+
+
+def _over_two_replicas(dataset: tf.data.Dataset) -> Any:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+
+
+@pytest.mark.parametrize("begin", [iter, _over_two_replicas])
+@pytest.mark.parametrize("read", [next, _loop, _optional])
+@pytest.mark.parametrize(
+    ("make", "reason"), [(_cut, "corrupted record at 12"), (_not_parsed, "Could not parse example")]
+)
+def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
+    make: Any, reason: str, read: Any, begin: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(tf.errors.OpError) as caught:
+        read(begin(make(tmp_path)))
+    error = str(damage_in(caught.value))
+    assert error.startswith("the data cannot be read: ") and reason in error
+    assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
+
+
+# As TensorFlow 2.20 words it on two devices; which op the line after the failed one names differs from call to call.
+_ELSEWHERE = """Graph execution error:
+
+Detected at node while/assert_less/Assert/AssertGuard/Assert defined at (most recent call last):
+2 root error(s) found.
+  (0) INVALID_ARGUMENT:  assertion failed: [x (while/assert_less/ReadVariableOp:0) = ] [3]
+\t [[{{node while/assert_less/Assert/AssertGuard/Assert}}]]
+\t [[%s]]
+  (1) INVALID_ARGUMENT:  assertion failed: [x (while/assert_less/ReadVariableOp:0) = ] [3]
+\t [[{{node while/assert_less/Assert/AssertGuard/Assert}}]]
+0 successful operations.
+0 derived errors ignored. [Op:__inference_e_135]"""
+
+
+@pytest.mark.parametrize("waiting", ["IteratorGetNext/_2", "while/body/_1/while/IteratorGetNext_1/_16", "Identity/_6"])
+def test_what_fails_elsewhere_is_no_damage_although_the_data_is_named_as_waiting_for_it(waiting: str) -> None:
+    assert damage_in(tf.errors.InvalidArgumentError(None, None, _ELSEWHERE % waiting)) is None
+
+
+def test_what_fails_in_a_step_on_two_devices_is_no_damage() -> None:
+    @tf.function
+    def step(iterator: Any) -> tf.Tensor:
+        batch = next(iterator)
+        tf.debugging.assert_less(batch, tf.constant(0, tf.int64))
+        with tf.device("CPU:1"):
+            return 2 * batch
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as caught:
+        step(iter(tf.data.Dataset.range(9)))
+    assert damage_in(caught.value) is None
+
+
+def test_only_errors_of_the_data_are_taken_for_damage() -> None:
     assert damage_in(ValueError("DataError: x")) is None
     assert damage_in(tf.errors.InvalidArgumentError(None, None, "shape")) is None
 

@@ -21,12 +21,12 @@ PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
 
 
 class _Run:
-    """A run that counts its steps and notes what it is fed."""
+    """A run that counts its steps and notes what it is fed: by `build`, or by a ready-made dataset."""
 
-    def __init__(self, build: Any, step: int = 0, **options: Any) -> None:
+    def __init__(self, build: Any, step: int = 0, given: Any = None, **options: Any) -> None:
         self.step = step
         make = lambda open_at: open_at(build, PARAMS, None)  # noqa: E731
-        self.data = TrainData(make, lambda: self.step, one_iterator=True, **options)
+        self.data = TrainData(make, lambda: self.step, given, one_iterator=True, **options)
 
     def take(self, count: int) -> list[list[int]]:
         batches = []
@@ -38,6 +38,10 @@ class _Run:
 
 def _source(params: DataConfig) -> ArraySource:
     return ArraySource(np.arange(10), params)
+
+
+def _in_order(params: DataConfig) -> tf.data.Dataset:
+    return tf.data.Dataset.range(10).repeat().batch(4)
 
 
 def _shuffled(params: DataConfig) -> tf.data.Dataset:
@@ -67,6 +71,147 @@ def test_a_restored_run_is_fed_what_it_would_have_been(build: Any, tmp_path: Pat
     second.data.restored(str(tmp_path / "ckpt-5.iterator"))
     second.data.put_state(first.data.state())
     assert second.take(7) == whole[5:]
+
+
+def _no_build(params: DataConfig) -> Any:
+    raise AssertionError("build_inputs was called")
+
+
+def _made(build: Any, how: str, **options: Any) -> _Run:
+    """A run over the ready-made dataset of `build`, given when it is made or set before its first batch."""
+    run = _Run(_no_build, given=build(PARAMS) if how == "given" else None, **options)
+    if how == "set":
+        run.data.feed.replace(build(PARAMS))
+    return run
+
+
+def _distributed() -> Any:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return strategy.experimental_distribute_dataset(_in_order(PARAMS))
+
+
+@pytest.mark.parametrize("how", ["given", "set"])
+@pytest.mark.parametrize("build", [_shuffled, _cached])
+def test_a_ready_made_dataset_goes_on_as_one_that_was_built(build: Any, how: str, tmp_path: Path) -> None:
+    whole = _Run(build).take(12)
+    first = _made(build, how)
+    assert first.take(5) == whole[:5]
+    first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
+    second = _made(build, how, step=5)
+    second.data.restored(str(tmp_path / "ckpt-5.iterator"))
+    second.data.put_state(first.data.state())
+    assert second.take(7) == whole[5:]
+    assert bool(list(tmp_path.iterdir())) == (build is _shuffled)
+
+
+def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
+    whole = _Run(_cached).take(9)
+    run = _Run(_source, step=5)
+    run.data.put_state(None)
+    run.data.feed.replace(_cached(PARAMS))
+    assert run.take(4) == whole[5:]
+
+
+def test_a_dataset_that_follows_another_begins_at_its_start_and_goes_on_from_there_after_a_restart() -> None:
+    whole = _Run(_cached).take(9)
+    first = _Run(_source)
+    first.take(3)
+    first.data.leave_out(7)
+    first.data.feed.replace(_cached(PARAMS))
+    assert first.data.state() == {"batch": 0, "left_out": []}
+    assert first.take(5) == whole[:5]
+    second = _made(_cached, "set", step=8)
+    second.data.put_state(first.data.state())
+    assert second.take(4) == whole[5:]
+
+
+def test_a_rollback_to_before_a_dataset_was_set_begins_it_anew_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    run, strict = _Run(_source), _Run(_source, require_exact=True)
+    for one in (run, strict):
+        one.take(3)
+        one.data.feed.replace(_in_order(PARAMS))
+        one.take(2)
+        one.step = 1
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        run.data.put_state({"batch": 1, "left_out": []})
+    assert "resume is not exact: the run goes back to step 1, and its dataset was set at step 3" in caplog.text
+    assert run.take(4) == _Run(_in_order).take(4)
+    with pytest.raises(UsageError, match=r"trainer\.require_exact_resume:\n .* its dataset was set at step 3"):
+        strict.data.put_state({"batch": 1, "left_out": []})
+
+
+def test_data_from_build_inputs_that_follows_a_ready_made_dataset_begins_at_its_start() -> None:
+    run = _Run(_source, step=5)
+    run.data.put_state(None)
+    run.take(2)
+    run.data.feed.replace(_cached(PARAMS))
+    run.take(3)
+    run.data.feed.replace(None)
+    assert run.take(2) == _Run(_source).take(2)
+
+
+def test_a_shuffled_dataset_that_is_begun_again_is_told_of_or_refused_unless_its_iterator_was_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, prefix = _Run(_shuffled).take(9), str(tmp_path / "ckpt-5.iterator")
+    kept = _shuffled(PARAMS)
+    for run in (_made(_shuffled, "given", require_exact=True), _Run(lambda params: kept, require_exact=True)):
+        run.take(5)
+        checkpoint = run.data.state()
+        run.data.save_iterator(prefix)
+        run.take(2)
+        run.step = 5
+        run.data.restored(prefix)
+        run.data.put_state(checkpoint)
+        assert run.take(4) == whole[5:]
+        run.data.put_state(checkpoint)
+        with pytest.raises(UsageError, match=r"the same dataset is begun again, and shuffle\(\) then draws another"):
+            run.take(1)
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        run = _made(_shuffled, "given")
+        run.data.put_state(None)
+        run.take(2)
+        assert caplog.text == ""
+        run.data.put_state(None)
+        assert run.take(2) != whole[2:4]
+    assert "resume is not exact: the same dataset is begun again, and shuffle() then draws" in caplog.text
+
+
+def test_a_dataset_in_one_order_can_be_begun_again() -> None:
+    run = _made(_in_order, "given", require_exact=True)
+    run.take(5)
+    run.step = 2
+    run.data.put_state(None)
+    assert run.take(4) == _Run(_in_order).take(6)[2:]
+
+
+@pytest.mark.parametrize("given", [lambda: _in_order(PARAMS), _distributed])
+def test_no_batch_of_a_ready_made_dataset_can_be_left_out(given: Any) -> None:
+    run = _Run(_no_build, given=given())
+    with pytest.raises(UsageError, match="recovery_policy=skip cannot leave out a batch of a ready-made dataset"):
+        run.data.leave_out(2)
+
+
+def test_a_distributed_dataset_is_told_of_at_its_first_iterator_once_and_begins_anew_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        run = _Run(_no_build, given=_distributed())
+        assert caplog.text == ""
+        first = next(run.data.iterator())
+        run.data.put_state({"batch": 3, "left_out": []})
+        again = next(run.data.iterator())
+    assert [record.getMessage() for record in caplog.records] == [
+        "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so each start and each "
+        "rollback begins it anew; return the data from build_inputs instead"
+    ]
+    assert [part.numpy().tolist() for part in first.values] == [part.numpy().tolist() for part in again.values]
+
+
+def test_a_distributed_dataset_is_refused_where_exactness_is_required() -> None:
+    run = _Run(_no_build, given=_distributed(), require_exact=True)
+    with pytest.raises(UsageError, match=r"trainer\.require_exact_resume:\n  task\.train_data: resume is not exact"):
+        run.data.iterator()
 
 
 def test_an_iterator_is_saved_only_where_that_is_the_way(tmp_path: Path) -> None:
@@ -113,19 +258,38 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
     assert [first.data.batch_of(step) for step in (3, 4, 5, 6)] == [2, 3, 5, 6]
 
 
+def test_going_back_again_to_the_same_checkpoint_keeps_out_what_was_left_out_since() -> None:
+    whole = _Run(_source).take(9)
+    run = _Run(_source)
+    run.take(2)
+    checkpoint = run.data.state()
+    for bad, expected in ((4, [2, 3, 5, 6]), (6, [2, 3, 5, 7])):
+        run.step = 2
+        run.data.put_state(checkpoint)
+        run.data.leave_out(bad)
+        assert run.take(4) == [whole[index] for index in expected]
+    assert run.data.state() == {"batch": 8, "left_out": [4, 6]}
+    run.step = 2
+    run.data.put_state(checkpoint)
+    assert run.data.batch_of(6) == 7
+    run.data.put_state(None)
+    assert run.data.position == Position(2, (4, 6))
+
+
 def test_a_run_without_a_state_stands_at_the_batch_of_its_step() -> None:
     run = _Run(_source, step=7)
     run.data.put_state(None)
     assert run.data.position == Position(7)
 
 
+@pytest.mark.parametrize("ready_made", [False, True])
 @pytest.mark.parametrize(
     ("build", "named"), [(_cached, r"cache\(\)"), (_random, r"map\(\): RandomUniform"), (_python, "EagerPyFunc")]
 )
 def test_data_that_cannot_be_resumed_at_once_is_told_of_by_the_name_of_the_op_once(
-    build: Any, named: str, caplog: pytest.LogCaptureFixture
+    build: Any, named: str, ready_made: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = _Run(build)
+    run = _made(build, "given") if ready_made else _Run(build)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run.take(1)
         run.data.put_state(run.data.state())
@@ -139,6 +303,8 @@ def test_data_that_cannot_be_resumed_at_once_is_told_of_by_the_name_of_the_op_on
 def test_where_exactness_is_required_inexact_data_is_refused(build: Any) -> None:
     with pytest.raises(UsageError, match=r"trainer\.require_exact_resume:\n  task\.train_data: map\(\)"):
         _Run(build, require_exact=True).take(1)
+    with pytest.raises(UsageError, match=r"trainer\.require_exact_resume:\n  task\.train_data: map\(\)"):
+        _made(build, "given", require_exact=True).take(1)
 
 
 @pytest.mark.parametrize("build", [_source, _shuffled, _cached])

@@ -28,11 +28,24 @@ class Feed:
       name: of the config's section, for messages.
       make: returns the dataset; called when it is first needed, and again after `forget`.
       given: a ready-made dataset in its place, which `forget` keeps.
+      begin: returns what to iterate over in place of a ready-made dataset: it from some batch on.
+      replaced: called after another ready-made dataset was set.
+
+    Attributes:
+      given: the ready-made dataset; None if there is none.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any], given: Any = None) -> None:
-        self.name = name
-        self._make, self._given = make, given
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        given: Any = None,
+        *,
+        begin: Callable[[Any], Any] = lambda given: given,
+        replaced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.given = name, given
+        self._make, self._begin, self._replaced = make, begin, replaced
         self._made: Any = None
         self._iterator: Any = None
         self._one_pass = False
@@ -40,9 +53,9 @@ class Feed:
 
     @property
     def dataset(self) -> Any:
-        """The dataset."""
-        if self._given is not None:
-            return self._given
+        """The dataset; a ready-made one as it was given."""
+        if self.given is not None:
+            return self.given
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -61,8 +74,9 @@ class Feed:
 
     def replace(self, dataset: Any) -> None:
         """Uses `dataset` from the next iterator on, which is made at the next call of `iterator`."""
-        self._given = dataset
-        self._let_go()
+        self.given = dataset
+        self.forget()
+        self._replaced()
 
     def forget(self) -> None:
         """Drops the iterator and the made dataset, because the position that they stand at no longer counts."""
@@ -75,7 +89,7 @@ class Feed:
         if fresh:
             self._let_go()
         if self._iterator is None:
-            self._iterator = iter(self.dataset)
+            self._iterator = iter(self.dataset if self.given is None else self._begin(self.given))
         return self._iterator
 
     def end_pass(self) -> None:

@@ -17,6 +17,14 @@ from trainer_kit.inputs.record_files import RecordFiles, matching_files
 
 _LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")
+# TensorFlow names the op that failed in double braces and then, line by line, the ops that it failed in: for a function
+# of a dataset that is the op that asked for a batch. A last line may name any other op, which only waited for something
+# from another device, such as [[IteratorGetNext/_4]]. Eagerly there is only the name of the op that was called.
+_GET_NEXT = re.compile(
+    r"\[\[(\{\{node )?([^\s\[\]]*/)?(MultiDevice)?IteratorGetNext\w*(\}\})?\]\]|\[Op:(MultiDevice)?IteratorGetNext\w*\]"
+)
+_PLACE = re.compile(r"\n\s*\[\[| \[Op:")  # what comes before it tells what went wrong
+_PREFIX = re.compile(r"\{\{function_node [^}]*\}\} |^\s*\(0\) [A-Z_]+:\s+")
 
 
 class TFRecordSource:
@@ -98,7 +106,11 @@ def damage_in(error: BaseException) -> DataError | None:
     """
     if not isinstance(error, tf.errors.OpError):
         return None
-    text = str(error)
-    if found := _DAMAGE.search(text):
+    if found := _DAMAGE.search(error.message):
         return DataError(found[1])
-    return DataError(f"the data cannot be read: {error.message.splitlines()[0]}") if "IteratorGetNext" in text else None
+    return DataError(f"the data cannot be read: {_reason(error.message)}") if _GET_NEXT.search(error.message) else None
+
+
+def _reason(message: str) -> str:
+    lines = [_PREFIX.sub("", line).strip() for line in _PLACE.split(message, maxsplit=1)[0].splitlines()]
+    return next((line for line in reversed(lines) if line), "no reason is known")

@@ -17,7 +17,6 @@ pipelines of every kind. In short:
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,6 +25,8 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.python.data.ops.options import ExternalStatePolicy
 from tensorflow.python.framework import op_def_registry
+
+from trainer_kit.unsaved_state import nodes, unsaved_state
 
 Method = Literal["iterator", "skip", "inexact"]
 
@@ -52,7 +53,6 @@ _SPELLED = {
 }  # fmt: skip
 # Between a shuffle and a repeat these keep the shuffle until the next pass begins.
 _HAND_ON = {"AssertCardinality", "Map", "Options", "Repeat"}
-_PYTHON = {"PyFunc", "EagerPyFunc"}  # not PyFuncStateless: numpy_function(stateful=False) is a promise of its user
 # Stateful by TensorFlow's book, but they change nothing that a later element depends on.
 _HARMLESS = re.compile(
     r"^_Retval$|^_Arg$|^Assert$|^Print|^LookupTable(Find|Size)|HashTable|^StatefulPartitionedCall$|^If$|^While$|^Case$"
@@ -75,6 +75,7 @@ class Examination:
       any_order: transformations that may change the order from run to run.
       unseeded: transformations that no seed fixes, neither their own nor the global one.
       unknown: transformations that were never tried.
+      new_orders: transformations that draw another order each time that an iterator of the same dataset is made.
     """
 
     random_ops: tuple[str, ...] = ()
@@ -86,6 +87,7 @@ class Examination:
     any_order: tuple[str, ...] = ()
     unseeded: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    new_orders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,13 @@ def examine(dataset: tf.data.Dataset) -> Examination:
 
 
 def resume_method(
-    examination: Examination, *, iterator_can_be_saved: bool, deterministic_ops: bool, section: str = "task.train_data"
+    examination: Examination, *, no_iterator: str = "", deterministic_ops: bool, section: str = "task.train_data"
 ) -> Resumption:
     """Returns how to resume, with reasons for the user.
 
     Args:
       examination: of the dataset.
-      iterator_can_be_saved: whether there is one iterator, for one replica; a distributed one cannot be saved.
+      no_iterator: why an iterator of any dataset could not be saved here, or would not fit; "" if it can.
       deterministic_ops: whether TensorFlow's op determinism is on, with which tf.data keeps every map in order.
       section: of the config, to begin each line with.
     """
@@ -136,7 +138,7 @@ def resume_method(
             "TFRecordSource, from build_inputs to make it the same"
         )
         return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))
-    against_saving = list(_against_saving(seen, iterator_can_be_saved))
+    against_saving = list(_against_saving(seen, no_iterator))
     if against_saving:
         advice = (
             "a resumed run reads the data from its start and drops what was used; the longer it has run, the longer "
@@ -170,9 +172,9 @@ def _against_skip(seen: Examination, deterministic_ops: bool) -> Iterator[str]:
         yield f"{_listed(seen.unknown)} is not known to come the same again"
 
 
-def _against_saving(seen: Examination, iterator_can_be_saved: bool) -> Iterator[str]:
-    if not iterator_can_be_saved:
-        yield "an iterator over several replicas cannot be saved"
+def _against_saving(seen: Examination, no_iterator: str) -> Iterator[str]:
+    if no_iterator:
+        yield no_iterator
     if seen.caches:
         yield f"{_listed(seen.caches)} would be saved with all its elements in every checkpoint"
     others = (*seen.random_ops, *seen.variables, *seen.not_savable)
@@ -223,6 +225,13 @@ def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
     seeds: list[Any] = [getattr(part, attribute, None) for attribute in ("_seed", "_seed2")]
     if all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds):
         yield "unseeded", name
+    if _draws_new_orders(part):
+        yield "new_orders", name
+
+
+def _draws_new_orders(part: Any) -> bool:
+    reshuffles = getattr(part, "_reshuffle_each_iteration", False) is not False
+    return reshuffles or bool(getattr(part, "_rerandomize", False))
 
 
 def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
@@ -237,10 +246,7 @@ def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
             continue
         seen.add((id(below), bool(between)))
         kind = _kind(type(below).__name__)
-        new_order = getattr(below, "_reshuffle_each_iteration", False) is not False or getattr(
-            below, "_rerandomize", False
-        )
-        if new_order and between:
+        if _draws_new_orders(below) and between:
             yield "not_savable", f"{_spelled(kind)}, {between}, repeat()"
         if kind not in _HAND_ON:
             between = between or _spelled(kind)
@@ -254,13 +260,10 @@ def _of_graph(part: Any, name: str) -> Iterator[tuple[str, str]]:
     except tf.errors.OpError:
         yield "unknown", name
         return
-    for node in _nodes(tf.compat.v1.GraphDef.FromString(text.numpy())):
+    for node in nodes(tf.compat.v1.GraphDef.FromString(text.numpy())):
         yield from _of_op(node, name)
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph, and of all functions that come with it."""
-    return itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+        if node.op.startswith("Shuffle"):
+            yield "new_orders", f"{name}: {_spelled(_kind(node.op))}"
 
 
 def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
@@ -278,23 +281,23 @@ def _of_functions(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for the ops in a transformation's functions, and in their functions."""
     name = _spelled(_kind(type(part).__name__))
     for wrapper in part._functions():
-        for node in _nodes(wrapper.function.graph.as_graph_def()):
+        for node in nodes(wrapper.function.graph.as_graph_def()):
             yield from _of_op(node, name)
 
 
 def _of_op(node: Any, name: str) -> Iterator[tuple[str, str]]:
     definition = op_def_registry.get(node.op)
-    text = f"{name}: {node.op}"
-    if node.op in _PYTHON:
+    hidden, text = unsaved_state(node.op, definition), f"{name}: {node.op}"
+    if hidden == "python":
         yield "python", text
+    elif hidden == "random":
+        yield "random_ops", text
+        if not (node.attr["seed"].i or node.attr["seed2"].i):
+            yield "unseeded", text
     elif re.search(r"Dataset(V\d)?$", node.op):
         yield from _of_inner_dataset(node, name)
     elif definition is None or not definition.is_stateful or _HARMLESS.search(node.op):
         return
-    elif any(attribute.name.startswith("seed") for attribute in definition.attr):
-        yield "random_ops", text
-        if not (node.attr["seed"].i or node.attr["seed2"].i):
-            yield "unseeded", text
     elif node.op in ("ReadVariableOp", "VarHandleOp", "ResourceGather", "VarIsInitializedOp"):
         yield "variables", text
     else:

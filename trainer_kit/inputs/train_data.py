@@ -12,10 +12,22 @@ import tensorflow as tf
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.position import Position
-from trainer_kit.inputs.resumability import examine, resume_method
+from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method
 from trainer_kit.inputs.source import Source, made_inputs, positioned
 
 _LOG = logging.getLogger(__name__)
+_NO_POSITION = (
+    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback begins it "
+    "anew; return the data from build_inputs instead"
+)
+_BEGUN_AGAIN = (
+    "task.train_data: resume is not exact: the same dataset is begun again, and {} then draws another order; return "
+    "the data from build_inputs, made anew by each call"
+)
+_BEFORE_IT_WAS_SET = (
+    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}; it begins "
+    "anew; return the data from build_inputs instead"
+)
 
 
 class TrainData:
@@ -25,7 +37,10 @@ class TrainData:
       make: returns the dataset, distributed; it is given a function (build_inputs, params, input_context) that opens
         the data of one worker at the position.
       step: returns the global step.
-      given: a ready-made dataset in place of all this; it has no position, and each start begins it anew.
+      given: a ready-made dataset in place of all this. A tf.data.Dataset is treated as one that build_inputs returned,
+        with two limits: a shuffle needs a seed of its own to be the same in the next process, and it draws other
+        orders when the dataset is begun again in this one. Any other, such as one over several replicas, has no
+        position: each start and each rollback begins it anew.
       one_iterator: whether the dataset is a plain one for one replica, whose iterator can be saved.
       deterministic_ops: whether TensorFlow's op determinism is on.
       require_exact: whether data that cannot be resumed exactly is refused.
@@ -44,12 +59,16 @@ class TrainData:
         deterministic_ops: bool = False,
         require_exact: bool = False,
     ) -> None:
-        self.feed = Feed("train_data", lambda: make(self._open), given)
+        self.feed = Feed("train_data", lambda: make(self._open), given, begin=self._begin, replaced=self._replaced)
         self._step, self._require_exact = step, require_exact
         self._one_iterator, self._deterministic_ops = one_iterator, deterministic_ops
         self._since, self._start = 0, Position()  # the position that the run had at a step
+        self._set_at = 0  # the step at which the dataset took the place of another that was read
+        self._opened: Any = None  # the data that the next iterator is made of, and that the last one was
+        self._read: Any = None
+        self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
-        self._told: tuple[str, ...] = ()
+        self._told: set[str] = set()
 
     @property
     def position(self) -> Position:
@@ -61,21 +80,37 @@ class TrainData:
         return self._start.nth(step - 1 - self._since)
 
     def iterator(self) -> Any:
-        """Returns the iterator, at the position."""
+        """Returns the iterator, at the position.
+
+        Raises:
+          UsageError: when the data cannot be resumed exactly and has to be.
+          StorageError: when the saved state of the iterator is not of this data.
+        """
         iterator = self.feed.iterator()
+        self._read = self._opened
         if self._saved_iterator and self._saves_iterator:
             try:
                 tf.train.Checkpoint(iterator=iterator).read(self._saved_iterator).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise StorageError(
-                    f"{self._saved_iterator} does not hold the state of this data's iterator: {error}; if build_inputs "
-                    "has changed, remove the files of that name: the data is then read again from its start"
+                    f"{self._saved_iterator} does not hold the state of this data's iterator: {error}; if the data "
+                    "has changed, remove the files of that name: it is then read again from its start"
                 ) from error
         self._saved_iterator = ""
         return iterator
 
     def leave_out(self, batch: int) -> None:
-        """Leaves out the batch of this index from now on."""
+        """Leaves out the batch of this index from now on.
+
+        Raises:
+          UsageError: for a ready-made dataset: it may come in another order when it is begun again.
+        """
+        if self.feed.given is not None:
+            raise UsageError(
+                "trainer.recovery_policy=skip cannot leave out a batch of a ready-made dataset; return the data from "
+                "build_inputs instead, or set recovery_policy to retry or lower_learning_rate"
+            )
+        self._left_out = (*self._left_out, batch)
         self._since, self._start = self._step(), self.position.without(batch)
         self._saved_iterator = ""
         self.feed.forget()
@@ -85,11 +120,17 @@ class TrainData:
         return {"batch": self.position.batch, "left_out": list(self.position.left_out)}
 
     def put_state(self, state: dict[str, Any] | None) -> None:
-        """Goes to the position of a checkpoint; without one, to the batch of the global step."""
+        """Goes to the position of a checkpoint; without one, to the batch of the global step.
+
+        Going back does not give back what was left out since.
+        """
         self._since = self._step()
         batch, left_out = (state["batch"], state["left_out"]) if state else (self._since, ())
-        self._start = Position(batch, tuple(left_out))
+        self._start = Position(batch, (*left_out, *self._left_out))
         self.feed.forget()
+        if self._since < self._set_at:
+            self._tell(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
+            self._begin_at_the_start()
 
     def restored(self, path: str | None) -> None:
         """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
@@ -102,31 +143,55 @@ class TrainData:
 
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
+        self._opened, self._saves_iterator = made, False
         if not isinstance(made, Source):
-            self._choose_method(made)
+            seen = examine(made)
+            self._choose_method(seen)
             if self._saves_iterator and self._saved_iterator:
                 return made
+            if made is self._read and seen.new_orders:
+                self._tell(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
         return positioned(lambda _: made, params, self.position, input_context)
 
-    def _choose_method(self, dataset: tf.data.Dataset) -> None:
-        """Decides how a plain dataset gets back to its place, and tells what that costs or that it cannot be exact.
+    def _begin(self, given: Any) -> Any:
+        """Returns a ready-made dataset from the position on, if it has one."""
+        if isinstance(given, tf.data.Dataset):
+            return self._open(lambda _: given, None, None)
+        self._opened, self._saves_iterator = given, False
+        self._tell(Resumption("inexact", (_NO_POSITION.format(type(given).__name__),)))
+        return given
+
+    def _replaced(self) -> None:
+        """What is set before a batch was read is the data of the run; what is set later follows it, from its start."""
+        if self._read is not None:
+            self._begin_at_the_start()
+
+    def _begin_at_the_start(self) -> None:
+        self._since = self._set_at = self._step()
+        self._start, self._left_out, self._saved_iterator = Position(), (), ""
+
+    def _choose_method(self, seen: Examination) -> None:
+        """Decides how a plain dataset gets back to its place."""
+        no_iterator = "" if self._one_iterator else "an iterator over several replicas cannot be saved"
+        if self._start.left_out:
+            no_iterator = "a batch is left out, which the state of an iterator does not tell"
+        found = resume_method(seen, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
+        self._saves_iterator = found.method == "iterator"
+        self._tell(found)
+
+    def _tell(self, found: Resumption) -> None:
+        """Tells, once, what it costs to resume, or that it cannot be exact.
 
         Raises:
           UsageError: when it cannot be exact and has to be.
         """
-        found = resume_method(
-            examine(dataset),
-            iterator_can_be_saved=self._one_iterator and not self._start.left_out,
-            deterministic_ops=self._deterministic_ops,
-        )
-        self._saves_iterator = found.method == "iterator"
         if found.method == "inexact" and self._require_exact:
             raise UsageError("\n  ".join(("trainer.require_exact_resume:", *found.reasons)))
-        if found.reasons != self._told:
-            self._told = found.reasons
-            for reason in found.reasons:
+        for reason in found.reasons:
+            if reason not in self._told:
+                self._told.add(reason)
                 _LOG.warning("%s", reason)
 
 

@@ -1,0 +1,31 @@
+"""Ops with a state that no checkpoint holds: Python's own, and that of random numbers. No TensorFlow.
+
+Both a training step and a plain dataset are searched for them: a resumed run would go on with another state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+# Not PyFuncStateless: numpy_function(stateful=False) is a promise of its user.
+_PYTHON = ("PyFunc", "EagerPyFunc")
+
+
+def nodes(graph: Any) -> Iterator[Any]:
+    """Yields the NodeDefs of a GraphDef, and those of all functions that come with it."""
+    return itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+
+
+def unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | None:
+    """Returns whose state the op keeps out of every checkpoint; None when it keeps none, or one in a variable.
+
+    Args:
+      op: its name.
+      definition: its OpDef, as TensorFlow has it registered; None when it has none.
+    """
+    if op in _PYTHON:
+        return "python"
+    draws = definition is not None and definition.is_stateful and any(one.name == "seed" for one in definition.attr)
+    return "random" if draws else None
