@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.soak import SUPERVISED, step_reached
+from scripts.soak import step_reached
 from trainer_kit.testing import compare_runs
 
 STEPS_PER_KILL, SPARE_STEPS = 400, 600
@@ -67,14 +67,10 @@ def _supervised(folder: Path, index: int, overrides: str) -> subprocess.Popen[by
     command = [
         sys.executable, "-m", "trainer_kit.train", "--experiment=digits_mlp", "--mode=train_and_eval",
         f"--model_dir={folder}", f"--params_override={overrides},runtime.task_index={index}",
+        f"--max_restarts={10**6}",
     ]  # fmt: skip
-    own = folder.parent / f"{folder.name}_worker_{index}"  # for attempts.jsonl: model_dir is the chief's
-    own.mkdir()
-    with open(own / "log.txt", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", SUPERVISED, str(folder if index == 0 else own), *command],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+    with open(folder.parent / f"{folder.name}_worker_{index}.txt", "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _kill(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: int, chance: random.Random) -> None:

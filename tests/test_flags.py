@@ -9,7 +9,7 @@ import pytest
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.resolve import Sources
 from trainer_kit.errors import UsageError
-from trainer_kit.flags import define_flags, parse_flags, request, sources, unsupervised
+from trainer_kit.flags import define_flags, parse_flags, request, sources, unsupervised, until_begun
 from trainer_kit.preflight import Request
 
 
@@ -93,3 +93,9 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     names = set(flags) - once_or_never
     given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
     assert sorted(unsupervised(parse_flags(["train", *given]))) == sorted(given)
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], []), (["--from_step", "0"], ["--from_step=0"])])
+def test_the_step_to_go_back_to_is_given_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
+    values = parse_flags(["train", "--mode=train", *given])
+    assert (unsupervised(values), until_begun(values)) == (["--mode=train"], expected)

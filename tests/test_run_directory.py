@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from trainer_kit import files
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, UsageError
-from trainer_kit.run_directory import RunDirectory, check_model_dir, config_hash, kept_threads
-from trainer_kit.run_lock import RunLock
+from trainer_kit.run_directory import RunDirectory, check_model_dir, config_hash, count_starts, kept_threads
+from trainer_kit.testing import Ended, ForkServer
 
 
 class _Exporter:
@@ -257,15 +258,104 @@ def test_thread_counts_that_cannot_be_read_are_none(tmp_path: Path, text: str) -
     assert kept_threads(str(tmp_path)) is None
 
 
-def test_a_trainer_that_ended_before_it_had_a_record_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    directory = _directory(folder)
-    with RunLock(folder):
-        pass
-    directory.withdraw_lock()
-    assert not folder.exists()
-    started = _started(folder)
-    with RunLock(folder):
-        pass
-    started.withdraw_lock()
-    assert (folder / "trainer.lock").exists()
+def test_a_record_that_is_withdrawn_takes_along_only_what_was_not_there_before(tmp_path: Path) -> None:
+    directory = _directory(tmp_path)
+    (tmp_path / "notes.gin").write_text("the user's")
+    new = directory.missing_records(["notes.gin", "other.gin"])
+    assert new == [str(tmp_path / name) for name in ("params.yaml", "manifest.json", "other.gin")]
+    directory.write_record(_config(), "mine", "train", {"notes.gin": "", "other.gin": ""})
+    assert directory.is_recorded()
+    directory.withdraw_record(new)
+    assert _listing(tmp_path) == ["notes.gin"] and not directory.is_recorded()
+    directory.write_record(_config(), "mine", "train", {})
+    assert directory.missing_records([]) == []
+
+
+def test_the_record_of_a_checkpoint_stays(tmp_path: Path) -> None:
+    directory = _directory(tmp_path / "run[1]")
+    new = directory.missing_records([])
+    directory.write_record(_config(), "mine", "train", {})
+    (tmp_path / "run[1]" / "ckpt-0.index").write_text("")
+    directory.withdraw_record(new)
+    assert _listing(tmp_path / "run[1]") == ["ckpt-0.index", "manifest.json", "params.yaml"]
+
+
+def test_starts_are_counted(tmp_path: Path) -> None:
+    directory = _directory(tmp_path)
+    assert count_starts(tmp_path) == 0
+    for count in (1, 2, 3):
+        directory.write_record(_config(), "mine", "train", {})
+        assert count_starts(tmp_path) == count
+    for text in ("", "[]", '{"starts": 7}'):
+        (tmp_path / "manifest.json").write_text(text)
+        assert count_starts(tmp_path) == 0
+
+
+# What comes to an end in a real run: before there is a record, and after, in the first step.
+_EXPERIMENTS = """
+import os
+import trainer_kit
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+class First(TinyConfig):
+    pass
+
+
+@trainer_kit.register_task(First := trainer_kit.configclass(First))
+class FirstTask(TinyTask):
+    def build_model(self):
+        if ENDS.get(END):
+            raise ENDS[END]
+        return super().build_model()
+
+    def train_step(self, *arguments, **named):
+        raise UsageError("the task's own")
+
+
+ENDS = {"bug": RuntimeError("bug"), "interrupt": KeyboardInterrupt(), "stop": SystemExit(75)}
+END = os.path.basename(os.path.dirname(__file__))
+
+
+@trainer_kit.register_experiment("ends")
+def ends():
+    return tiny_experiment(train_steps=5).replace(task=First())
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+def _run(server: ForkServer, folder: Path, end: str) -> Ended:
+    """A run that ends as told; its files are in `folder`/run."""
+    (folder / end).mkdir(parents=True)
+    (folder / end / "ends.py").write_text(_EXPERIMENTS)
+    flags = [f"--import_module={folder / end}/ends.py", "--experiment=ends", "--mode=train"]
+    return server.run("train", *flags, f"--model_dir={folder}/run")
+
+
+@pytest.mark.parametrize(("end", "code"), [("bug", 1), ("interrupt", 130), ("stop", 75)])
+def test_a_run_that_ends_before_it_has_begun_leaves_nothing(
+    server: ForkServer, tmp_path: Path, end: str, code: int
+) -> None:
+    ended = _run(server, tmp_path, end)
+    assert ended.code == code, ended.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_in_the_first_step_leaves_no_run_behind(server: ForkServer, tmp_path: Path) -> None:
+    assert _run(server, tmp_path, "in the first step").code == 2
+    assert not {path.name for path in (tmp_path / "run").glob("*")} - {"train"}  # summaries that were opened
+
+
+def test_what_an_earlier_start_has_recorded_stays_after_a_mistake_in_the_first_step(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    _directory(tmp_path / "run").write_record(_config(), "ends", "train", {})
+    assert _run(server, tmp_path, "in the first step").code == 2
+    assert {"params.yaml", "manifest.json", "trainer.lock"} <= set(_listing(tmp_path / "run"))
+    assert count_starts(tmp_path / "run") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -20,7 +21,14 @@ from typing import Any
 import pytest
 
 from trainer_kit import files, run_lock
-from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
+from trainer_kit.errors import (
+    ExitCode,
+    InterruptedRunError,
+    ModelDirInUseError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+)
 from trainer_kit.run_lock import RunLock, check_not_held, read_heartbeat
 
 _PROGRAM = """
@@ -186,7 +194,7 @@ def test_after_kill_9_the_next_takes_over_10_times_of_10(tmp_path: Path, start: 
         assert trainer.trains()
         assert _heartbeat(tmp_path)["pid"] == trainer.pid
         said = trainer.kill()
-        assert said == ("" if dead is None else f"taking over from here pid {dead}, which stopped at step {step - 1}\n")
+        assert said == ("" if dead is None else f"taking over from here pid {dead}, last heard of at step {step - 1}\n")
         dead = trainer.pid
     assert len(list(tmp_path.glob(".heartbeat.json.*"))) <= 1  # what the last one left
     assert start(tmp_path).trains()
@@ -277,7 +285,7 @@ def test_a_trainer_on_another_machine_that_beats_no_more_is_taken_over(
         assert time.monotonic() - begun >= 0.4
         assert _heartbeat(tmp_path)["host"] == "here"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[1:] == ["taking over from there pid 4321, which stopped at step 70"]
+    assert lines[1:] == ["taking over from there pid 4321, last heard of at step 70"]
 
 
 def test_a_trainer_on_another_machine_that_ends_meanwhile_is_followed_at_once(
@@ -325,12 +333,25 @@ def test_without_locks_the_heartbeat_decides_and_a_warning_says_so(
         RunLock(tmp_path, host="there", beat_seconds=5).__enter__()
 
 
+def test_without_locks_nothing_is_removed_that_may_be_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError), RunLock(tmp_path, recorded=lambda: False):
+        raise ValueError("bug")
+    assert (tmp_path / "trainer.lock").exists() and _heartbeat(tmp_path)["ended"] == "failed"
+
+
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
         (None, "done"),
         (SystemExit(0), "done"),
         (SystemExit(1), "failed"),
+        (SystemExit("what went wrong"), "failed"),
+        (SystemExit(75), "stopped"),
+        (SystemExit(ExitCode.INTERRUPTED), "stopped"),
         (ValueError("bug"), "failed"),
         (StorageError("full"), "failed"),
         (KeyboardInterrupt(), "stopped"),
@@ -353,6 +374,98 @@ def test_the_last_heartbeat_tells_how_the_run_has_ended(
     assert (heartbeat["phase"], heartbeat["step"], heartbeat["ended"]) == ("save", 2, ended)
     with RunLock(tmp_path):  # it has been given back
         pass
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), UsageError("mistake"), KeyboardInterrupt(), SystemExit(75)])
+def test_a_run_that_is_not_recorded_leaves_no_trace_of_its_end(tmp_path: Path, error: BaseException) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").write_text("the user's")
+    for name, left in (("new", None), ("used", ["notes.txt"])):
+        with pytest.raises(type(error)), RunLock(tmp_path / name, recorded=lambda: False):
+            raise error
+        assert (sorted(os.listdir(tmp_path / name)) if (tmp_path / name).exists() else None) == left
+
+
+def test_a_run_that_is_recorded_or_ends_well_leaves_lock_and_heartbeat(tmp_path: Path) -> None:
+    with RunLock(tmp_path / "well", recorded=lambda: False):
+        pass
+    with pytest.raises(ValueError), RunLock(tmp_path / "recorded", recorded=lambda: True):
+        raise ValueError("bug")
+    for name, ended in (("well", "done"), ("recorded", "failed")):
+        assert sorted(os.listdir(tmp_path / name)) == ["heartbeat.json", "trainer.lock"]
+        assert _heartbeat(tmp_path / name)["ended"] == ended
+
+
+def test_a_forked_child_that_fails_removes_nothing(tmp_path: Path) -> None:
+    pid = os.getpid()
+    try:
+        with contextlib.suppress(ValueError), RunLock(tmp_path, recorded=lambda: False):
+            child = os.fork()
+            if child == 0:
+                raise ValueError("bug")
+            os.waitpid(child, 0)
+            assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)
+
+
+def _open_files(path: Path) -> int:
+    """How often this process has a file open."""
+    return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(path))
+
+
+def test_who_waits_for_a_lock_while_its_file_is_removed_is_alone_all_the_same(tmp_path: Path) -> None:
+    folder, entered, leave = tmp_path / "run", threading.Event(), threading.Event()
+
+    def train() -> None:
+        with RunLock(folder):
+            entered.set()
+            leave.wait(20)
+
+    second = threading.Thread(target=train)
+    with pytest.raises(ValueError), RunLock(folder, recorded=lambda: False):
+        (folder / "heartbeat.json").unlink()  # or the second one would know who is there, and not wait
+        second.start()
+        _wait_until(lambda: _open_files(folder / "trainer.lock") == 2)
+        raise ValueError("bug")
+    assert entered.wait(20)
+    try:
+        with pytest.raises(ModelDirInUseError):
+            RunLock(folder).__enter__()
+    finally:
+        leave.set()
+        second.join()
+
+
+def test_of_many_that_come_and_leave_no_trace_no_two_train_at_a_time(tmp_path: Path) -> None:
+    inside, most, entered, odd = 0, 0, 0, list[Exception]()
+
+    def come_and_go() -> None:
+        nonlocal inside, most, entered
+        for _ in range(40):
+            try:
+                with RunLock(tmp_path / "run", recorded=lambda: False):
+                    inside, entered = inside + 1, entered + 1
+                    most = max(most, inside)
+                    time.sleep(0.001)
+                    inside -= 1
+                    raise ValueError("bug")
+            except ValueError:
+                pass
+            except ModelDirInUseError:
+                time.sleep(0.001)
+            except Exception as error:
+                odd.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, odd) == (1, [])
+    assert entered > 4
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_release_by_hand_has_the_last_word(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from trainer_kit.preflight import check_request
 from trainer_kit.train import main
 
 _numbers = itertools.count()
+Supervised = tuple["subprocess.CompletedProcess[str]", set[str]]
 
 
 @pytest.fixture
@@ -120,42 +123,94 @@ def test_the_tf_data_service_is_refused_while_nothing_reads_it(capsys: pytest.Ca
     assert "error: --tf_data_service: no reader of this release uses the tf.data service" in capsys.readouterr().err
 
 
-# An experiment's file that is preempted when it is first imported, crashes the second time, and is then of no use.
+# An experiment's file that ends as FOLDER/ends tells for each import; the first one is the supervisor's, for a look.
+# Beside it a trainer is at step 40 in FOLDER/run.
 _FAILING = """
 import os
 from pathlib import Path
+import trainer_kit
 from trainer_kit.errors import DataError
+from trainer_kit.run_lock import RunLock
 
 folder = Path(os.environ["FOLDER"])
-folder.mkdir(exist_ok=True)
 number = len(list(folder.glob("import-*")))
 (folder / f"import-{number}").touch()
 print("import", number, flush=True)
-if number == 0:
+end = (folder / "ends").read_text().split()[number]
+if number and "beside" in os.environ:
+    with RunLock(folder / "run", lambda: ("train", 40)):
+        pass
+if end == "preempted":
     os._exit(75)
-if number == 1:
+if end == "crash":
     raise RuntimeError("the crash")
-raise DataError("there is no data")
+if end == "no-data":
+    raise DataError("there is no data")
+trainer_kit.register_experiment("a")(trainer_kit.ExperimentConfig)
 """
 
 
-def test_with_restarts_the_same_flags_run_in_a_process_that_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "failing.py").write_text(_FAILING)
-    monkeypatch.setenv("FOLDER", str(tmp_path / "run"))
-    flags = [f"--model_dir={tmp_path}/run", f"--import_module={tmp_path}/failing.py", "--mode=train", "--experiment=a"]
+def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train", **environment: str) -> Supervised:
+    """Runs the file under a supervisor; returns it with the flags that each run is to have."""
+    (folder / "failing.py").write_text(_FAILING)
+    (folder / "ends").write_text(ends)
+    common = [f"--model_dir={folder}/run", f"--import_module={folder}/failing.py", f"--mode={mode}", "--experiment=a"]
     code = "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in sys.modules); sys.exit(c)"
-    done = subprocess.run([sys.executable, "-c", code, "--max_restarts=2", *flags], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--max_restarts=3", *common, *flags],
+        capture_output=True, text=True, env={**os.environ, "FOLDER": str(folder), **environment},
+    )  # fmt: skip
+    return done, {*common, *flags}
+
+
+def test_with_restarts_the_same_flags_run_in_a_process_that_is_started_again(tmp_path: Path) -> None:
+    done, flags = _supervised(tmp_path, "look preempted crash no-data")
     assert done.returncode == 5, done.stderr
-    assert done.stdout == "import 0\nimport 1\nimport 2\nFalse\n"
+    assert done.stdout == "import 1\nimport 2\nimport 3\nFalse\n"
     assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
     assert "attempt 3: data after" in done.stderr
     records = list(read_lines(tmp_path / "run" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
-    assert set(records[0]["command"][3:]) == set(flags)
+    assert set(records[0]["command"][3:]) == flags
     assert "RuntimeError: the crash" in records[1]["log"]
+
+
+def test_with_restarts_a_step_to_go_back_to_is_not_forgotten_before_the_run_has_begun(tmp_path: Path) -> None:
+    done, flags = _supervised(tmp_path, "look preempted crash no-data", "--from_step=0")
+    records = list(read_lines(tmp_path / "run" / "attempts.jsonl"))
+    assert [set(record["command"][3:]) == flags for record in records] == [True] * 3, done.stderr
+
+
+_SECOND = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "environment", "own"),
+    [
+        (["--eval_name=test_set"], "continuous_eval", {}, "evals/test_set"),
+        (["--params_override=runtime.worker_hosts='a:1,b:1',runtime.task_index=1"], "train", {}, "workers/1"),
+        ([], "train", {"TF_CONFIG": _SECOND}, "workers/1"),
+    ],
+)
+def test_beside_a_trainer_attempts_are_kept_apart_and_its_step_is_not_taken_for_ones_own(
+    tmp_path: Path, flags: list[str], mode: str, environment: dict[str, str], own: str
+) -> None:
+    done, _ = _supervised(tmp_path, "look crash crash no-data", *flags, mode=mode, beside="", **environment)
+    assert done.returncode == 5, done.stderr
+    assert not (tmp_path / "run" / "attempts.jsonl").exists()
+    records = list(read_lines(tmp_path / "run" / own / "attempts.jsonl"))
+    assert [(record["exit_code"], record["step"]) for record in records] == [(1, None), (1, None), (5, None)]
+
+
+@pytest.mark.parametrize(("end", "code", "told"), [("no-data", 5, "there is no data"), ("crash", 1, "the crash")])
+def test_with_restarts_what_fails_before_the_first_run_is_told_at_once(
+    tmp_path: Path, end: str, code: int, told: str
+) -> None:
+    done, _ = _supervised(tmp_path, end)
+    assert (done.returncode, done.stdout) == (code, "import 0\nFalse\n")
+    assert told in done.stderr and "attempt" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_with_restarts_a_mistake_is_told_once_and_not_tried_again(

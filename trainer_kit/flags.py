@@ -76,7 +76,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
 def unsupervised(values: flags.FlagValues) -> list[str]:
     """Returns the arguments that give the same flags without --max_restarts, for each run under the supervisor.
 
-    --from_step is not among them: it is for the first of these runs only, or each restart would go back again.
+    --from_step is not among them: see `until_begun`.
     """
     arguments: list[str] = []
     for name in values:
@@ -88,6 +88,14 @@ def unsupervised(values: flags.FlagValues) -> list[str]:
         else:
             arguments += [f"--{name}={value}" for value in (flag.value if name in REPEATED else [flag.value])]
     return arguments
+
+
+def until_begun(values: flags.FlagValues) -> list[str]:
+    """Returns further arguments, for the runs under the supervisor up to the one that begins to train.
+
+    That is --from_step: each restart after that would go back again.
+    """
+    return [] if values.from_step is None else [f"--{ONCE}={values.from_step}"]
 
 
 def sources(values: flags.FlagValues) -> Sources:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import glob
 import json
@@ -21,7 +20,6 @@ from trainer_kit.config.drift import Change, check_resume
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml, write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
-from trainer_kit.run_lock import HEARTBEAT, LOCK
 
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
 _LOG = logging.getLogger(__name__)
@@ -95,21 +93,22 @@ class RunDirectory:
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
-    def withdraw_record(self, names: Iterable[str]) -> None:
-        """Removes what write_record has written, with the further files `names`, for a run that never took a step."""
-        for path in (self.params, self.manifest, *(os.path.join(self.path, name) for name in names)):
+    def is_recorded(self) -> bool:
+        """Whether a run has been recorded here, which may be gone on with."""
+        return os.path.exists(self.params)
+
+    def missing_records(self, names: Iterable[str]) -> list[str]:
+        """Returns the paths that write_record, with the further files `names`, would write and that are not there."""
+        records = (self.params, self.manifest, *(os.path.join(self.path, name) for name in names))
+        return [path for path in records if not os.path.exists(path)]
+
+    def withdraw_record(self, paths: Iterable[str]) -> None:
+        """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
+        if _checkpoints(self.path):
+            return
+        for path in paths:
             if os.path.exists(path):
                 os.remove(path)
-
-    def withdraw_lock(self) -> None:
-        """Removes the lock and the heartbeat of a trainer that ended before its run had a record."""
-        if os.path.exists(self.params):
-            return
-        for name in (HEARTBEAT, LOCK):
-            with contextlib.suppress(OSError):
-                os.remove(os.path.join(self.path, name))
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)  # only if there is nothing else in it
 
     def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any) -> None:
         """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept."""
@@ -167,7 +166,7 @@ def check_model_dir(
     """
     files.check_writable(directory.path)
     directory.check_experiment(experiment)
-    if not (os.path.exists(directory.params) and glob.glob(os.path.join(glob.escape(directory.path), "ckpt-*.index"))):
+    if not (directory.is_recorded() and _checkpoints(directory.path)):
         return []
     return check_resume(_read_params(directory.params), config, tuple(allowed))
 
@@ -177,6 +176,16 @@ def kept_threads(model_dir: str) -> dict[str, int] | None:
     threads = (_read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
     whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
     return threads if whole else None
+
+
+def count_starts(model_dir: str | os.PathLike[str]) -> int:
+    """Returns how often the run in `model_dir` has begun or gone on, as its manifest tells; 0 when there is none."""
+    starts = (_read_json(os.path.join(model_dir, "manifest.json")) or {}).get("starts")
+    return len(starts) if isinstance(starts, list) else 0
+
+
+def _checkpoints(model_dir: str) -> list[str]:
+    return glob.glob(os.path.join(glob.escape(model_dir), "ckpt-*.index"))
 
 
 def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """At most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that tells who trains there.
 
 `trainer.lock` is locked by flock(2): however the process ends, kill -9 included, the kernel releases it. The file
-itself stays; deleting it would let two processes lock two files of the same name. `heartbeat.json` says who holds the
-lock, and stands in for it between machines whose shared file system does not carry flock from one to the other.
+itself stays; only a run that leaves nothing behind removes it, while it holds the lock. So two processes could lock two
+files of the same name: whoever has locked one looks whether it is still there under that name. `heartbeat.json` says
+who holds the lock, and stands in for it between machines whose shared file system does not carry flock from one to the
+other.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from trainer_kit import files
-from trainer_kit.errors import InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
+from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
 from trainer_kit.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
@@ -35,6 +37,7 @@ _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _BEATS_TO_WATCH = 4
 _GRACE = 1.0  # seconds in which whoever holds the lock writes its first heartbeat, or finishes ending
 _LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
+_TIMES = 3  # that the lock is opened again at once, when whoever had it has just removed it
 
 
 def read_heartbeat(model_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -84,6 +87,8 @@ class RunLock:
       progress: returns (phase, step); called in a thread, where it may be slow or raise.
       host: name of this machine; default: what it calls itself.
       beat_seconds: between two heartbeats.
+      recorded: whether the run has left anything to go on from; asked when an error ends the block. If not, lock and
+        heartbeat are removed, and the folder if nothing else is in it.
     """
 
     def __init__(
@@ -93,14 +98,17 @@ class RunLock:
         *,
         host: str | None = None,
         beat_seconds: float = 5.0,
+        recorded: Callable[[], bool] = lambda: True,
     ) -> None:
         self._folder = Path(model_dir)
         self._host = host or socket.gethostname()
         self._seconds = beat_seconds
+        self._recorded = recorded
         self._started = _now()
         self._ended: Ended | None = None
         self._failed = False
         self._descriptor = -1
+        self._locked = False
         self._left = threading.Event()
         self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
@@ -140,10 +148,16 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release(_end_of(error))
+        self.release(_end_of(error), withdraw=error is not None and not self._recorded())
 
-    def release(self, ended: Ended) -> None:
-        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once."""
+    def release(self, ended: Ended, *, withdraw: bool = False) -> None:
+        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once.
+
+        Args:
+          ended: how.
+          withdraw: remove lock and heartbeat before, and the folder if nothing else is in it. They stay where the file
+            system has no locks: by then they may be another trainer's.
+        """
         if self._descriptor < 0:
             return
         self._reader.stop()
@@ -151,44 +165,64 @@ class RunLock:
         self._ended = ended
         self._left.set()
         self._thread.join(_LAST_BEAT)
+        if withdraw and self._locked and not self._thread.is_alive():
+            self._remove()
         self._close()
+
+    def _remove(self) -> None:
+        for name in (HEARTBEAT, LOCK):  # in this order: without the lock another trainer may come and write both
+            with contextlib.suppress(OSError):
+                os.remove(self._folder / name)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
 
     def _claim(self) -> None:
         """Returns when the folder is ours: it is locked, and nobody lives there whom the lock does not see."""
-        locked = self._lock()
+        self._locked = self._lock()
         there = read_heartbeat(self._folder)
         if there is not None and not there["ended"]:
             who = f"{there['host']} pid {there['pid']}"
-            if (not locked or there["host"] != self._host) and not self._falls_silent(there, who):
+            if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
-            _LOG.warning("taking over from %s, which stopped at step %d", who, there["step"])
+            _LOG.warning("taking over from %s, last heard of at step %d", who, there["step"])
         for path in self._folder.glob(f".{HEARTBEAT}.*.tmp"):  # of trainers that were killed while they wrote
             path.unlink(missing_ok=True)
 
     def _lock(self) -> bool:
         """Takes the lock; returns whether the file system has locks at all."""
         give_up = time.monotonic() + _GRACE
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
+        try:
+            while not self._try_lock():
                 holder = read_heartbeat(self._folder)
                 known = holder is not None and not holder["ended"] and self._may_live(holder)
                 if known or time.monotonic() > give_up:
-                    raise self._in_use(holder if known else None) from None
+                    raise self._in_use(holder if known else None)
                 time.sleep(0.05)
-            except OSError as error:
-                if error.errno not in _NOT_SUPPORTED:
-                    raise StorageError(f"{self._folder / LOCK} cannot be locked: {error.strerror or error}") from error
-                _LOG.warning(
-                    "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
-                    "and not when two start at the same moment",
-                    self._folder,
-                    error.strerror,
-                    HEARTBEAT,
-                )
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise StorageError(f"{self._folder / LOCK} cannot be locked: {error.strerror or error}") from error
+            _LOG.warning(
+                "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
+                "and not when two start at the same moment",
+                self._folder,
+                error.strerror,
+                HEARTBEAT,
+            )
+            return False
+        return True
+
+    def _try_lock(self) -> bool:
+        """Locks the file that has the name now, if nobody else has; it may have been removed since it was opened."""
+        for _ in range(_TIMES):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 return False
+            if _is_at(self._folder / LOCK, self._descriptor):
+                return True
+            removed, self._descriptor = self._descriptor, _open(self._folder / LOCK)
+            os.close(removed)
+        return False
 
     def _may_live(self, heartbeat: dict[str, Any]) -> bool:
         if heartbeat["host"] != self._host:
@@ -274,19 +308,30 @@ def _drop_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_in_child)
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, times: int = _TIMES) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
+            return _open(path, times - 1)  # whoever trained there may have just removed the folder
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write"
         ) from error
 
 
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def _end_of(error: BaseException | None) -> Ended:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "done"
+    if isinstance(error, SystemExit):
+        return "stopped" if error.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED) else "failed"
     return "stopped" if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)) else "failed"
 
 

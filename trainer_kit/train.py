@@ -10,16 +10,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO, cast
 
 from absl import flags
 
 from trainer_kit.config.sources import gin_second_pass, operative_gin
 from trainer_kit.errors import ExitCode, explained
-from trainer_kit.flags import parse_flags, request, unsupervised
+from trainer_kit.flags import parse_flags, request, unsupervised, until_begun
 from trainer_kit.preflight import check_request
 from trainer_kit.supervisor.attempts import supervise
+from trainer_kit.supervisor.log_dir import ask_log_dir, log_dir_of, tell
+
+_ASK = "import sys; from trainer_kit import train; sys.exit(train.main(act=train.tell_log_dir))"
 
 
 def run(values: flags.FlagValues) -> None:
@@ -42,6 +45,28 @@ def run(values: flags.FlagValues) -> None:
     )
 
 
+def tell_log_dir(values: flags.FlagValues) -> None:
+    """Prints where the supervisor of the run keeps its record, for `ask_log_dir`."""
+    asked = request(values)
+    tell(log_dir_of(asked, check_request(asked).config))
+
+
+def run_supervised(values: flags.FlagValues) -> int:
+    """Runs the same flags under a supervisor, and returns its exit code; that of a mistake at once."""
+    arguments, once = unsupervised(values), until_begun(values)
+    code, log_dir = ask_log_dir([sys.executable, "-c", _ASK, *arguments, *once])
+    if code:
+        return code
+    return supervise(
+        [sys.executable, "-m", "trainer_kit.train", *arguments],
+        max_restarts=values.max_restarts,
+        log_dir=log_dir,
+        step=None if log_dir == values.model_dir else lambda: None,  # the heartbeat is that of who trains there
+        until_begun=once,
+        run_dir=values.model_dir,
+    )
+
+
 class _StandardError:
     """sys.stderr as it is at each write: while the progress display draws, it has put itself in its place."""
 
@@ -58,7 +83,7 @@ def _terminated(number: int, frame: object) -> None:
     raise SystemExit(ExitCode.PREEMPTED)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, act: Callable[[flags.FlagValues], None] = run) -> int:
     """Runs the command and returns its exit code; explained errors are printed without a traceback."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -71,11 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if values.help:
             print(__doc__, values.get_help(), sep="\n")
         elif values.max_restarts and values.model_dir:
-            command = [sys.executable, "-m", "trainer_kit.train", *unsupervised(values)]
-            once = [] if values.from_step is None else [f"--from_step={values.from_step}"]
-            return supervise(command, max_restarts=values.max_restarts, log_dir=values.model_dir, only_first=once)
+            return run_supervised(values)
         else:
-            run(values)
+            act(values)
     except Exception as error:
         mistake = explained(error)
         if mistake is None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from trainer_kit import supervise
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.files import append_line, read_lines
+from trainer_kit.run_directory import RunDirectory
 from trainer_kit.supervisor.restarts import OUTCOMES, Decision
 
 # Ends as its arguments say, "exit code@step" for each attempt; at step "?" without a heartbeat. The heartbeat is real.
@@ -154,6 +157,50 @@ def test_the_step_may_come_from_elsewhere(tmp_path: Path) -> None:
     assert _attempts(tmp_path, "step") == [(100,), (101,), (102,)]
 
 
+def test_crashes_count_where_no_step_is_ever_told(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"log_dir": tmp_path, "backoff_seconds": 0.001, "step": lambda: None}
+    assert supervise(_exit(1), max_restarts=3, **arguments) == 1
+    assert _attempts(tmp_path, "decision")[1:] == [
+        ("restart 2 of 3 in 0.002 s",),
+        ("restart 3 of 3 in 0.004 s",),
+        ("end: no restart left of 3",),
+    ]
+
+
+# Ends as its second argument says, an exit code for each attempt; "+": when the run in its first one has begun.
+_BEGINNING = """
+import sys
+from pathlib import Path
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.run_directory import RunDirectory
+
+folder, ends, *once = sys.argv[1:]
+done = Path(folder, "done")
+number = len(done.read_text()) if done.exists() else 0
+done.write_text("." * (number + 1))
+end = ends.split(",")[number]
+if end.endswith("+"):
+    RunDirectory(folder, TrainerConfig()).write_record(ExperimentConfig(), "mine", "train", {})
+sys.exit(int(end.rstrip("+")))
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_to_be_done_once_is_asked_for_until_a_run_has_begun(
+    tmp_path: Path, apart: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, log_dir = tmp_path / "run", tmp_path / "other" if apart else tmp_path / "run"
+    RunDirectory(str(run), TrainerConfig()).write_record(ExperimentConfig(), "mine", "train", {})  # of an earlier start
+    command = [sys.executable, "-c", _BEGINNING, str(run), "75,1,75+,75,0"]
+    arguments: dict[str, Any] = {"run_dir": run} if apart else {}
+    once = ["--from_step=40"]
+    assert supervise(
+        command, max_restarts=1, log_dir=log_dir, backoff_seconds=0.001, until_begun=once, **arguments
+    ) == 0  # fmt: skip
+    commands = [given for (given,) in _attempts(log_dir, "command")]
+    assert commands == [[*command, *once], [*command, *once], [*command, *once], command, command]
+
+
 def test_records_follow_those_of_an_earlier_supervisor(tmp_path: Path) -> None:
     append_line(tmp_path / "attempts.jsonl", {"attempt": 1, "exit_code": 130})
     supervise(_exit(0), max_restarts=0, log_dir=tmp_path)
@@ -183,6 +230,23 @@ def test_arguments_that_are_not_allowed_are_told(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         supervise(command, **{"max_restarts": 1, "log_dir": tmp_path, **changes})
+
+
+def test_outside_the_main_thread_it_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            supervise(["true"], max_restarts=1, log_dir=tmp_path)
+        except Exception as error:
+            errors.append(error)
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert isinstance(errors[0], UsageError) and "only its main thread can; call it there" in str(errors[0])
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 _SUPERVISOR = """

@@ -114,3 +114,23 @@ def test_kills_from_outside_are_not_taken_for_crashes_at_one_step() -> None:
 
 def test_a_preemption_in_between_does_not_hide_that_the_step_is_the_same() -> None:
     assert _seconds(Policy(100, 1.0, 60.0), (1, 40), (75, 35), (1, 40)) == [1, 1, None]
+
+
+def test_crashes_of_what_never_tells_its_step_are_not_at_the_same_one() -> None:
+    policy = Policy(3, 1.0, 60.0)
+    verdicts = [policy.after(1, None, silent=True) for _ in range(4)]
+    assert [verdict.seconds for verdict in verdicts if verdict.restart] == [1, 2, 4]
+    assert verdicts[-1].text == "end: no restart left of 3"
+
+
+def test_of_what_never_tells_its_step_an_attempt_that_lasted_has_come_further() -> None:
+    policy = Policy(9, 1.0, 60.0)
+    ends = [(75, 61.0), (75, 59.0), (75, 1.0), (75, 61.0), (1, 1.0), (1, 1.0), (1, 61.0), (1, 1.0)]
+    seconds = [policy.after(code, None, seconds=lasted, silent=True).seconds for code, lasted in ends]
+    assert seconds == [0, 1, 2, 0, 1, 2, 1, 2]
+
+
+def test_a_step_that_is_told_counts_although_others_are_not() -> None:
+    policy = Policy(9, 1.0, 60.0)
+    assert policy.after(1, 40, silent=True).restart
+    assert not policy.after(1, 40, seconds=61.0, silent=True).restart

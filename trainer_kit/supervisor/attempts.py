@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, StorageError, UsageError
+from trainer_kit.run_directory import count_starts
 from trainer_kit.run_lock import read_heartbeat
 from trainer_kit.supervisor.process import Wakeups, run
 from trainer_kit.supervisor.restarts import Policy, Verdict, outcome
@@ -34,7 +36,8 @@ def supervise(
     most_backoff_seconds: float = 60.0,
     grace_seconds: float = 30.0,
     step: Callable[[], int | None] | None = None,
-    only_first: Sequence[str] = (),
+    until_begun: Sequence[str] = (),
+    run_dir: str | os.PathLike[str] | None = None,
 ) -> int:
     """Runs `command` until it is done, and again when it was preempted or crashed; in the main thread only.
 
@@ -49,34 +52,37 @@ def supervise(
     Args:
       command: program and arguments.
       max_restarts: counted ones, 0 or more.
-      log_dir: a local folder, as a rule the run's model_dir.
+      log_dir: a local folder, as a rule the run's model_dir; no two supervisors may have the same.
       backoff_seconds: the first wait.
       most_backoff_seconds: the longest wait.
       grace_seconds: from a passed-on signal to SIGKILL.
-      step: returns the step that was reached, None if unknown; called after each attempt. By default it is the one in
-        `log_dir`/heartbeat.json, if that was written since the attempt began.
-      only_first: further arguments of the first attempt, for what is to be done once.
+      step: returns the step that was reached, None if there is no telling; called after each attempt. By default it is
+        the one in `run_dir`/heartbeat.json, if that was written since the attempt began.
+      until_begun: further arguments for what is to be done once: of each attempt until the run in `run_dir` has begun,
+        or gone on, since this was called. Its manifest.json tells.
+      run_dir: the run's model_dir, where that is not `log_dir`.
 
     Returns:
       The exit code of the last attempt. If a signal has ended that: 75 or 130 when the supervisor was asked to stop, by
       SIGTERM or SIGINT, else 1. 75 or 130, too, when it was asked to stop between two attempts.
 
     Raises:
-      UsageError: when an argument is not allowed, or the command cannot be started.
+      UsageError: when an argument is not allowed, the command cannot be started, or this is not the main thread.
     """
     _check(command, max_restarts, log_dir)
     policy = Policy(max_restarts, backoff_seconds, most_backoff_seconds)
-    number = 0
+    run_dir = log_dir if run_dir is None else run_dir
+    starts, number = count_starts(run_dir), 0
     with Wakeups() as wakeups:
         while True:
             number += 1
-            now = [*command, *only_first] if number == 1 else command
-            attempt = _attempt(now, wakeups, grace_seconds, _StepReader(log_dir) if step is None else step)
+            now = [*command, *until_begun] if count_starts(run_dir) <= starts else command
+            attempt = _attempt(now, wakeups, grace_seconds, _StepReader(run_dir) if step is None else step)
             wakeups.wait(0)
-            verdict = policy.after(attempt.code, attempt.step)
+            verdict = policy.after(attempt.code, attempt.step, seconds=attempt.seconds, silent=step is not None)
             if wakeups.stop is not None:
                 verdict = Verdict(False, 0.0, f"end: asked to stop by {wakeups.stop.name}")
-            _tell(number, command, attempt, verdict, Path(log_dir))
+            _tell(number, now, attempt, verdict, Path(log_dir))
             if not verdict.restart:
                 return _final_code(attempt.code, wakeups.stop)
             wakeups.pause(verdict.seconds)
@@ -105,14 +111,14 @@ def _attempt(
 
 
 class _StepReader:
-    """The step in `log_dir`/heartbeat.json, if that was written after this object was made; else None."""
+    """The step in `run_dir`/heartbeat.json, if that was written after this object was made; else None."""
 
-    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        self._log_dir = log_dir
-        self._before = read_heartbeat(log_dir)
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self._run_dir = run_dir
+        self._before = read_heartbeat(run_dir)
 
     def __call__(self) -> int | None:
-        heartbeat = read_heartbeat(self._log_dir)
+        heartbeat = read_heartbeat(self._run_dir)
         if heartbeat is None or (self._before is not None and heartbeat["beat"] == self._before["beat"]):
             return None
         step = heartbeat["step"]
@@ -153,6 +159,8 @@ def _final_code(code: int, stop: signal.Signals | None) -> int:
 
 
 def _check(command: Sequence[str], max_restarts: int, log_dir: str | os.PathLike[str]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("supervise takes the signals of this process, which only its main thread can; call it there")
     if isinstance(command, str) or not command:
         raise UsageError(f"command: {command!r} is not a list of a program and its arguments")
     if max_restarts < 0:

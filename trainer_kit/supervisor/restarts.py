@@ -86,18 +86,27 @@ class Policy:
         self._fruitless = 0  # crashes since the last one that came further than all before
         self._idle = 0  # preemptions in a row that gained no step
 
-    def after(self, code: int, step: int | None) -> Verdict:
-        """Returns what follows an attempt that ended with `code` at `step`; None: before a step was known."""
+    def after(self, code: int, step: int | None, *, seconds: float = 0.0, silent: bool = False) -> Verdict:
+        """Returns what follows an attempt.
+
+        Args:
+          code: that it ended with.
+          step: that it reached; None: it ended before its first step was known.
+          seconds: that it lasted.
+          silent: a `step` of None says nothing: this command never tells its steps. Then one that lasted longer than
+            the longest wait has come further, and no two crashes are at the same step.
+        """
         decision = outcome(code)[1]
+        silent = silent and step is None
         reached = -1 if step is None else step
-        gained = reached > self._furthest
+        gained = seconds > self._most if silent else reached > self._furthest
         self._furthest = max(self._furthest, reached)
         if decision is Decision.RESTART:
             return self._after_preemption(gained, step)
         if decision is not Decision.RETRY:
             return Verdict(False, 0.0, "end")
         # SIGKILL comes from outside, and leaves a heartbeat that is seconds old: its step says nothing.
-        return self._after_crash(step, gained, comparable=code != -signal.SIGKILL)
+        return self._after_crash(step, gained, comparable=code != -signal.SIGKILL and not silent)
 
     def _after_preemption(self, gained: bool, step: int | None) -> Verdict:
         self._idle = 0 if gained else self._idle + 1
