@@ -126,6 +126,15 @@ def test_workers_that_were_stopped_and_killed_end_with_the_bits_of_those_that_we
     assert compare_runs(runs.whole, runs.hit) == []
 
 
+def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, tmp_path: Path) -> None:
+    early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
+    while "waits for all 2 workers" not in early.text:
+        assert early.alive, early.text
+    early.kill(signal.SIGTERM)
+    ended = early.wait(10)
+    assert ended.code == 75, ended.text
+
+
 def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer, tmp_path: Path) -> None:
     hosts = free_hosts(2)
     with RunLock(tmp_path):

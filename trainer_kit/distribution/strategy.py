@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema import RuntimeConfig
 from trainer_kit.distribution.cluster import read_cluster
+from trainer_kit.distribution.meeting import wait_for_workers
 from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices
 from trainer_kit.errors import ConfigError, Mistake
 
@@ -95,6 +96,7 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
     if machine.cluster and machine.cluster.trains_with_others:
         cluster = machine.cluster
         _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
+        wait_for_workers(cluster)
     implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:
@@ -110,7 +112,7 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lets Ctrl-C end a process that waits for other workers; TensorFlow holds Python's lock while it does.
+    """Lets Ctrl-C end a process in the moment in which TensorFlow, holding Python's lock, connects the workers.
 
     TensorFlow takes SIGTERM as well, for good, and does nothing when it comes: the handlers of before come back.
     """
