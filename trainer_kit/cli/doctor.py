@@ -26,7 +26,8 @@ from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
 _MODE = "train_and_eval"
 _PASSED_ON = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
 _SIGNALS = {"kill": [signal.SIGKILL], "term": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.01
+_REPORT = re.compile(rb"train \| step (\d+)")
 _STARTED = re.compile(rf"{_MODE} from step (\d+)")
 _SHOWN = 12  # differences, and lines of a run that failed
 
@@ -43,12 +44,14 @@ class Kill:
 
     Attributes:
       sent: the signal.
-      seconds: from the first report of the process to the signal.
+      after: the step whose report was waited for.
+      seconds: from that report to the signal.
       code: its exit code, or minus the number of the signal that ended it.
       step: the last one in the history when it was dead.
     """
 
     sent: signal.Signals
+    after: int
     seconds: float
     code: int
     step: int
@@ -65,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the experiment without and with kills, and compares; exit code 1 when they differ."""
+    """Runs the experiment without and with kills, and compares; exit code 1 when they differ.
+
+    Raises:
+      UsageError: when the config is wrong, or the run has too few steps for the kills.
+      DoctorError: when a run fails.
+    """
     if arguments.kills < 1:
         raise UsageError(f"--kills: {arguments.kills} is not 1 or more")
     resolve_arguments(arguments)  # what is wrong with the config is told at once
@@ -82,14 +90,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _resume(arguments: argparse.Namespace, base: Path) -> int:
     whole, killed = base / "uninterrupted", base / "killed"
     seconds = _to_the_end(_command(arguments, whole), whole)
-    print(f"uninterrupted: {_last_step(whole)} steps, {seconds:.1f} s from the first report to the end", flush=True)
+    steps, reports = _last_step(whole), len(_REPORT.findall(_log(whole).read_bytes()))
+    print(f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end", flush=True)
     chance = random.Random(arguments.seed)
     kills: list[Kill] = []
     while len(kills) < arguments.kills:
-        # The steps that are left take what is left of the time; a share of it for each kill that is to come.
-        left = seconds * (1 - _last_step(killed) / max(_last_step(whole), 1))
-        wait = chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
-        kill = _kill(_command(arguments, killed), killed, chance.choice(_SIGNALS[arguments.signal]), wait)
+        # After a share of the steps that are left, but not in the last two loops: the run would end meanwhile.
+        left = max(0, steps * (1 - 2 / max(reports, 1)) - _last_step(killed))
+        after = _last_step(killed) + chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
+        delay = chance.uniform(0, seconds / max(reports, 1))
+        sent = chance.choice(_SIGNALS[arguments.signal])
+        kill = _kill(_command(arguments, killed), killed, sent, int(after), delay)
         _tell(kills, killed)
         if kill is None:
             break
@@ -125,14 +136,14 @@ def _to_the_end(command: list[str], folder: Path) -> float:
         return time.monotonic() - begin
 
 
-def _kill(command: list[str], folder: Path, sent: signal.Signals, seconds: float) -> Kill | None:
-    """Kills a run `seconds` after its first report; None if it came to its end before that.
+def _kill(command: list[str], folder: Path, sent: signal.Signals, after: int, seconds: float) -> Kill | None:
+    """Kills a run `seconds` after its report of step `after` or later; None if it came to its end before that.
 
     Raises:
       DoctorError: when it ended otherwise than by the signal.
     """
     with _ended_with_us(_start(command, folder)) as process:
-        _wait_for_report(process, folder)
+        _wait_for_report(process, folder, after)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -140,7 +151,7 @@ def _kill(command: list[str], folder: Path, sent: signal.Signals, seconds: float
         code = process.wait()
     if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent):
         raise _failed(code, folder)
-    return None if code == ExitCode.DONE else Kill(sent, seconds, code, _last_step(folder))
+    return None if code == ExitCode.DONE else Kill(sent, after, seconds, code, _last_step(folder))
 
 
 @contextlib.contextmanager
@@ -153,9 +164,12 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Pope
         process.wait()
 
 
-def _wait_for_report(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Returns when the process has told of a training loop, or has ended."""
-    while process.poll() is None and b"train | step" not in _log(folder).read_bytes():
+def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int = 0) -> None:
+    """Returns when the process has told of a training loop that ended at `step` or later, or has ended."""
+    while process.poll() is None:
+        reports = _REPORT.findall(_log(folder).read_bytes())
+        if reports and int(reports[-1]) >= step:
+            return
         time.sleep(_POLL_SECONDS)
 
 
@@ -165,7 +179,7 @@ def _tell(kills: list[Kill], folder: Path) -> None:
     if kills and started:
         kill, start = kills[-1], int(started[1])
         print(
-            f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after the first report, at step {kill.step}; "
+            f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after a report, at step {kill.step}; "
             f"exit code {kill.code}; resumed from step {start}, {max(kill.step - start, 0)} steps lost",
             flush=True,
         )
@@ -174,14 +188,17 @@ def _tell(kills: list[Kill], folder: Path) -> None:
 def _verdict(arguments: argparse.Namespace, whole: Path, killed: Path, kills: int) -> int:
     from trainer_kit.testing.comparison import compare_runs
 
-    if kills < arguments.kills:
-        print(f"the run had ended before kill {kills + 1}: more steps leave room for more kills")
     differences = compare_runs(whole, killed)
     for difference in differences[:_SHOWN]:
         print(f"different: {difference}")
     if differences:
         print(f"not the same after {kills} kills")
         return ExitCode.BUG
+    if kills < arguments.kills:
+        raise UsageError(
+            f"the run had ended before kill {kills + 1} of {arguments.kills}, the same up to there; give it more steps "
+            "(trainer.train_steps), shorter loops (trainer.steps_per_loop), or fewer --kills"
+        )
     print(f"the same, bit by bit: {kills} kills, {kills} restarts")
     return ExitCode.DONE
 
