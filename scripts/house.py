@@ -26,7 +26,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "scalars",
         "schedules",
         "signals",
+        "progress",
         "modes",
+        "unsaved_state",
+        "checkpoints.names",
         "config.base",
         "config.schema",
         "config.optimization",
@@ -45,16 +48,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "async_training",
     ),
     ("trainer", "evaluator", "serving", "callbacks"),
-    ("runner", "supervisor", "controller", "build", "launcher", "timeline", "progress", "recovery", "divergence"),
+    ("runner", "supervisor", "controller", "build", "launcher", "timeline", "recovery", "divergence"),
     ("flags", "train", "compat", "testing"),
     ("cli",),
+    ("__main__",),
 )
 # Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
     "tasks": {"inputs", "optimizers", "checkpoints"},
     "trainer": {"evaluator"},
-    "runner": {"controller", "build", "timeline", "progress", "recovery"},
+    "runner": {"controller", "build", "timeline", "recovery"},
     "build": {"timeline", "recovery", "divergence"},
     "launcher": {"runner"},
     "train": {"flags"},

@@ -73,6 +73,37 @@ def test_there_is_nothing_to_evaluate_without_a_checkpoint_in_the_words_of_the_r
     assert messages[0] == messages[1]
 
 
+def test_a_foreign_index_file_is_no_checkpoint_to_evaluate_or_to_go_on_from(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for file in ("ckpt-best.index", "ckpt-5.iterator.index"):
+        (tmp_path / "run" / file).touch()
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        _check(name, tmp_path, "eval")
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5 in .*; there are: none; 0 starts anew"):
+        _check(name, tmp_path, from_step=5)
+
+
+def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for step in (100, 20):
+        (tmp_path / "run" / f"ckpt-{step}.index").touch()
+    for step in (20, 0):
+        _check(name, tmp_path, from_step=step)
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5 in .*; there are: 20, 100; 0 starts anew"):
+        _check(name, tmp_path, from_step=5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "advice"),
+    [("eval", 5, "--checkpoint=5 evaluates"), ("eval", 0, "--checkpoint=0"), ("continuous_eval", 5, "leave it out")],
+)
+def test_a_step_to_go_on_from_is_refused_where_nothing_is_trained(
+    name: str, tmp_path: Path, mode: str, step: int, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--from_step: .* the mode {mode} does not train; {advice}"):
+        _check(name, tmp_path, mode, from_step=step)
+
+
 @pytest.mark.parametrize("file", ["run[1]/ckpt-5.index", "run[1]/checkpoint"])
 def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(name: str, tmp_path: Path, file: str) -> None:
     (tmp_path / file).parent.mkdir()

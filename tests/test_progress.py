@@ -31,7 +31,7 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
 
 def test_before_there_is_a_controller_a_run_starts() -> None:
     assert Progress().of_step() == ("start", 0)
-    Progress().save_late()
+    assert not Progress().save_late()
 
 
 def test_phase_and_step_are_those_of_the_controller_and_the_variable() -> None:
@@ -47,22 +47,29 @@ def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
     assert waiting.of_work() != waiting.of_work()
 
 
-def test_in_an_evaluation_the_weights_come_back_and_are_saved() -> None:
-    progress, done = _run("evaluate", 5, 0)
-    progress.save_late()
+@pytest.mark.parametrize("phase", ["evaluate", "report"])
+def test_between_loops_the_weights_come_back_and_are_saved(phase: str) -> None:
+    progress, done = _run(phase, 5, 0)
+    assert progress.save_late()
     assert done == ["weights back", "save", "sync"]
 
 
-@pytest.mark.parametrize(("phase", "saved"), [("evaluate", 5), ("train", 5), ("save", 0), ("start", -1), ("wait", 0)])
-def test_what_is_saved_already_or_just_now_is_not_saved_again(phase: str, saved: int) -> None:
+def test_what_is_saved_already_is_waited_for_only() -> None:
+    progress, done = _run("evaluate", 5, 5)
+    assert progress.save_late()
+    assert done == ["weights back", "sync"]
+
+
+@pytest.mark.parametrize(("phase", "saved"), [("train", 5), ("save", 0), ("start", -1), ("wait", 0)])
+def test_what_the_main_thread_is_about_is_left_to_it(phase: str, saved: int) -> None:
     progress, done = _run(phase, 5, saved)
-    progress.save_late()
+    assert not progress.save_late()
     assert done == []
 
 
 def test_in_the_middle_of_a_step_nothing_is_saved_and_the_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
     progress, done = _run("train", 5, 2)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        progress.save_late()
+        assert not progress.save_late()
     assert done == []
     assert "the steps after 2 are lost" in caplog.text

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.errors import DivergedError
+from trainer_kit.errors import DivergedError, PreemptedError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.runner import run_experiment
 from trainer_kit.telemetry.history import active_history
@@ -24,23 +27,23 @@ NAN = float("nan")
 
 
 class _PoisonedSource:
-    """The tiny task's data with one batch of NaN."""
+    """The tiny task's data with some batches of NaN."""
 
-    def __init__(self, source: ArraySource, bad: int) -> None:
+    def __init__(self, source: ArraySource, bad: tuple[int, ...]) -> None:
         self._source, self._bad = source, bad
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
         def poison(index: tf.Tensor, batch: Any) -> Any:
             points, labels = batch
-            return tf.where(tf.equal(index + position, self._bad), NAN * points, points), labels
+            return tf.where(tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points), labels
 
         return self._source.at(position, input_context).enumerate().map(poison)
 
 
 class _Poisoned(TinyTask):
-    """A batch of NaN; `bad` is its index."""
+    """Batches of NaN; `bad` are their indices."""
 
-    bad = 12
+    bad: tuple[int, ...] = (12,)
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
         source = super().build_inputs(params, input_context)
@@ -122,11 +125,99 @@ def test_short_loops_look_at_the_weights_before_a_save_at_the_latest(tmp_path: P
 
 
 def test_short_loops_go_back_too(tmp_path: Path) -> None:
-    class Twice(_Poisoned):
-        bad = 12
-
-    _run(tmp_path, Twice, steps_per_loop=1, summary_interval=1, checkpoint_interval=13, recovery_max_trials=1)
+    _run(tmp_path, _Poisoned, steps_per_loop=1, summary_interval=1, checkpoint_interval=13, recovery_max_trials=1)
     assert _finite(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [(12, 17), (17, 12), (12, 13, 14)])
+def test_several_bad_batches_between_two_checkpoints_are_all_left_out(
+    tmp_path: Path, bad: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Several(_Poisoned):
+        pass
+
+    Several.bad = bad
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _run(tmp_path, Several, recovery_max_trials=len(bad))
+    assert all(f"batch {one}, of step" in caplog.text for one in bad)
+    assert _finite(tmp_path)
+
+
+class _HugeGradient(TinyTask):
+    """One gradient of 1e30: its square, which Adam keeps, is infinite, the step that Adam takes is not."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        if not isinstance(self.step, tf.Variable):
+            return loss
+        return loss * tf.where(tf.equal(self.step, 20), 1e30, 1.0)
+
+    step: Any = None
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        with tf.init_scope():
+            self.step = self.step if self.step is not None else tf.Variable(0, dtype=tf.int64)
+        self.step.assign_add(1)
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        return {self.loss: tf.minimum(logs[self.loss], 10.0)}
+
+
+def test_what_the_optimizer_keeps_has_to_be_finite_in_a_checkpoint_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _run(tmp_path, _HugeGradient, recovery_max_trials=1)
+    assert "a variable of the optimizer, or an average, is not finite at step 20: back to step 10" in caplog.text
+    for prefix in complete_checkpoints(str(tmp_path)).values():
+        reader = tf.train.load_checkpoint(prefix)
+        names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_floating]
+        assert all(np.all(np.isfinite(reader.get_tensor(name))) for name in names)
+
+
+class _StopsHidden(_NanWeight):
+    """SIGTERM comes in the step after the one that spoils a weight."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        stopped = tf.numpy_function(self.stop, [optimizer.iterations], tf.bool)
+        with tf.control_dependencies([stopped]):
+            return {self.loss: tf.identity(logs[self.loss])}
+
+    def stop(self, step: Any) -> Any:
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # until the thread that waits for it has seen it
+        return np.bool_(True)
+
+
+def test_a_stop_right_after_a_hidden_divergence_is_a_stop_and_nothing_bad_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(PreemptedError):
+        _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
+    assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
+    assert _finite(tmp_path)
+
+
+def test_a_divergence_that_cannot_be_explained_is_a_divergence_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
+    with pytest.raises(DivergedError, match="nothing of this loop is saved; lower"):
+        _run(tmp_path, _Poisoned)
+    assert "no more can be told of the divergence" in caplog.text
+
+
+def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Path) -> None:
+    class Ends(_Poisoned):
+        bad = (27,)
+
+        def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+            source = super().build_inputs(params, input_context)
+            return source.at(0).take(29) if params.is_training else source
+
+    seed_everything(1)
+    config = tiny_experiment(train_steps=-1, recovery_max_trials=1, checkpoint_interval=10)
+    run_experiment(None, Ends(config.task), "train", config, str(tmp_path))
+    assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
 def test_the_batch_that_poisons_is_found_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +295,7 @@ def test_when_all_trials_are_used_up_the_bundle_tells_step_batch_layer_and_comma
 
 def test_a_run_that_diverges_before_its_first_checkpoint_goes_back_to_its_initial_weights(tmp_path: Path) -> None:
     class Early(_Poisoned):
-        bad = 1
+        bad = (1,)
 
     _run(tmp_path, Early, recovery_max_trials=1)
     assert _finite(tmp_path)

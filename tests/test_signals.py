@@ -7,7 +7,54 @@ import sys
 import threading
 import time
 
+import pytest
+
 from trainer_kit.signals import StopSignals
+
+_LATE = """
+import signal, sys, time
+from trainer_kit.signals import StopSignals
+_, grace, work, saves = sys.argv
+def save():
+    print("late", flush=True)
+    return saves == "saves"
+with StopSignals(lambda: None, float(grace), save) as signals:
+    print("ready", flush=True)
+    while signals.received is None:
+        time.sleep(0.01)
+    time.sleep(float(work))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "saves", "code", "output", "seconds"),
+    [
+        (0.2, "cannot", 0, "done\n", (0.2, 2.0)),
+        (2.5, "cannot", 0, "late\ndone\n", (2.5, 3.5)),  # the second half of the grace time is the main thread's too
+        (9.0, "cannot", 75, "late\n", (3.5, 5.0)),
+        (9.0, "saves", 75, "late\n", (2.0, 3.4)),  # nothing to wait for any more
+    ],
+)
+def test_all_of_the_grace_time_is_given_unless_all_is_saved(
+    work: float, saves: str, code: int, output: str, seconds: tuple[float, float]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LATE, "4", str(work), saves],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    told, errors = process.communicate(timeout=20)
+    assert (process.returncode, told) == (code, output), errors
+    assert ("of the grace time, 4 s" in errors) == (code == 75)
+    least, most = seconds
+    assert least <= time.monotonic() - begin < most + 3  # a busy machine
+
 
 _PROGRAM = """
 import sys, time

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
 from trainer_kit.timeline import Timeline
@@ -81,6 +82,16 @@ def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told
     told.evaluate((20, 0.6))
     assert told.best.best == ("accuracy", 0.6, 20)
     assert told.ledger.best("accuracy", "higher")["metrics"] == {"accuracy": 0.6}  # type: ignore[index]
+
+
+def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(told: _Told) -> None:
+    told.timeline.begin(0)  # none of these were saved
+    told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
+    told.timeline.begin(40)
+    with pytest.raises(StorageError, match=r"tells of a checkpoint, ckpt-40, but there is none.*--from_step=0"):
+        told.timeline.begin(0)
+    told.timeline.rewind(0)
+    told.timeline.begin(0)
 
 
 def test_an_evaluation_that_is_not_in_the_history_is_to_be_made_again(told: _Told) -> None:

@@ -335,9 +335,7 @@ def test_a_stop_ends_the_loop_and_is_told() -> None:
     trainer.request_stop()
     trainer.train(tf.constant(5))
     assert (trainer.loop_steps, trainer.stop_requested) == (0, True)
-    trainer.clear_stop()
-    trainer.train(tf.constant(5))
-    assert int(trainer.global_step) == 5
+    assert int(trainer.global_step) == 0
 
 
 _EMA = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}

@@ -13,7 +13,6 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoints.best import BestCheckpoint
-from trainer_kit.checkpoints.folder import archive_later
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema import ExperimentConfig
@@ -84,12 +83,25 @@ def check_best_metric(trainer: Any, wanted: bool) -> None:
 
 
 def create_manager(
-    trainer: Trainer, config: ExperimentConfig, model_dir: str, asynchronous: bool, partial: bool = False
+    trainer: Trainer,
+    config: ExperimentConfig,
+    model_dir: str,
+    asynchronous: bool,
+    partial: bool = False,
+    from_step: int | None = None,
 ) -> CheckpointManager:
     """Returns the manager of the run's checkpoints. On every worker at once."""
     trains = trainer.optimizer is not None
     state = getattr(trainer, "state", None)
     guarded = config.trainer.recovery_max_trials >= 0
+    interval, loop = config.trainer.checkpoint_interval, config.trainer.steps_per_loop
+    if trains and interval < loop:
+        _LOG.warning(
+            "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, and checkpoints come at the ends "
+            "of loops: make loops shorter, or it longer",
+            interval,
+            loop,
+        )
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,
@@ -104,19 +116,8 @@ def create_manager(
         sound=state.is_sound if guarded and state is not None else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
         partial=partial,
+        from_step=from_step,
     )
-
-
-def archive(model_dir: str, step: int, strategy: tf.distribute.Strategy) -> bool:
-    """Moves the checkpoints after `step` away, for --from_step; returns whether the run goes back by that.
-
-    Raises:
-      UsageError: when there is no checkpoint of `step`.
-    """
-    moved = archive_later(model_dir, step) if is_chief(strategy) else []
-    if moved:
-        _LOG.warning("moved to %s/archived: %s", model_dir, ", ".join(moved))
-    return bool(chiefs_number(strategy, len(moved)))
 
 
 def create_timeline(

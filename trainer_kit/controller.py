@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,18 +18,13 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import schedules
+from trainer_kit.checkpoints.arrival import arrivals
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.errors import (
-    DataError,
-    DivergedError,
-    NothingToWaitForError,
-    StorageError,
-)
+from trainer_kit.errors import DataError, DivergedError, StorageError
+from trainer_kit.progress import BETWEEN
 from trainer_kit.telemetry.report import Report, Writer
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECONDS = 0.5
 
 
 class Controller(orbit.Controller):
@@ -66,11 +62,12 @@ class Controller(orbit.Controller):
         self._loss_bound, self._save_on_stop, self._on_evaluation = loss_bound, save_on_stop, on_evaluation
         self._on_divergence = on_divergence
         self._total: int | None = None
-        self._saved_step, self._evaluated_step = -1, -1
+        self._saved_step, self._evaluated_step, self._sound_step = -1, -1, -1
         self._checkpoint: str | None = None
         self._open_loop: tuple[int, int] | None = None  # the steps that a loop runs between, until it has
         self._running = (0, 0)  # the steps that the last loop was to run between
-        self.phase = "start"  # what the main thread is doing: start, train, evaluate, save or wait
+        self.phase = "start"  # what the main thread is doing: start, train, evaluate, save, wait, report, end
+        self._saving = threading.RLock()  # a late save comes from another thread
         trainer = orbit_arguments.get("trainer")
         if trainer is not None and hasattr(trainer, "state"):
             trainer.state.run_state.add("loop", self._loop_state, self._put_loop_state)
@@ -97,22 +94,23 @@ class Controller(orbit.Controller):
           DataError: when the data ends before `steps`.
           DivergedError: when the loss or a weight is not finite, or the loss is above its bound.
         """
-        while not self._train_until(steps, checkpoint_at_completion):
-            pass
+        if self._total is None:
+            self._total = steps if steps >= 0 else None
+        with self._at_work():
+            while not self._train_until(steps, checkpoint_at_completion):
+                pass
 
     def _train_until(self, steps: int, checkpoint_at_completion: bool) -> bool:
         """Trains as `train` does; returns False as soon as the run has gone back to an earlier step."""
         step = int(self.global_step.numpy())
-        if self._total is None:
-            self._total = steps if steps >= 0 else None
         data_ended = False
         while step < steps or (steps < 0 and not data_ended):
             begun, end = self._next_loop(step, steps)
             try:
                 step = self._run_loop(step, begun, end)
                 save = schedules.is_due(begun, step, self._interval)
-                if save or step >= steps >= 0:  # or before an evaluation
-                    self._require_sound()
+                if save or step >= steps >= 0 or self.stopping:  # before a save, or an evaluation
+                    self._require_sound(whole=save or self.stopping or checkpoint_at_completion)
             except DivergedError as error:
                 if not self._on_divergence(error, begun, end):
                     raise
@@ -125,7 +123,7 @@ class Controller(orbit.Controller):
         if self._save_on_stop if self.stopping else checkpoint_at_completion or data_ended:
             self.save_checkpoint()
             self.sync()
-        if data_ended and steps >= 0:
+        if data_ended and self._total is not None:
             raise DataError(
                 f"task.train_data ended at step {step} of {self._total}; repeat the data (an ArraySource does with "
                 "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
@@ -134,7 +132,13 @@ class Controller(orbit.Controller):
         return True
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
-        """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values."""
+        """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values.
+
+        Raises:
+          DataError: when there is no data, or too little.
+          DivergedError: when a weight is not finite.
+          StorageError: when what was found, or the save before it, cannot be written.
+        """
         self._require("evaluator", for_method="evaluate")
         self._require_sound()
         start = time.perf_counter()
@@ -162,7 +166,14 @@ class Controller(orbit.Controller):
 
         Returns:
           The logs of the last evaluation; empty when a stop was asked for.
+
+        Raises:
+          DataError, DivergedError, StorageError: as `train` and `evaluate` do.
         """
+        with self._at_work():
+            return self._train_and_evaluate(train_steps, eval_steps, eval_interval)
+
+    def _train_and_evaluate(self, train_steps: int, eval_steps: int, eval_interval: int | None) -> dict[str, Any]:
         self._total = train_steps if train_steps >= 0 else None
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
@@ -171,13 +182,10 @@ class Controller(orbit.Controller):
             output = self.evaluate(eval_steps)
         while (step < train_steps or train_steps < 0) and not self.stopping:
             pause = schedules.next_stop(step, train_steps, eval_interval) if eval_interval else train_steps
-            try:
-                reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
-            except DataError:
-                if train_steps >= 0:
-                    raise
-                train_steps, reached = int(self.global_step.numpy()), True
+            reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
             step = int(self.global_step.numpy())
+            if reached and getattr(self.trainer, "data_ended", False):
+                train_steps = step
             if reached and not self.stopping:
                 output = self.evaluate(eval_steps)
         if self._save_on_stop or not self.stopping:
@@ -202,7 +210,9 @@ class Controller(orbit.Controller):
           NothingToWaitForError: when no checkpoint came in time although more were to come.
         """
         output: dict[str, Any] = {}
-        for path in self._new_checkpoints(timeout, timeout_fn or (lambda: False)):
+        directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
+        asked = (timeout_fn or (lambda: False)), (lambda: self.stopping)
+        for path in arrivals(directory, timeout, *asked, lambda: self._during("wait")):
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
@@ -234,15 +244,11 @@ class Controller(orbit.Controller):
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
-        step = int(self.global_step.numpy())
-        if self.checkpoint_manager is not None and step != self._saved_step:
-            self._require_sound()
-            with self._during("save"):
-                try:
-                    self._writer.flush()  # what was measured before the checkpoint outlives the process with it
-                finally:
-                    self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
-                    self._saved_step = step
+        with self._saving:
+            step = int(self.global_step.numpy())
+            if self.checkpoint_manager is not None and step != self._saved_step:
+                self._require_sound(whole=True)
+                self._save(step)
 
     def save_what_is_sound(self, error: Exception) -> None:
         """Saves after an error, if it left the state of a step's end, and the weights finite.
@@ -263,13 +269,17 @@ class Controller(orbit.Controller):
         self.sync()
 
     def sync(self) -> None:
-        """Waits for the save in flight."""
-        with self._during("save"):
+        """Waits for the save in flight.
+
+        Raises:
+          StorageError: when it failed.
+        """
+        with self._saving, self._during("save"):
             self._sync_on_async_checkpointing()
 
     def go_back(self, path: str | None) -> int:
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
-        self._open_loop = None
+        self._open_loop, self._sound_step = None, -1
         self.restore_checkpoint(path)
         self._evaluated_step = min(self._evaluated_step, self._saved_step)
         return self._saved_step
@@ -285,6 +295,21 @@ class Controller(orbit.Controller):
         before, self.phase = self.phase, phase
         yield
         self.phase = before
+
+    def _save(self, step: int) -> None:
+        with self._during("save"):
+            try:
+                self._writer.flush()  # what was measured before the checkpoint outlives the process with it
+            finally:
+                self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
+                self._saved_step = step
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Names the phase between loops, and that after all of them."""
+        self.phase = BETWEEN
+        yield
+        self.phase = "end"
 
     def _next_loop(self, step: int, target: int) -> tuple[int, int]:
         """Returns the steps that the next loop runs between: those of the one that a stop has cut, if any."""
@@ -316,10 +341,10 @@ class Controller(orbit.Controller):
         seconds = time.perf_counter() - start
         self._open_loop = (begun, end) if begun < step + done < end and self.stopping else None
         if self._open_loop is None and done:
+            values = tf.nest.map_structure(orbit.utils.get_value, logs)
+            self._report("train", step + done, values, steps=done, seconds=seconds)  # an action may raise
             for action in self.train_actions:
                 action(logs)
-            logs = tf.nest.map_structure(orbit.utils.get_value, logs)
-            self._report("train", step + done, logs, steps=done, seconds=seconds)
         self._check_loss(step + done, logs)
         return step + done
 
@@ -337,14 +362,22 @@ class Controller(orbit.Controller):
         if getattr(self.trainer, "sound", True) is False:
             raise DivergedError(f"a weight is not finite at step {step}")
 
-    def _require_sound(self) -> None:
-        """Looks at the weights where the last loop did not, before they are saved or evaluated."""
+    def _require_sound(self, whole: bool = False) -> None:
+        """Looks at the weights where the last loop did not, before they are evaluated; `whole`, before a save: at all.
+
+        What an optimizer keeps can be infinite while the weights are not yet.
+        """
         trainer = self.trainer
-        if self._loss_bound is None or trainer is None or getattr(trainer, "sound", True):
+        if self._loss_bound is None or trainer is None or not hasattr(trainer, "state"):
             return
-        trainer.sound = trainer.sound is None and trainer.state.is_sound()
+        step = int(self.global_step.numpy())
+        if trainer.sound is None:
+            trainer.sound = trainer.state.weights_are_sound()
         if not trainer.sound:
-            raise DivergedError(f"a weight is not finite at step {int(self.global_step.numpy())}")
+            raise DivergedError(f"a weight is not finite at step {step}")
+        if whole and step != self._sound_step and not trainer.state.is_sound():
+            raise DivergedError(f"a variable of the optimizer, or an average, is not finite at step {step}")
+        self._sound_step = step if whole else self._sound_step
 
     def _report(self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0) -> None:
         rate = steps / seconds if steps and seconds > 0 else None
@@ -361,29 +394,3 @@ class Controller(orbit.Controller):
                 best=getattr(exporter, "best", None),
             )
         )
-
-    def _new_checkpoints(self, timeout: float | None, finished: Callable[[], bool]) -> Iterator[str]:
-        directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
-        last, waiting_since, told = -1, time.monotonic(), False
-        while not self.stopping:
-            ended = finished()
-            new = [(step, path) for step, path in complete_checkpoints(directory).items() if step > last]
-            if new:
-                last, path = new[0]
-                yield path
-                waiting_since, told = time.monotonic(), False
-                continue
-            if ended:
-                return
-            waited = time.monotonic() - waiting_since
-            if timeout is not None and waited >= timeout:
-                raise NothingToWaitForError(
-                    f"no checkpoint after step {last} appeared in {directory} for {waited:.0f} s "
-                    "(trainer.continuous_eval_timeout); is the training run still there?"
-                )
-            if not told:
-                limit = "" if timeout is None else f", at most {timeout:.0f} s"
-                _LOG.info("waiting for %s/ckpt-*.index after step %d%s", directory, last, limit)
-                told = True
-            with self._during("wait"):
-                time.sleep(_POLL_SECONDS)

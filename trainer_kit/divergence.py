@@ -55,6 +55,7 @@ def explain_divergence(
             recovery.restore(path)
             if step - saved > 1:
                 trainer.train(tf.constant(step - saved - 1, tf.int32))
+        if step is not None and int(trainer.global_step.numpy()) == step - 1:  # else a stop was asked for meanwhile
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in gradient_norms(trainer).items()}
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
     record["command"] = command(model_dir, path, step or end)
@@ -106,13 +107,19 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
 
 
 def command(model_dir: str, checkpoint: str | None, step: int) -> str:
-    """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a folder of their own."""
+    """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a folder of their own.
+
+    Where the run was not started by `python -m trainer_kit.train`, the last one is told in a comment.
+    """
     again = os.path.join(model_dir, DIVERGED, "again")
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"
     copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(again)} && " if checkpoint else ""
+    begin = f"mkdir -p {shlex.quote(again)} && {copy}"
+    if os.path.realpath(sys.argv[0]) != os.path.join(os.path.dirname(os.path.realpath(files.__file__)), "train.py"):
+        return f"{begin}true  # then run your program again with model_dir={again} and {overrides}"
     flags = [shlex.quote(flag) for flag in _flags_without(sys.argv[1:], "model_dir", "max_restarts", "from_step")]
     rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(again)}"]
-    return f"mkdir -p {shlex.quote(again)} && {copy}{' '.join(rerun)} --params_override={overrides}"
+    return f"{begin}{' '.join(rerun)} --params_override={overrides}"
 
 
 def _flags_without(arguments: list[str], *names: str) -> Iterator[str]:

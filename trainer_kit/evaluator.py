@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import orbit
@@ -44,6 +45,7 @@ class Evaluator(orbit.AbstractEvaluator):
         self._eval_set, self._eval_feed = metrics, feed
         self._eval_loops: dict[bool, Any] = {}
         self.evaluated_batches = batch_counter()
+        self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too
 
     @property
     def validation_loss(self) -> Any:
@@ -178,8 +180,11 @@ class Evaluator(orbit.AbstractEvaluator):
         logs = to_numpy(self._eval_set.results()) if results is None else results
         if aggregated_logs is not None:
             logs.update(self.task.reduce_aggregated_logs(aggregated_logs, global_step=self.global_step))
-        if self._checkpoint_exporter and not self.stop_requested:
-            self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, int(self.global_step.numpy()))
+        if self._checkpoint_exporter:
+            with self._weights_in_use:
+                if not self.stop_requested:  # else a late save may have put the weights back
+                    step = int(self.global_step.numpy())
+                    self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step)
             best = self._checkpoint_exporter.best_ckpt_logs
             name = self.config.trainer.best_checkpoint_eval_metric
             if best is not None:
@@ -197,9 +202,10 @@ class Evaluator(orbit.AbstractEvaluator):
         """Lets several workers stop together; in graph, after each step."""
 
     def end_averaging(self) -> None:
-        """Swaps the weights back if the moving average stands in their place."""
-        if self._average is not None and self._average.swapped:
-            self._average.swap()
+        """Swaps the weights back if the moving average stands in their place; from any thread."""
+        with self._weights_in_use:
+            if self._average is not None and self._average.swapped:
+                self._average.swap()
 
     def _aggregates(self) -> bool:
         return self.task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce

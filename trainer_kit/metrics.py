@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.scalars import flat_scalars
 
 
 class MetricSet:
@@ -70,8 +71,9 @@ class MetricSet:
         return [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
 
     def names(self) -> list[str]:
-        """Returns the names that `results` can have."""
-        return [*(name for name in self.results() if name != self.loss.name), self.loss.name]
+        """Returns the names of the single numbers in `results`, nested ones joined by `|`; eager."""
+        found = flat_scalars(to_numpy(self.results()), "|")
+        return [*(name for name in found if name != self.loss.name), self.loss.name]
 
 
 def model_metrics(model: Any) -> list[Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainer_kit import discovery, files
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.drift import unknown_paths
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
@@ -81,11 +81,19 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
             yield Mistake(f"--{name}", "is needed", "see --help")
     if request.mode:
         try:
-            lookup_mode(request.mode)
+            mode = lookup_mode(request.mode)
         except UsageError as error:
             yield Mistake("--mode", str(error))
+        else:
+            if request.from_step is not None and not mode.trains:
+                yield _from_step_mistake(request.mode, request.from_step)
     if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
         yield Mistake("--eval_name", problem)
+
+
+def _from_step_mistake(mode: str, step: int) -> Mistake:
+    instead = f"--checkpoint={step} evaluates that step" if mode == "eval" else "leave it out"
+    return Mistake("--from_step", f"is where training goes on, and the mode {mode} does not train", instead)
 
 
 def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:
@@ -113,8 +121,7 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
         return
     if request.mode == "eval" and request.checkpoint == "latest":
-        inside = glob.escape(model_dir)
-        if not glob.glob(f"{inside}/ckpt-*.index") and not glob.glob(f"{inside}/checkpoint"):
+        if not complete_checkpoints(model_dir) and not os.path.exists(os.path.join(model_dir, "checkpoint")):
             raise UsageError(
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
             )
@@ -135,7 +142,7 @@ def _is_first_worker(runtime: RuntimeConfig) -> bool:
 def _check_from_step(request: Request, model_dir: str) -> None:
     if not request.from_step:
         return
-    there = sorted(int(path[:-6].rpartition("-")[2]) for path in glob.glob(f"{glob.escape(model_dir)}/ckpt-*.index"))
+    there = complete_checkpoints(model_dir)
     if request.from_step not in there:
         raise UsageError(
             f"--from_step: there is no checkpoint of step {request.from_step} in {model_dir}; there are: "

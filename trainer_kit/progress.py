@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+BETWEEN = "report"  # the phase between loops: actions, reports, and what decides how to go on
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,25 +42,29 @@ class Progress:
         batches = getattr(self.trainer, "evaluated_batches", None)
         return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
 
-    def save_late(self) -> None:
+    def save_late(self) -> bool:
         """Saves what can be saved while the main thread does not come back; in another thread.
 
         Between training loops the variables hold still: an evaluation that compiles, or a long one, changes none. In
         the middle of a training step nothing can be saved.
+
+        Returns:
+          Whether all is saved, and nothing is left to wait for.
         """
         controller, trainer = self.controller, self.trainer
-        if controller is None or trainer is None or controller.phase not in ("train", "evaluate"):
-            return
+        if controller is None or trainer is None or controller.phase not in ("train", "evaluate", BETWEEN):
+            return False
         if getattr(trainer, "stop_agreed", None) is not None:
             _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
-            return  # a save takes all workers
+            return False  # a save takes all workers
         step, saved = int(trainer.global_step.numpy()), controller.saved_step
-        if step <= max(saved, 0):
-            return
-        if controller.phase == "evaluate":
-            trainer.end_averaging()
+        if controller.phase == "train":
+            if step > max(saved, 0):
+                _LOG.warning("a training step takes long: if it takes longer, the steps after %d are lost", saved)
+            return False
+        trainer.end_averaging()
+        if step > max(saved, 0):
             controller.save_checkpoint()
-            controller.sync()
-            _LOG.warning("stopped in the middle of an evaluation; saved step %d", step)
-        else:
-            _LOG.warning("a training step takes too long to be waited for: the steps after %d are lost", saved)
+            _LOG.warning("stopped in the middle of an evaluation or a report; saved step %d", step)
+        controller.sync()
+        return True

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import scale_learning_rate
 
@@ -97,10 +98,10 @@ class Recovery:
         Args:
           step: the global step now.
           end: the last step to take.
-          until: when to stop looking, by time.monotonic.
+          until: when to stop looking, by time.monotonic; of several workers, by the chief's.
         """
         options = self._options
-        while step < end and time.monotonic() < until:
+        while step < end and chiefs_number(self._trainer.strategy, time.monotonic() < until):
             logs = self._trainer.train(tf.constant(1, tf.int32))
             step += 1
             loss = float(logs.get("training_loss", 0.0))
@@ -122,11 +123,16 @@ class Recovery:
         raise DivergedError(f"no checkpoint in {self._manager.source} is sound; there is nothing to go back to")
 
     def _give_up(self, error: DivergedError, begun: int, end: int) -> None:
-        tried = f" after {self.trials} trials" if self.trials else ""
-        file = self._explain(self, error, begun, end)
+        tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
+        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back and try otherwise"
+        try:
+            more = f" ({self._explain(self, error, begun, end)} tells more)"
+        except Exception as second:  # the exit code has to be that of the divergence: another try would not help
+            _LOG.warning("no more can be told of the divergence: %s", str(second).partition("\n")[0])
+            more = ""
         raise DivergedError(
-            f"{error}{tried}; nothing of this loop is saved. {file} tells more; lower the learning rate, clip "
-            "gradients (global_clipnorm), or set trainer.recovery_max_trials to go back and try otherwise"
+            f"{error}{tried}; nothing of this loop is saved{more}; lower the learning rate or clip "
+            f"gradients (global_clipnorm){otherwise}"
         ) from error
 
     def _lower(self, factor: float) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from trainer_kit import build
 from trainer_kit.checkpoints.ledger import plain
 from trainer_kit.checkpoints.selection import select_checkpoint
-from trainer_kit.config.schema import ExperimentConfig, folder_name_problem
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig, folder_name_problem
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed
@@ -130,21 +130,19 @@ def run_experiment(
     with contextlib.ExitStack() as run:
         run.enter_context(_alone(directory, progress) if chosen.trains and chief else NOTHING)
         run.enter_context(peers_needed())
-        rewound = chosen.trains and from_step is not None and build.archive(model_dir, from_step, strategy)
         with strategy.scope():
             best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
             trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
             build.check_best_metric(trainer, wanted=best is not None)
+        signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
         run.enter_context(contextlib.closing(reports.writer))
-        manager = build.create_manager(trainer, params, model_dir, enable_async_checkpointing, allow_partial_restore)
+        manager = build.create_manager(
+            trainer, params, model_dir, enable_async_checkpointing, allow_partial_restore, from_step
+        )
         run.enter_context(manager)
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
         recovery = build.create_recovery(params, trainer, manager, timeline, directory) if chosen.trains else None
-        options = params.trainer
-        signals = StopSignals(trainer.request_stop, options.preemption_grace_seconds, progress.save_late)
-        run.enter_context(signals)
-        run.enter_context(Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds))
         controller = controller_cls(
             strategy=strategy,
             trainer=trainer if chosen.trains else None,
@@ -161,44 +159,46 @@ def run_experiment(
         if chosen.trains and (logs := _finished_logs(directory, start, params, evaluates)) is not None:
             return trainer.model, logs
         trainer.check_data()
-        _begin(chosen.trains, timeline, recovery, controller, start, rewound)
+        manager.archive_later()
         recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NOTHING
         with strategy.scope(), recorded, _saved_after_errors(controller):
+            if chosen.trains:
+                _begin(timeline, recovery, manager, controller, start)
             logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint, timeline))
             if run_post_eval and not _stopped(signals, trainer):
-                logs = controller.evaluate(steps=options.validation_steps)
+                logs = controller.evaluate(steps=params.trainer.validation_steps)
         _conclude(directory, signals, manager, reports, trainer, mode, logs)
         chiefs_number(strategy, start)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
-def _begin(
-    trains: bool, timeline: Timeline, recovery: Recovery | None, controller: Any, start: int, rewound: bool
-) -> None:
+def _begin(timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int) -> None:
     """Takes what was told before to the step that a training run goes on from."""
-    if trains and rewound:
+    if manager.goes_back_to is None:
+        timeline.begin(start)
+    else:
         timeline.rewind(start)
-    elif trains:
-        timeline.resume(start)
+        manager.done_going_back()
     if recovery is not None and isinstance(controller, Controller):
         recovery.begin(controller)
+
+
+def _guard(
+    run: contextlib.ExitStack, options: TrainerConfig, trainer: Any, progress: Progress, directory: RunDirectory
+) -> StopSignals:
+    """Watches over all that comes, the last save and the last report included: for signals, and for what hangs."""
+    signals = StopSignals(trainer.request_stop, options.preemption_grace_seconds, progress.save_late)
+    run.enter_context(signals)
+    run.enter_context(Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds))
+    return signals
 
 
 NOTHING = contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _alone(directory: RunDirectory, progress: Progress) -> Iterator[None]:
-    """Makes this process the only trainer in model_dir; a mistake leaves nothing behind in one that was empty."""
-    taken = False
-    try:
-        with RunLock(directory.path, progress.of_step):
-            taken = True
-            yield
-    except Exception as error:
-        if taken and explained(error):
-            directory.withdraw_lock()
-        raise
+def _alone(directory: RunDirectory, progress: Progress) -> RunLock:
+    """Makes this process the only trainer in model_dir; one that ends before its run is recorded leaves no trace."""
+    return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded)
 
 
 @contextlib.contextmanager
@@ -228,12 +228,13 @@ def _recorded(
     texts: Mapping[str, str],
 ) -> Iterator[None]:
     """Writes the record of the run before its first step, and takes it back when a mistake or its data allow none."""
-    directory.write_record(config, experiment, mode, texts, thread_counts())
+    new = directory.missing_records(texts)
     try:
+        directory.write_record(config, experiment, mode, texts, thread_counts())
         yield
     except Exception as error:
         if explained(error) and int(trainer.global_step.numpy()) == 0:
-            directory.withdraw_record(texts)
+            directory.withdraw_record(new)
         raise
 
 
@@ -276,6 +277,8 @@ def _train_and_eval(run: Run) -> dict[str, Any]:
 
 def _train_and_post_eval(run: Run) -> dict[str, Any]:
     _train(run)
+    if getattr(run.controller, "stopping", False):
+        return {}
     return dict(run.controller.evaluate(steps=run.config.trainer.validation_steps))
 
 

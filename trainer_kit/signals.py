@@ -6,38 +6,42 @@ ends the process.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from trainer_kit.errors import ExitCode
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
-_SHARE_TO_SAVE = 0.45  # of the grace time, after the first half of it
+_LOG = logging.getLogger(__name__)
 _MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
+_GLANCE = 0.05  # seconds between two looks at whether it has
 
 
 class StopSignals:
     """While entered, calls `on_stop` from a thread when SIGTERM or SIGINT arrives; in the main thread only.
 
     Whoever sends SIGTERM follows it up with SIGKILL. So when the main thread is still at work after half of the grace
-    time, in a compilation or in one very long step, `on_late` saves what can be saved, and at the end of the grace time
-    the process ends, with the exit code of the signal.
+    time, in a compilation or in one very long step, `on_late` saves what can be saved. The process ends as soon as it
+    has, and at the end of the grace time if it cannot, with the exit code of the signal.
 
     Args:
       on_stop: makes the run stop soon; called once.
       grace_seconds: how long the process may last after the first signal; None: as long as it takes.
-      on_late: called in the thread, once, after half of them.
+      on_late: called in a thread, once, after half of them; returns whether all is saved, so that nothing is left to
+        wait for.
     """
 
     def __init__(
         self,
         on_stop: Callable[[], None],
         grace_seconds: float | None = None,
-        on_late: Callable[[], None] = lambda: None,
+        on_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_stop, self._grace, self._on_late = on_stop, grace_seconds, on_late
         self._received: list[int] = []
@@ -80,19 +84,35 @@ class StopSignals:
                     if self._grace is not None:
                         threading.Thread(target=self._end_in_time, name="grace-time", daemon=True).start()
                     self._on_stop()
+                    again = "; a second Ctrl-C leaves at once" if number == signal.SIGINT else ""
+                    _LOG.warning("%s: stopping%s", signal.Signals(number).name, again)
                 elif number == signal.SIGINT:
+                    print("left at once: what came after the last checkpoint is lost", file=sys.stderr, flush=True)
                     os._exit(ExitCode.INTERRUPTED)
 
     def _end_in_time(self) -> None:
         assert self._grace is not None
+        begin = time.monotonic()
         if self._left.wait(self._grace / 2):
             return
-        late = threading.Thread(target=self._on_late, name="late-save", daemon=True)
-        late.start()
-        late.join(self._grace * _SHARE_TO_SAVE)
-        if self._left.wait(0 if late.is_alive() else _MOMENT):
+        saved = threading.Event()
+
+        def save() -> None:
+            if self._on_late():
+                saved.set()
+
+        threading.Thread(target=save, name="late-save", daemon=True).start()
+        while time.monotonic() < begin + self._grace - _MOMENT and not saved.is_set():
+            if self._left.wait(_GLANCE):
+                return
+        if self._left.wait(_MOMENT):
             return
-        print(f"ended after {self._grace:g} s of grace (trainer.preemption_grace_seconds)", file=sys.stderr, flush=True)
+        print(
+            f"ended after {time.monotonic() - begin:.1f} s of the grace time, {self._grace:g} s "
+            "(trainer.preemption_grace_seconds)",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(ExitCode.INTERRUPTED if self._received[0] == signal.SIGINT else ExitCode.PREEMPTED)
 
 

@@ -6,12 +6,16 @@ good (a rollback, --from_step) tells others in their place. Either way there is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger, active_records
-from trainer_kit.telemetry.history import JsonLinesWriter, reported
+from trainer_kit.errors import StorageError
+from trainer_kit.telemetry.history import JsonLinesWriter, active_history, reported
+
+_LOG = logging.getLogger(__name__)
 
 
 class Timeline:
@@ -36,6 +40,25 @@ class Timeline:
     ) -> None:
         self.ledger = ledger
         self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
+
+    def begin(self, step: int) -> None:
+        """Takes all to the step that the newest checkpoint is of, at a start; 0 if there is none.
+
+        Raises:
+          StorageError: when there is none although the ledger tells of one that was saved.
+        """
+        saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
+        if step == 0 and saved:
+            raise StorageError(
+                f"{self.ledger.path} tells of a checkpoint, {saved[-1]}, but there is none in the folder; restore one "
+                "from a backup, or start again from step 0 with --from_step=0"
+            )
+        told = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
+        if step == 0 and told and self._history is not None:
+            _LOG.warning(
+                "%s tells of step %d, but there is no checkpoint: the run begins at step 0", self._history.path, told
+            )
+        self.resume(step)
 
     def resume(self, step: int) -> None:
         """Takes all to `step`; what was told for later steps is superseded, and comes again."""

@@ -183,7 +183,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
-        self.sound = None
+        self.sound, self.data_ended = None, False
 
     # ---- training
 
@@ -297,11 +297,6 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self._stop_asked.assign(True)
         if self._workers == 1:
             self._stop.assign(True)
-
-    def clear_stop(self) -> None:
-        """Lets loops run again after `request_stop`."""
-        self._stop_asked.assign(False)
-        self._stop.assign(False)
 
     @property
     def stop_requested(self) -> bool:

@@ -12,7 +12,16 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoints.small_run import SmallRun, flip_bit, names, parts
-from trainer_kit.checkpoints.folder import DAMAGED, archive_later, newest_whole, remove_debris, set_aside
+from trainer_kit.checkpoints.folder import (
+    DAMAGED,
+    archive_later,
+    check_from_step,
+    done_going_back,
+    going_back,
+    newest_whole,
+    remove_debris,
+    set_aside,
+)
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 
 RECORD, DATA, INDEX, ITERATOR, ITERATOR_INDEX = parts(3)[0], *parts(3)[1:3], *parts(3)[3:]
@@ -174,6 +183,8 @@ def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
         flip_bit(folder / parts(step)[1])
     assert archive_later(str(folder), 0) == ["ckpt-1", "ckpt-2", "ckpt-3"]
     assert names(folder) == ["archived"]
+    assert going_back(str(folder)) == 0
+    done_going_back(str(folder))
     assert names(folder / "archived") == sorted(part for step in (1, 2, 3) for part in parts(step))
     run = SmallRun(folder)
     assert run.start == 0
@@ -188,16 +199,43 @@ def test_archiving_the_later_ones_goes_on_from_the_one_that_is_asked_for(folder:
     assert archive_later(str(folder), 1) == []
 
 
-def test_archiving_up_to_a_step_that_was_not_saved_lists_those_that_were(folder: Path, tmp_path: Path) -> None:
+def test_what_a_dead_process_was_going_back_to_is_known_until_it_is_done(folder: Path) -> None:
+    assert going_back(str(folder)) is None
+    archive_later(str(folder), 1)
+    assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (1, 1)
+    done_going_back(str(folder))
+    assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
+    done_going_back(str(folder))
+    (folder / "archived" / "going_back.json").write_text("{")
+    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N once more"):
+        going_back(str(folder))
+
+
+def test_to_go_on_from_a_step_that_was_not_saved_lists_those_that_were(folder: Path, tmp_path: Path) -> None:
     before = names(folder)
     with pytest.raises(
         UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; 0 starts"
     ):
-        archive_later(str(folder), 7)
+        check_from_step(str(folder), 7)
     assert names(folder) == before
     with pytest.raises(UsageError, match="there are: none"):
-        archive_later(str(tmp_path / "nowhere"), 7)
-    assert archive_later(str(tmp_path / "nowhere"), 0) == []
+        check_from_step(str(tmp_path / "nowhere"), 7)
+    assert check_from_step(str(tmp_path / "nowhere"), 0) is None
+    assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")
+
+
+def test_a_checkpoint_that_was_moved_away_is_not_missed_and_one_that_is_lost_is(folder: Path) -> None:
+    for step in (3, 2):
+        set_aside(str(folder / f"ckpt-{step}"), "diverged")
+    assert newest_whole(str(folder)) == str(folder / "ckpt-1")
+    set_aside(str(folder / "ckpt-1"), "diverged")
+    assert newest_whole(str(folder)) is None
+    run = SmallRun(folder)
+    run.train_to(2)
+    for path in folder.glob("ckpt-*"):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):  # though those moved away are namesakes
+        newest_whole(str(folder))
 
 
 @pytest.mark.parametrize("moved", range(len(parts(3)) + 1))

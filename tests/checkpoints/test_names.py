@@ -57,9 +57,11 @@ def test_the_step_is_the_number_at_the_end() -> None:
 
 def test_only_checkpoints_with_an_index_count_in_the_order_of_steps(tmp_path: Path) -> None:
     indices = [f"ckpt-{step}.index" for step in (100, 20, 3)]
-    for name in (*indices, "ckpt-7.data-00000-of-00001", "ckpt-8.index.tmp", "other-9.index", "ckpt-x.index"):
+    others = ("ckpt-7.data-00000-of-00001", "ckpt-8.index.tmp", "other-9.index", "ckpt-x.index", "ckpt-6.commit.json")
+    for name in (*indices, *others, "ckpt-5.iterator.index"):
         (tmp_path / name).touch()
     assert list(complete_checkpoints(str(tmp_path)).items()) == [
         (step, f"{tmp_path}/ckpt-{step}") for step in (3, 20, 100)
     ]
     assert complete_checkpoints(str(tmp_path / "missing")) == {}
+    assert complete_checkpoints(str(tmp_path / "other-9.index")) == {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from trainer_kit.errors import StorageError, UsageError
 
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
 _POINTER = "checkpoint"
+_NOTE = "going_back.json"
 _LOG = logging.getLogger(__name__)
 
 
@@ -137,31 +139,67 @@ def newest_whole(directory: str) -> str | None:
     return None
 
 
-def archive_later(directory: str, step: int) -> list[str]:
-    """Moves the checkpoints after `step` to `archived/`, and returns the names of those; for --from_step.
+def check_from_step(directory: str, step: int) -> str | None:
+    """Returns the prefix of the checkpoint that --from_step names; None for 0, which starts anew.
 
     Raises:
-      UsageError: when there is no checkpoint of `step`, unless it is 0.
+      UsageError: when there is none of that step, or it is damaged.
     """
+    if step == 0:
+        return None
     there = {step_of(prefix): prefix for prefix in _ever_saved(directory)}
-    if step not in there and step != 0:
-        steps = ", ".join(map(str, sorted(there))) or "none"
+    steps = ", ".join(map(str, sorted(there))) or "none"
+    if step not in there:
         raise UsageError(f"--from_step: there is no checkpoint of step {step}; there are: {steps}; 0 starts anew")
-    later = [prefix for number, prefix in sorted(there.items()) if number > step]
+    if wrong := problem(there[step]):
+        raise UsageError(f"--from_step: {there[step]} is damaged: {wrong}; there are: {steps}; 0 starts anew")
+    return there[step]
+
+
+def archive_later(directory: str, step: int) -> list[str]:
+    """Moves the checkpoints after `step`, for 0 all, to `archived/`, and returns the names of those; for --from_step.
+
+    It notes first what it is about to do: until `done_going_back`, `going_back` tells a process that starts here.
+
+    Raises:
+      StorageError: when a file cannot be written or moved.
+    """
+    files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
+    later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
     for prefix in later:
         set_aside(prefix, ARCHIVED)
-    pointer = os.path.join(directory, _POINTER)
-    if step in there:
-        _point_to(directory, there[step])
-    elif os.path.exists(pointer):
-        os.remove(pointer)
+    if step:
+        _point_to(directory, os.path.join(directory, f"ckpt-{step}"))
     return [os.path.basename(prefix) for prefix in later]
+
+
+def going_back(directory: str) -> int | None:
+    """Returns the step that a process which died was about to go back to; None if there is no such thing.
+
+    Raises:
+      StorageError: when the note of it cannot be read.
+    """
+    path = os.path.join(directory, ARCHIVED, _NOTE)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return int(json.load(stream)["step"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{path} cannot be read: {error!r}; give --from_step=N once more") from error
+
+
+def done_going_back(directory: str) -> None:
+    """Takes the note of `archive_later` away, when all else that tells of later steps is back there too."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(directory, ARCHIVED, _NOTE))
 
 
 def set_aside(prefix: str, folder: str) -> str:
     """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first.
 
-    Where that holds a checkpoint of this step already, they go to a numbered folder inside it.
+    It leaves the pointer file before: what that names is missed when it is not there. Where the folder holds a
+    checkpoint of this step already, they go to a numbered folder inside it.
 
     Raises:
       StorageError: when they cannot be moved.
@@ -171,6 +209,7 @@ def set_aside(prefix: str, folder: str) -> str:
     while glob.glob(f"{glob.escape(os.path.join(target, os.path.basename(prefix)))}.*"):  # set aside another time
         number += 1
         target = os.path.join(top, str(number))
+    _unpoint(prefix)
     try:
         os.makedirs(target, exist_ok=True)
         for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
@@ -183,14 +222,10 @@ def set_aside(prefix: str, folder: str) -> str:
 def _ever_saved(directory: str) -> list[str]:
     """Prefixes of all checkpoints that were saved, as far as files and the pointer tell, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    aside = [
-        os.path.basename(path)
-        for folder in (DIVERGED, ARCHIVED)
-        for path in glob.glob(f"{glob.escape(os.path.join(directory, folder))}/**/ckpt-*", recursive=True)
-    ]
-    found = {checkpoint for name in names if (checkpoint := owner(name))}
-    found |= set(_pointed(directory)) - {owner(name) or "" for name in aside}
-    if aside and not found:
+    found = {checkpoint for name in names if (checkpoint := owner(name))} | set(_pointed(directory))
+    inside = glob.escape(directory)
+    aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
+    if not found and any(glob.glob(pattern, recursive=True) for pattern in aside):
         _LOG.warning("%s holds no checkpoint any more: they were moved to %s/ or %s/", directory, DIVERGED, ARCHIVED)
     return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
 
@@ -209,15 +244,30 @@ def _pointer(directory: str) -> str:
         return ""
 
 
+def _unpoint(prefix: str) -> None:
+    """Takes a checkpoint out of the pointer file beside it, if it is in there."""
+    directory, name = os.path.split(prefix)
+    pointed = _pointed(directory)
+    left = sorted({other for other in pointed if other != name}, key=step_of)
+    if left and name in pointed:
+        _write_pointer(directory, left)
+    elif name in pointed:
+        os.remove(os.path.join(directory, _POINTER))
+
+
 def _point_to(directory: str, prefix: str) -> None:
     """Makes TensorFlow's pointer file name `prefix` as the newest, beside the others there are, if it does not."""
     there = [
         os.path.basename(path) for path in complete_checkpoints(directory).values() if step_of(path) <= step_of(prefix)
     ]
     newest = os.path.basename(prefix)
-    if _pointer(directory).endswith("\n") and _pointed(directory) == [newest, *there]:
-        return
-    state = tf.compat.v1.train.generate_checkpoint_state_proto(os.path.abspath(directory), newest, there)
+    if not _pointer(directory).endswith("\n") or _pointed(directory) != [newest, *there]:
+        _write_pointer(directory, there)
+
+
+def _write_pointer(directory: str, there: list[str]) -> None:
+    """Writes TensorFlow's pointer file for the checkpoints named, in the order of steps."""
+    state = tf.compat.v1.train.generate_checkpoint_state_proto(os.path.abspath(directory), there[-1], there)
     try:
         files.write_text(os.path.join(directory, _POINTER), str(state))
     except StorageError as error:  # the file is for other programs; ours goes by the checkpoints that are whole

@@ -14,7 +14,12 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import commit
 from trainer_kit.checkpoints.folder import (
+    ARCHIVED,
     DIVERGED,
+    archive_later,
+    check_from_step,
+    done_going_back,
+    going_back,
     newest_whole,
     not_written,
     remove_debris,
@@ -50,6 +55,11 @@ class CheckpointManager(tf.train.CheckpointManager):
       sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
       agree: returns the chief's number on every worker.
       partial: restore what fits and list what does not.
+      from_step: of the checkpoint to go on from, in place of the newest; 0: begin anew. The later ones stay where they
+        are until `archive_later`: the one that is named may not fit.
+
+    Attributes:
+      goes_back_to: `from_step`, or that of a process which died before it was done with it; None: to none.
     """
 
     _last_checkpoint_step: int | None
@@ -70,15 +80,15 @@ class CheckpointManager(tf.train.CheckpointManager):
         sound: Callable[[], bool] = lambda: True,
         agree: Callable[[int], int] = lambda number: number,
         partial: bool = False,
+        from_step: int | None = None,
     ) -> None:
         self.source = directory
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
         self._keeps, self._for_training = keeps, for_training
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
         self._before_save, self._sound, self._agree, self._partial = before_save, sound, agree, partial
-        if keeps and for_training:
-            remove_debris(directory)
-        self._start = self._newest() if for_training else None
+        self.goes_back_to: int | None = None
+        self._start = self._first(from_step) if for_training else None
         self._begun = False
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
             super().__init__(
@@ -92,7 +102,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._directory = self._own_folder.name if self._own_folder else directory
         self._checkpoint_prefix = os.path.join(self._directory, "ckpt")
         self._follow_folder()
-        if self._start and keeps:
+        if self._start and keeps and self.goes_back_to is None:
             self._sweep()  # a process that died may have left one too many
 
     def save(
@@ -176,7 +186,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             if path is None:
                 raise DivergedError(
                     f"every checkpoint in {self.source} holds weights that are not finite; they were moved to "
-                    f"{DIVERGED}/: start again, with a lower learning rate or gradient clipping"
+                    f"{DIVERGED}/: start again with --from_step=0, and a lower learning rate or gradient clipping"
                 )
         if self._for_training and self._init_fn is not None:
             self._init_fn()
@@ -195,10 +205,42 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._follow_folder()
         return newest
 
+    def archive_later(self) -> None:
+        """Moves the checkpoints after the one that the run goes back to away, if it does.
+
+        Raises:
+          StorageError: when they cannot be moved.
+        """
+        if self.goes_back_to is None:
+            return
+        moved = archive_later(self.source, self.goes_back_to) if self._keeps else []
+        if moved:
+            _LOG.warning("moved to %s/%s: %s", self.source, ARCHIVED, ", ".join(moved))
+        self._follow_folder()
+
+    def done_going_back(self) -> None:
+        """Notes that all which told of later steps is gone: from now on the run only goes on."""
+        if self._keeps and self.goes_back_to is not None:
+            done_going_back(self.source)
+        self.goes_back_to = None
+
     def newest(self) -> str | None:
         """Returns the prefix of the newest checkpoint that is whole, when no save is in flight; on every worker."""
         self.sync()
         return self._newest()
+
+    def _first(self, from_step: int | None) -> str | None:
+        """Returns the prefix of the checkpoint that the run goes on from, on every worker."""
+        if self._keeps:
+            remove_debris(self.source)
+            from_step = going_back(self.source) if from_step is None else from_step
+            if from_step is not None:
+                check_from_step(self.source, from_step)
+        step = self._agree(-1 if from_step is None else from_step)
+        if step < 0:
+            return self._newest()
+        self.goes_back_to = step
+        return os.path.join(self.source, f"ckpt-{step}") if step else None
 
     def _newest(self) -> str | None:
         found = newest_whole(self.source) if self._keeps else None
@@ -230,8 +272,6 @@ class CheckpointManager(tf.train.CheckpointManager):
         gone = [path for path in self._maybe_delete if step_of(path) not in there]
         for path in [*old, *gone]:
             self._maybe_delete.pop(path, None)
-        if not self._keeps:
-            old = [path for path in old if path.startswith(self._directory)]
         if old:
             self._record_state()
         for path in old:

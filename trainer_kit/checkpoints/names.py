@@ -1,12 +1,10 @@
-"""The names of checkpoints and of their files."""
+"""The names of checkpoints and of their files. No TensorFlow."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-
-import tensorflow as tf
 
 RECORD = ".commit.json"
 ITERATOR = ".iterator"  # in the names of the files that hold the state of a tf.data iterator
@@ -31,11 +29,11 @@ def step_of(prefix: str) -> int:
 
 
 def complete_checkpoints(directory: str) -> dict[int, str]:
-    """Returns step -> prefix of the checkpoints in `directory` that have an index file, in the order of steps."""
-    names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
-    found = {
-        int(match.group(1)): os.path.join(directory, name.removesuffix(".index"))
-        for name in names
-        if (match := re.fullmatch(r"ckpt-(\d+)\.index", name))
-    }
-    return dict(sorted(found.items()))
+    """Returns step -> prefix of the checkpoints in `directory` that have an index file, in the order of steps.
+
+    Args:
+      directory: a local folder; one that is missing holds none.
+    """
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    found = [checkpoint for name in names if (checkpoint := owner(name)) and name == f"{checkpoint}.index"]
+    return {step_of(checkpoint): os.path.join(directory, checkpoint) for checkpoint in sorted(found, key=step_of)}

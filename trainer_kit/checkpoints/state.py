@@ -69,8 +69,10 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
       StorageError: when the files are missing or damaged.
     """
     try:
-        saved = saved_shapes(path)
-        if partial and (text := difference(checkpoint, path, whole)):
+        saved, text = saved_shapes(path), difference(checkpoint, path, whole)
+        if text and not partial:  # TensorFlow would say the same, later and at length
+            raise _does_not_fit(path, text, partial)
+        if text:
             _LOG.warning("%s is restored in part; what follows keeps its initial value or is not used:\n%s", path, text)
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
@@ -80,20 +82,23 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
-        text = difference(checkpoint, path, whole)
-        otherwise = (
-            " (a model of this kind is taken whole)"
-            if partial
-            else ", or --allow_partial_restore, which takes what fits"
-        )
-        raise UsageError(
-            f"{path} does not fit this run; use the code and the config that it was made with, another model_dir"
-            f"{otherwise}:\n{text or error}"
-        ) from error
+        if isinstance(error, UsageError):
+            raise
+        raise _does_not_fit(path, str(error), partial) from error
     except tf.errors.NotFoundError as error:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
+
+
+def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
+    otherwise = ", or --allow_partial_restore, which takes what fits"
+    if partial:
+        otherwise = " (a model of this kind is taken whole)"
+    return UsageError(
+        f"{path} does not fit this run; use the code and the config that it was made with, another model_dir"
+        f"{otherwise}:\n{text}"
+    )
 
 
 def _assert_consumed(status: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -48,7 +49,9 @@ class TrainState:
             **others,
         )
         self.weights = weights_checkpoint(global_step=global_step, model=model)
-        self._all_finite = tf.function(self.finite)
+        self._optimizer = optimizer
+        self._weights_finite = tf.function(self.finite, autograph=False)
+        self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
 
     def restored(self, path: str | None) -> None:
         """Brings what is no variable in line with what was restored; eager, in scope.
@@ -64,9 +67,16 @@ class TrainState:
         if self._average is not None and (path is None or not holds(path, "average")):
             self._average.reset()
 
-    def is_sound(self) -> bool:
+    def weights_are_sound(self) -> bool:
         """Whether all weights are finite; eager, on the host."""
-        return bool(self._all_finite().numpy())
+        return bool(self._weights_finite().numpy())
+
+    def is_sound(self) -> bool:
+        """Whether the weights, and what optimizers and the average keep of them, are finite; eager, on the host."""
+        others = [*_kept_by(self._optimizer), *(self._average.variables.values() if self._average else ())]
+        if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
+            self._others_finite = len(others), tf.function(lambda: _all_finite(others), autograph=False)
+        return self.weights_are_sound() and bool(self._others_finite[1]().numpy() if others else True)
 
     @tf.autograph.experimental.do_not_convert
     def finite(self) -> tf.Tensor:
@@ -75,6 +85,18 @@ class TrainState:
         A sum is finite if all that it sums is, and reading once is all it costs. (One that overflows float32 belongs to
         a model that has diverged as well.)
         """
-        native = [v.value if isinstance(v, keras.Variable) else v for v in self._model.variables]
-        sums = [tf.reduce_sum(tf.cast(variable, tf.float32)) for variable in native if variable.dtype.is_floating]
-        return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)
+        return _all_finite(self._model.variables)
+
+
+def _kept_by(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer of any kind, or of a dict of them."""
+    if isinstance(optimizer, Mapping):
+        return [variable for one in optimizer.values() for variable in _kept_by(one)]
+    variables = getattr(optimizer, "variables", ())
+    return list(variables() if callable(variables) else variables)
+
+
+def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
+    native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+    sums = [tf.reduce_sum(tf.cast(variable, tf.float32)) for variable in native if variable.dtype.is_floating]
+    return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)

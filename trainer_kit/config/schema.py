@@ -27,8 +27,8 @@ Count = Annotated[int, Field(ge=0)]
 StepsOrAll = Annotated[int, Field(ge=-1)]
 
 RUN_NAMES = (
-    "train", "evals", "checkpoint", "damaged", "archived", "diverged", "params.yaml", "manifest.json", "metrics.jsonl",
-    "metrics.superseded.jsonl", "final.json", "heartbeat.json", "trainer.lock", "attempts.jsonl",
+    "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", "params.yaml", "manifest.json",
+    "metrics.jsonl", "metrics.superseded.jsonl", "final.json", "heartbeat.json", "trainer.lock", "attempts.jsonl",
 )  # fmt: skip
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
 

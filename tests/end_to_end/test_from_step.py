@@ -1,0 +1,123 @@
+"""--from_step: a run goes back to one of its checkpoints, all of it, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from trainer_kit.checkpoints.folder import archive_later
+from trainer_kit.checkpoints.ledger import active_records
+from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.files import read_lines
+from trainer_kit.runner import run_experiment
+from trainer_kit.testing import TinyTask, compare_runs, tiny_experiment
+
+
+class _Wider(TinyTask):
+    """Does not fit the checkpoints of the others."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        return keras.Sequential([keras.Input(model.input_shape[1:]), *model.layers, keras.layers.Dense(3)])
+
+
+def _run(folder: Path, task: type[TinyTask] = TinyTask, train_steps: int = 30, **arguments: Any) -> None:
+    keras.utils.clear_session()  # names of variables, which checkpoints hold too, count anew
+    seed_everything(1)
+    config = tiny_experiment(train_steps=train_steps, best_checkpoint_eval_metric="accuracy")
+    run_experiment(None, task(config.task), "train_and_eval", config, str(folder), **arguments)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that never went back."""
+    folder = tmp_path_factory.mktemp("reference")
+    _run(folder)
+    return folder
+
+
+def _evaluations(folder: Path) -> list[tuple[int, int]]:
+    """(step, lineage) of the evaluations that count."""
+    lines = read_lines(folder / "evals" / "validation.jsonl")
+    return [(record["step"], record["lineage"]) for record in active_records(lines)]
+
+
+def _same_but_for_lineages(one: Path, other: Path) -> list[str]:
+    return [line for line in compare_runs(one, other) if "lineage" not in line]
+
+
+def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, tmp_path: Path) -> None:
+    _run(tmp_path)
+    _run(tmp_path, from_step=10)
+    assert sorted(complete_checkpoints(str(tmp_path / "archived"))) == [20, 30]
+    assert _evaluations(tmp_path) == [(10, 0), (20, 1), (30, 1)]
+    assert _same_but_for_lineages(reference, tmp_path) == []
+
+
+@pytest.mark.parametrize("step", [0, 10])
+def test_one_that_died_right_after_it_moved_the_checkpoints_goes_back_all_the_same(
+    reference: Path, tmp_path: Path, step: int
+) -> None:
+    _run(tmp_path)
+    archive_later(str(tmp_path), step)  # and then the process was killed; it is started again without the flag
+    _run(tmp_path)
+    assert _evaluations(tmp_path) == [(10, 0 if step else 1), (20, 1), (30, 1)]
+    assert _same_but_for_lineages(reference, tmp_path) == []
+    before = _evaluations(tmp_path)
+    _run(tmp_path)  # it is done with it
+    assert _evaluations(tmp_path) == before
+
+
+def test_a_model_that_does_not_fit_moves_nothing(tmp_path: Path) -> None:
+    _run(tmp_path)
+    with pytest.raises(UsageError, match="does not fit"):
+        _run(tmp_path, _Wider, from_step=10)
+    assert sorted(complete_checkpoints(str(tmp_path))) == [10, 20, 30]
+    assert not (tmp_path / "archived").exists()
+    _run(tmp_path)
+    assert _evaluations(tmp_path) == [(10, 0), (20, 0), (30, 0)]
+
+
+def test_a_damaged_checkpoint_is_no_place_to_go_back_to_and_moves_nothing(tmp_path: Path) -> None:
+    _run(tmp_path)
+    data = next(tmp_path.glob("ckpt-10.data*"))
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*there are: 10, 20, 30; 0 starts anew"):
+        _run(tmp_path, from_step=10)
+    assert sorted(complete_checkpoints(str(tmp_path))) == [10, 20, 30]
+
+
+def test_a_run_that_begins_anew_begins_a_second_time_when_it_loses_its_checkpoints_only_if_told_to(
+    tmp_path: Path,
+) -> None:
+    _run(tmp_path)
+    _run(tmp_path, from_step=0)
+    for path in tmp_path.glob("ckpt-*"):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"no checkpoint in .* is whole.*--from_step=0"):
+        _run(tmp_path)
+    (tmp_path / "checkpoint").unlink()
+    with pytest.raises(StorageError, match=r"tells of a checkpoint.*--from_step=0"):
+        _run(tmp_path)
+    _run(tmp_path, from_step=0)
+    assert _evaluations(tmp_path) == [(10, 2), (20, 2), (30, 2)]
+    assert json.loads((tmp_path / "best_ckpt" / "info.json").read_text())["step"] in (10, 20, 30)
+
+
+def test_a_run_without_a_checkpoint_that_has_told_of_steps_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_experiment(train_steps=10)
+    run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path))
+    for path in (*tmp_path.glob("ckpt-*"), tmp_path / "checkpoint", tmp_path / "final.json"):
+        path.unlink()
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path))
+    assert "metrics.jsonl tells of step 10, but there is no checkpoint: the run begins at step 0" in caplog.text

@@ -1,0 +1,148 @@
+"""Evaluations: which weights the model holds at each moment, what is exported as best, and what will be reported."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.optimizers.moving_average import MovingAverage
+from trainer_kit.scalars import flat_scalars
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.trainer import Trainer
+
+AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
+
+
+def _held(trainer: Any) -> list[bytes]:
+    return [variable.numpy().tobytes() for variable in trainer.model.trainable_variables]
+
+
+class _Watched(Trainer):
+    """Notes what the model holds at each moment of an evaluation, and does there what `then` says."""
+
+    then: Mapping[str, Any] = {}
+
+    def _at(self, moment: str) -> None:
+        self.notes.append((moment, _held(self)))
+        self.then.get(moment, lambda: None)()
+
+    def eval_begin(self) -> Any:
+        self.notes: list[tuple[str, list[bytes]]] = []
+        self._at("begin")
+        super().eval_begin()
+        self._at("begun")
+
+    def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
+        self._at("step")
+
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        self._at("end")
+        logs = super().eval_end(aggregated_logs)
+        self._at("ended")
+        return logs
+
+
+def _trainer(cls: type[Trainer] = Trainer, task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
+    """Returns a trainer whose weights are not their moving average, but worse."""
+    config = tiny_experiment(best_checkpoint_eval_metric="validation_loss", optimizer_config=AVERAGED)
+    task = task_type(config.task)
+    trainer = cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config), **arguments)
+    for variable in trainer.model.trainable_variables:
+        variable.assign(10.0 * variable + 1.0)
+    return trainer
+
+
+def test_the_average_is_in_place_from_eval_begin_to_eval_end_even_if_it_was_before() -> None:
+    trainer = _trainer(_Watched)
+    weights = _held(trainer)
+    trainer.evaluate(2)
+    average = trainer.notes[1][1]
+    later = [("begun", average), ("step", average), ("step", average), ("end", average), ("ended", weights)]
+    assert average != weights
+    assert trainer.notes == [("begin", weights), *later]
+    trainer.eval_begin()
+    trainer.evaluate(2)
+    assert trainer.notes == [("begin", average), *later]
+
+
+@pytest.mark.parametrize("moment", ["begun", "step", "end"])
+def test_the_weights_come_back_from_an_evaluation_that_fails_and_the_next_one_is_as_ever(moment: str) -> None:
+    trainer = _trainer(_Watched)
+    weights, logs = _held(trainer), trainer.evaluate(-1)
+    trainer.then = {moment: [].pop}
+    with pytest.raises(IndexError, match="pop from empty list"):
+        trainer.evaluate(-1)
+    assert _held(trainer) == weights
+    trainer.then = {}
+    assert trainer.evaluate(-1) == logs
+
+
+def test_threads_that_end_averaging_at_once_put_the_weights_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, swap = _trainer(), MovingAverage.swap
+    weights, swaps = _held(trainer), []
+
+    def slow(average: MovingAverage) -> None:
+        swaps.append(average)
+        time.sleep(0.1)  # until all threads are there
+        swap(average)
+
+    trainer.eval_begin()
+    monkeypatch.setattr(MovingAverage, "swap", slow)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: trainer.end_averaging(), range(4)))
+    assert len(swaps) == 1
+    assert _held(trainer) == weights
+
+
+class _Interrupted(BestCheckpoint):
+    """While it exports, another thread wants the weights back, as a late save does."""
+
+    def maybe_export_checkpoint(self, *arguments: Any) -> bool:
+        other = threading.Thread(target=self.trainer.end_averaging)
+        other.start()
+        other.join(0.2)
+        return super().maybe_export_checkpoint(*arguments)
+
+
+def test_the_average_is_exported_even_if_another_thread_wants_the_weights_back_meanwhile(tmp_path: Path) -> None:
+    best = _Interrupted(str(tmp_path), "validation_loss")
+    trainer = best.trainer = _trainer(_Watched, checkpoint_exporter=best)
+    trainer.evaluate(-1)
+    trainer.state.weights.read(str(tmp_path / "ckpt-0"))
+    assert ("begun", _held(trainer)) in trainer.notes
+
+
+def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:
+    trainer = _trainer(_Watched, checkpoint_exporter=BestCheckpoint(str(tmp_path), "validation_loss"))
+    first = trainer.evaluate(-1)["validation_loss"]
+    trainer.initialize()  # the average is now what the weights are
+    trainer.global_step.assign(5)
+    trainer.then = {"end": trainer.request_stop}
+    logs = trainer.evaluate(-1)
+    assert logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])  # the higher, the better
+    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-0.index"]
+
+
+class _Parts(keras.metrics.SparseCategoricalAccuracy):
+    def result(self) -> Any:
+        return {"recall": {"low": super().result(), "high": super().result()}, "each": tf.constant([1.0, 2.0])}
+
+
+class _PartsTask(TinyTask):
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return [_Parts("parts")]
+
+
+def test_the_names_of_single_numbers_are_known_before_the_evaluation_that_reports_them() -> None:
+    trainer = _trainer(task_type=_PartsTask)
+    names = trainer.validation_metric_names()
+    assert sorted(names) == sorted(flat_scalars(trainer.evaluate(-1), "|"))
