@@ -47,7 +47,14 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_of_the_command_is_repeated_by_its_own_flags_in_another_folder(
     folder: Path, dropped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = ["--experiment=digits", "--config_file", "my config.yaml", "--params_override=task.name='it is'", "--debug"]
+    kept = [
+        "--experiment=digits",
+        "--config_file",
+        "my config.yaml",
+        "--params_override=task.name='it is'",
+        "--eval_name",
+        "model_dir",
+    ]
     monkeypatch.setattr(sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept])
     again = f"{folder}/diverged/again"
     own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
@@ -102,9 +109,10 @@ def test_the_first_variable_of_which_one_element_is_not_finite_is_named(
         assert first_not_finite(model) == name
 
 
-def _trainer(task_type: type[TinyTask] = TinyTask) -> Any:
+def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None) -> Any:
     clipped = {"optimizer": {"adam": {"global_clipnorm": 1e-3}}}
-    config = tiny_experiment().replace(trainer={"optimizer_config": clipped})
+    runtime = {"mixed_precision_dtype": precision}  # the optimizer goes by it, the layers do not
+    config = tiny_experiment().replace(trainer={"optimizer_config": clipped}, runtime=runtime)
     return build.create_trainer(config, task_type(config.task))
 
 
@@ -116,8 +124,11 @@ def eagerly(request: pytest.FixtureRequest) -> Iterator[bool]:
     tf.config.run_functions_eagerly(False)
 
 
-def test_the_norms_are_those_of_one_step_before_clipping_and_leave_no_trace(eagerly: bool) -> None:
-    trainer = _trainer()
+@pytest.mark.parametrize("precision", [None, "float16"])  # whose loss is scaled
+def test_the_norms_are_those_of_one_step_before_clipping_and_leave_no_trace(
+    eagerly: bool, precision: str | None
+) -> None:
+    trainer = _trainer(precision=precision)
     points, labels = next(iter(trainer.train_dataset))
     weights = [variable.value for variable in trainer.model.trainable_variables]
     with tf.GradientTape() as tape:

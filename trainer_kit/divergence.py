@@ -126,7 +126,7 @@ def _flags_without(arguments: list[str], *names: str) -> Iterator[str]:
     waiting = iter(arguments)
     for argument in waiting:
         name, given, _ = argument.lstrip("-").partition("=")
-        if name in names:
+        if argument.startswith("-") and name in names:
             if not given:
                 next(waiting, None)
             continue

@@ -20,7 +20,7 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig, folder_na
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed
-from trainer_kit.distribution.workers import chiefs_number, worker_count
+from trainer_kit.distribution.workers import chiefs_number, part, worker_count
 from trainer_kit.errors import (
     DivergedError,
     InterruptedRunError,
@@ -168,7 +168,7 @@ def run_experiment(
             if run_post_eval and not _stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         _conclude(directory, signals, manager, reports, trainer, mode, logs)
-        chiefs_number(strategy, start)  # no worker is done before the chief is: it could not be started again alone
+        part(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 

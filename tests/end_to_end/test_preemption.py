@@ -109,7 +109,7 @@ def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_sa
     ended = _stop(server, tmp_path / "run", "evaluation", seconds=90, overrides="trainer.preemption_grace_seconds=6")
     assert ended.code == 75
     assert ended.seconds < 45
-    assert "stopped in the middle of an evaluation; saved step 10" in ended.text
+    assert "stopped in the middle of an evaluation or a report; saved step 10" in ended.text
     assert _newest(tmp_path / "run") == 10
     record = json.loads((tmp_path / "run" / "ckpt-10.commit.json").read_text())
     assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}

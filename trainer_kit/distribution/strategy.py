@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 from trainer_kit.config.schema import RuntimeConfig
 from trainer_kit.distribution.cluster import read_cluster
@@ -96,7 +97,8 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
     if machine.cluster and machine.cluster.trains_with_others:
         cluster = machine.cluster
         _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
-        wait_for_workers(cluster)
+        if not eager_context.context()._initialized:  # else it is too late, and TensorFlow says so at once
+            wait_for_workers(cluster)
     implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:

@@ -6,10 +6,13 @@ What agrees is a sum over all workers, a collective operation: all of them have 
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+_LAST_WORDS = 1.0  # seconds
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:
@@ -43,6 +46,16 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
 def chiefs_number(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the number that the chief has called this with, on every worker."""
     return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
+
+
+def part(strategy: tf.distribute.Strategy) -> None:
+    """Returns when all workers have come here, so that none of them is done before the others.
+
+    The first one to exit would take the last sum from a slower one that still receives it.
+    """
+    if worker_count(strategy) > 1:
+        chiefs_number(strategy, 0)
+        time.sleep(_LAST_WORDS)
 
 
 def everyones(strategy: tf.distribute.Strategy, text: str) -> list[str]:

@@ -23,8 +23,8 @@ from trainer_kit.optimizers.weight_decay import variable_path
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-# Called with the (gradient, variable) pairs of every call of apply_gradients, before anything is done to them; set
-# while a divergence is looked into, eagerly, and else None.
+# Called with the (gradient, variable) pairs of every call of apply_gradients, before they are clipped; set while a
+# divergence is looked into, eagerly, and else None.
 on_gradients: Callable[[list[tuple[Any, Any]]], None] | None = None
 
 
@@ -115,13 +115,15 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     if tf.distribute.get_replica_context() is None:
         raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
     present = _with_gradient(pairs)
-    if on_gradients is not None:
-        on_gradients(present)
     if not getattr(optimizer, "built", True):  # with all variables, so that one frozen for now can join later
         with tf.init_scope():
             optimizer.build([variable for _, variable in pairs])
     gradients = _with_unique_rows([gradient for gradient, _ in present])
     variables = [variable for _, variable in present]
+    if on_gradients is not None:
+        scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
+        own = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
+        on_gradients(list(zip(own, variables, strict=True)))
     if hasattr(optimizer, "inner_optimizer"):  # unscales first, then clips as its inner optimizer says
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:
