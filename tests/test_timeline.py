@@ -85,13 +85,14 @@ def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told
 
 
 def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(told: _Told) -> None:
-    told.timeline.begin(0)  # none of these were saved
+    told.timeline.begin(0, anew=True)  # none of these were saved
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
-    told.timeline.begin(40)
+    told.timeline.begin(40, anew=False)
+    told.timeline.begin(0, anew=False)  # a run that was about to go back to its initial weights
     with pytest.raises(StorageError, match=r"tells of a checkpoint, ckpt-40, but there is none.*--from_step=0"):
-        told.timeline.begin(0)
+        told.timeline.begin(0, anew=True)
     told.timeline.rewind(0)
-    told.timeline.begin(0)
+    told.timeline.begin(0, anew=True)
 
 
 def test_an_evaluation_that_is_not_in_the_history_is_to_be_made_again(told: _Told) -> None:

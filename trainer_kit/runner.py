@@ -175,7 +175,7 @@ def run_experiment(
 def _begin(timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int) -> None:
     """Takes what was told before to the step that a training run goes on from."""
     if manager.goes_back_to is None:
-        timeline.begin(start)
+        timeline.begin(start, anew=manager.begins_anew)
     else:
         timeline.rewind(start)
         manager.done_going_back()

@@ -41,20 +41,24 @@ class Timeline:
         self.ledger = ledger
         self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
 
-    def begin(self, step: int) -> None:
-        """Takes all to the step that the newest checkpoint is of, at a start; 0 if there is none.
+    def begin(self, step: int, anew: bool) -> None:
+        """Takes all to the step that a run begins at, or goes on from.
+
+        Args:
+          step: of the checkpoint that was restored.
+          anew: whether there was none.
 
         Raises:
           StorageError: when there is none although the ledger tells of one that was saved.
         """
         saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
-        if step == 0 and saved:
+        if anew and saved:
             raise StorageError(
                 f"{self.ledger.path} tells of a checkpoint, {saved[-1]}, but there is none in the folder; restore one "
                 "from a backup, or start again from step 0 with --from_step=0"
             )
         told = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
-        if step == 0 and told and self._history is not None:
+        if anew and told and self._history is not None:
             _LOG.warning(
                 "%s tells of step %d, but there is no checkpoint: the run begins at step 0", self._history.path, told
             )

@@ -163,6 +163,11 @@ class CheckpointManager(tf.train.CheckpointManager):
             if self._own_folder:
                 self._own_folder.cleanup()
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether there was no checkpoint to go on from."""
+        return self._start is None
+
     def restore_or_initialize(self) -> str | None:
         """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
 
