@@ -256,16 +256,21 @@ def _judge(soak: Soak, code: int | None) -> bool:
 
 
 def _sidecar_differences(run: Path) -> list[str]:
-    """Where the sidecar has other numbers than the trainer for the same step, or a step twice."""
+    """Where the sidecar has other numbers than the trainer for the same step, or a step twice.
+
+    Its best so far is that of its own evaluations: it sees checkpoints that the trainer does not evaluate.
+    """
     own, its = (list(files.read_lines(run / "evals" / f"{name}.jsonl")) for name in ("validation", "continuous_eval"))
     wanted = {record["step"]: record["metrics"] for record in own}
     counts = collections.Counter(record["step"] for record in its)
     twice = [f"sidecar: step {step} is {count} times in its ledger" for step, count in counts.items() if count > 1]
-    others = [
-        f"sidecar: step {record['step']}: {json.dumps(record['metrics'])}, not {json.dumps(wanted[record['step']])}"
-        for record in its
-        if record["metrics"] != wanted.get(record["step"], record["metrics"])
-    ]
+    others, best = [], 0.0
+    for record in sorted(its, key=lambda record: int(record["step"])):
+        step, metrics = record["step"], record["metrics"]
+        best = max(best, metrics["accuracy"])
+        right = {**wanted.get(step, metrics), "best_accuracy": best}
+        if metrics != right:
+            others += [f"sidecar: step {step}: {json.dumps(metrics)}, not {json.dumps(right)}"]
     return twice + others
 
 
