@@ -23,7 +23,8 @@ from trainer_kit.files import append_line, read_lines
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.supervisor.restarts import OUTCOMES, Decision
 
-# Ends as its arguments say, "exit code@step" for each attempt; at step "?" without a heartbeat. The heartbeat is real.
+# Ends as its arguments say, "exit code@step" for each attempt; at step "?" without a heartbeat; after "+" with a new
+# checkpoint of that step. The heartbeat is real.
 _SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -33,7 +34,10 @@ folder, *ends = sys.argv[1:]
 done = Path(folder, "done")
 number = len(done.read_text()) if done.exists() else 0
 done.write_text("." * (number + 1))
-code, step = ends[min(number, len(ends) - 1)].split("@")
+code, _, step = ends[min(number, len(ends) - 1)].partition("@")
+step, _, saved = step.partition("+")
+if saved:
+    Path(folder, f"ckpt-{saved}.index").touch()
 print(f"run {number}")
 if step != "?":
     lock = RunLock(folder, lambda: ("train", int(step)))
@@ -149,6 +153,17 @@ def test_a_heartbeat_of_the_attempt_before_tells_no_step(ends: Ends, tmp_path: P
     # The second crash comes before a heartbeat: it is not taken for another one at step 40.
     assert ends("1@40", "1@?", "0@50") == 0
     assert _attempts(tmp_path, "step") == [(40,), (None,), (50,)]
+
+
+def test_a_checkpoint_tells_of_a_later_step_than_a_heartbeat_that_is_old(ends: Ends, tmp_path: Path) -> None:
+    # Both crash before their second heartbeat, but the second one after a later checkpoint.
+    assert ends("-6@0+30", "-6@0+60", "0@90") == 0
+    assert _attempts(tmp_path, "step") == [(30,), (60,), (90,)]
+
+
+def test_two_crashes_after_the_same_checkpoint_end_it(ends: Ends, tmp_path: Path) -> None:
+    assert ends("-6@0+30", "-6@0", "0@90") == 1
+    assert _attempts(tmp_path, "step") == [(30,), (30,)]
 
 
 def test_the_step_may_come_from_elsewhere(tmp_path: Path) -> None:

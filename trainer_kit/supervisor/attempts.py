@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from trainer_kit import files
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.run_directory import count_starts
 from trainer_kit.run_lock import read_heartbeat
@@ -57,7 +58,7 @@ def supervise(
       most_backoff_seconds: the longest wait.
       grace_seconds: from a passed-on signal to SIGKILL.
       step: returns the step that was reached, None if there is no telling; called after each attempt. By default it is
-        the one in `run_dir`/heartbeat.json, if that was written since the attempt began.
+        that of `run_dir`/heartbeat.json, if that was written since the attempt began, or of the newest checkpoint.
       until_begun: further arguments for what is to be done once: of each attempt until the run in `run_dir` has begun,
         or gone on, since this was called. Its manifest.json tells.
       run_dir: the run's model_dir, where that is not `log_dir`.
@@ -111,7 +112,10 @@ def _attempt(
 
 
 class _StepReader:
-    """The step in `run_dir`/heartbeat.json, if that was written after this object was made; else None."""
+    """The step that the run in `run_dir` has reached, if its heartbeat was written after this object was made.
+
+    A heartbeat can be five seconds old, and be the first of all: the newest checkpoint may know of a later step.
+    """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self._run_dir = run_dir
@@ -121,9 +125,7 @@ class _StepReader:
         heartbeat = read_heartbeat(self._run_dir)
         if heartbeat is None or (self._before is not None and heartbeat["beat"] == self._before["beat"]):
             return None
-        step = heartbeat["step"]
-        assert isinstance(step, int)
-        return step
+        return max(heartbeat["step"], *complete_checkpoints(os.fspath(self._run_dir)), 0)
 
 
 def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
