@@ -30,17 +30,17 @@ print("done", flush=True)
 @pytest.mark.parametrize(
     ("work", "saves", "code", "output", "seconds"),
     [
-        (0.2, "cannot", 0, "done\n", (0.2, 2.0)),
-        (2.5, "cannot", 0, "late\ndone\n", (2.5, 3.5)),  # the second half of the grace time is the main thread's too
-        (9.0, "cannot", 75, "late\n", (3.5, 5.0)),
-        (9.0, "saves", 75, "late\n", (2.0, 3.4)),  # nothing to wait for any more
+        (0.1, "cannot", 0, "done\n", (0.1, 1.0)),
+        (1.3, "cannot", 0, "late\ndone\n", (1.3, 2.0)),  # the second half of the grace time is the main thread's too
+        (9.0, "cannot", 75, "late\n", (1.9, 3.0)),
+        (9.0, "saves", 75, "late\n", (1.4, 1.9)),  # nothing to wait for any more
     ],
 )
 def test_all_of_the_grace_time_is_given_unless_all_is_saved(
     work: float, saves: str, code: int, output: str, seconds: tuple[float, float]
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", _LATE, "4", str(work), saves],
+        [sys.executable, "-c", _LATE, "2", str(work), saves],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -51,7 +51,7 @@ def test_all_of_the_grace_time_is_given_unless_all_is_saved(
     process.send_signal(signal.SIGTERM)
     told, errors = process.communicate(timeout=20)
     assert (process.returncode, told) == (code, output), errors
-    assert ("of the grace time, 4 s" in errors) == (code == 75)
+    assert ("of the grace time, 2 s" in errors) == (code == 75)
     least, most = seconds
     assert least <= time.monotonic() - begin < most + 3  # a busy machine
 
