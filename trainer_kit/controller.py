@@ -62,7 +62,7 @@ class Controller(orbit.Controller):
         self._loss_bound, self._save_on_stop, self._on_evaluation = loss_bound, save_on_stop, on_evaluation
         self._on_divergence = on_divergence
         self._total: int | None = None
-        self._saved_step, self._evaluated_step, self._sound_step = -1, -1, -1
+        self._saved_step, self._evaluated_step = -1, -1
         self._checkpoint: str | None = None
         self._open_loop: tuple[int, int] | None = None  # the steps that a loop runs between, until it has
         self._running = (0, 0)  # the steps that the last loop was to run between
@@ -110,7 +110,7 @@ class Controller(orbit.Controller):
                 step = self._run_loop(step, begun, end)
                 save = schedules.is_due(begun, step, self._interval)
                 if save or step >= steps >= 0 or self.stopping:  # before a save, or an evaluation
-                    self._require_sound(whole=save or self.stopping or checkpoint_at_completion)
+                    self._require_sound()
             except DivergedError as error:
                 if not self._on_divergence(error, begun, end):
                     raise
@@ -247,7 +247,7 @@ class Controller(orbit.Controller):
         with self._saving:
             step = int(self.global_step.numpy())
             if self.checkpoint_manager is not None and step != self._saved_step:
-                self._require_sound(whole=True)
+                self._require_sound()
                 self._save(step)
 
     def save_what_is_sound(self, error: Exception) -> None:
@@ -279,7 +279,7 @@ class Controller(orbit.Controller):
 
     def go_back(self, path: str | None) -> int:
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
-        self._open_loop, self._sound_step = None, -1
+        self._open_loop = None
         self.restore_checkpoint(path)
         self._evaluated_step = min(self._evaluated_step, self._saved_step)
         return self._saved_step
@@ -362,10 +362,11 @@ class Controller(orbit.Controller):
         if getattr(self.trainer, "sound", True) is False:
             raise DivergedError(f"a weight is not finite at step {step}")
 
-    def _require_sound(self, whole: bool = False) -> None:
-        """Looks at the weights where the last loop did not, before they are evaluated; `whole`, before a save: at all.
+    def _require_sound(self) -> None:
+        """Looks at the weights where the last loop did not, before they are saved or evaluated.
 
-        What an optimizer keeps can be infinite while the weights are not yet.
+        What an optimizer keeps can be infinite while the weights are not yet. That is looked at after a restore only:
+        before each save it would block the loop for longer than the save does.
         """
         trainer = self.trainer
         if self._loss_bound is None or trainer is None or not hasattr(trainer, "state"):
@@ -375,9 +376,6 @@ class Controller(orbit.Controller):
             trainer.sound = trainer.state.weights_are_sound()
         if not trainer.sound:
             raise DivergedError(f"a weight is not finite at step {step}")
-        if whole and step != self._sound_step and not trainer.state.is_sound():
-            raise DivergedError(f"a variable of the optimizer, or an average, is not finite at step {step}")
-        self._sound_step = step if whole else self._sound_step
 
     def _report(self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0) -> None:
         rate = steps / seconds if steps and seconds > 0 else None
