@@ -17,6 +17,5 @@ step ruff check .
 step ruff format --check --quiet .
 step mypy
 # Two workers, each of which imports TensorFlow once (8 s). A file stays with one worker, so that what its tests share
-# (a trained model, a warm process) is made once. Files come in the order of their names: by default those of few tests
-# come last, and those are the longest, so that one worker would wait for the other.
-step pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+# (a trained model, a warm process) is made once.
+step pytest -n 2 --dist loadfile "$@"
