@@ -30,6 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "modes",
         "unsaved_state",
         "checkpoints.names",
+        "distribution.cluster",
         "config.base",
         "config.schema",
         "config.optimization",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.drift import unknown_paths
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema import RuntimeConfig, folder_name_problem
+from trainer_kit.config.schema import folder_name_problem
+from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.modes import MODES, lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
@@ -115,7 +115,8 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
     model_dir, experiment = str(request.model_dir), str(request.experiment)
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)
-        if _is_first_worker(resolved.config.runtime):
+        runtime = resolved.config.runtime
+        if worker_number(runtime.worker_hosts, runtime.task_index) == 0:  # another one takes no lock
             check_not_held(model_dir)
         _check_from_step(request, model_dir)
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
@@ -126,17 +127,6 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
             )
     files.check_writable(model_dir)  # for what the evaluation finds
-
-
-def _is_first_worker(runtime: RuntimeConfig) -> bool:
-    """Whether the lock would be this process's to take. Another worker may start while the first one still ends."""
-    try:
-        described = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        task, jobs = described.get("task", {}), described.get("cluster", {})
-        index = int(task.get("index", 0)) + (len(jobs.get("chief", ())) if task.get("type") == "worker" else 0)
-    except (ValueError, TypeError, AttributeError):
-        return True  # a TF_CONFIG that cannot be read is told by the strategy
-    return index == 0 if described else not runtime.worker_hosts or runtime.task_index <= 0
 
 
 def _check_from_step(request: Request, model_dir: str) -> None:

@@ -37,6 +37,12 @@ class Cluster:
         return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ()))
 
     @property
+    def worker_number(self) -> int:
+        """Which of those that train this process is, from 0: chiefs come first. 0 for one that works alone."""
+        chiefs = len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
+        return self.task_index + chiefs if self.trains_with_others else 0
+
+    @property
     def parameter_servers(self) -> int:
         """How many tasks hold variables for the others."""
         return len(self.tasks.get("ps", ()))
@@ -83,6 +89,18 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
     cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     return len(workers)
+
+
+def worker_number(worker_hosts: str | None, task_index: int) -> int:
+    """Returns which of several workers this process is, or will be once `configure_cluster` is called; 0: the first.
+
+    Raises:
+      ConfigError: when TF_CONFIG is wrong.
+    """
+    cluster = read_cluster()
+    if cluster is not None:
+        return cluster.worker_number
+    return max(task_index, 0) if worker_hosts else 0
 
 
 def read_cluster() -> Cluster | None:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from trainer_kit.config.schema import ExperimentConfig, RuntimeConfig
-from trainer_kit.distribution.cluster import read_cluster
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ExitCode
 from trainer_kit.modes import lookup_mode
 from trainer_kit.preflight import Request
@@ -34,7 +34,7 @@ def log_dir_of(request: Request, config: ExperimentConfig) -> str:
     trains = lookup_mode(str(request.mode)).trains
     sidecar = "" if trains else "eval" if request.mode == "eval" else request.eval_name
     folder = RunDirectory(str(request.model_dir), config.trainer, sidecar).own
-    number = _worker_number(config.runtime)
+    number = worker_number(config.runtime.worker_hosts, config.runtime.task_index)
     return os.path.join(folder, WORKERS, str(number)) if number else folder
 
 
@@ -58,13 +58,3 @@ def ask_log_dir(command: Sequence[str]) -> tuple[int, str]:
     print(asked.stdout, end="")
     print(asked.stderr, end="", file=sys.stderr)
     return (asked.returncode if asked.returncode > 0 else ExitCode.BUG), ""
-
-
-def _worker_number(runtime: RuntimeConfig) -> int:
-    """Which of several workers this process is, from 0; 0 when it works alone."""
-    cluster = read_cluster()
-    if cluster is None:
-        return max(runtime.task_index, 0) if runtime.worker_hosts else 0
-    if not cluster.trains_with_others:
-        return 0
-    return cluster.task_index + (len(cluster.tasks.get("chief", ())) if cluster.task_type == "worker" else 0)
