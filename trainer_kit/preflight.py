@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainer_kit import discovery, files
-from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.checkpoints.names import complete_checkpoints, require_step
 from trainer_kit.config.drift import unknown_paths
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
@@ -118,7 +118,8 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
         runtime = resolved.config.runtime
         if worker_number(runtime.worker_hosts, runtime.task_index) == 0:  # another one takes no lock
             check_not_held(model_dir)
-        _check_from_step(request, model_dir)
+        if request.from_step:
+            require_step(request.from_step, complete_checkpoints(model_dir))
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
         return
     if request.mode == "eval" and request.checkpoint == "latest":
@@ -127,14 +128,3 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
             )
     files.check_writable(model_dir)  # for what the evaluation finds
-
-
-def _check_from_step(request: Request, model_dir: str) -> None:
-    if not request.from_step:
-        return
-    there = complete_checkpoints(model_dir)
-    if request.from_step not in there:
-        raise UsageError(
-            f"--from_step: there is no checkpoint of step {request.from_step} in {model_dir}; there are: "
-            f"{', '.join(map(str, there)) or 'none'}; 0 starts anew"
-        )

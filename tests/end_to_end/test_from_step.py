@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_no_place_to_go_back_to_and_moves_nothing(tmp_pa
     _run(tmp_path)
     data = next(tmp_path.glob("ckpt-10.data*"))
     data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*there are: 10, 20, 30; 0 starts anew"):
+    with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*give another step"):
         _run(tmp_path, from_step=10)
     assert sorted(complete_checkpoints(str(tmp_path))) == [10, 20, 30]
 

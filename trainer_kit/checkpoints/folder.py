@@ -19,7 +19,15 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.checkpoints.names import ITERATOR, RECORD, complete_checkpoints, own_files, owner, step_of
+from trainer_kit.checkpoints.names import (
+    ITERATOR,
+    RECORD,
+    complete_checkpoints,
+    own_files,
+    owner,
+    require_step,
+    step_of,
+)
 from trainer_kit.errors import StorageError, UsageError
 
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
@@ -148,11 +156,11 @@ def check_from_step(directory: str, step: int) -> str | None:
     if step == 0:
         return None
     there = {step_of(prefix): prefix for prefix in _ever_saved(directory)}
-    steps = ", ".join(map(str, sorted(there))) or "none"
-    if step not in there:
-        raise UsageError(f"--from_step: there is no checkpoint of step {step}; there are: {steps}; 0 starts anew")
+    require_step(step, there)
     if wrong := problem(there[step]):
-        raise UsageError(f"--from_step: {there[step]} is damaged: {wrong}; there are: {steps}; 0 starts anew")
+        raise UsageError(
+            f"--from_step: {there[step]} is damaged: {wrong}; give another step of those there are, or 0 to start anew"
+        )
     return there[step]
 
 

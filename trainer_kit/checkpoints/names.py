@@ -5,6 +5,9 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Iterable
+
+from trainer_kit.errors import UsageError
 
 RECORD = ".commit.json"
 ITERATOR = ".iterator"  # in the names of the files that hold the state of a tf.data iterator
@@ -37,3 +40,11 @@ def complete_checkpoints(directory: str) -> dict[int, str]:
     names = os.listdir(directory) if os.path.isdir(directory) else []
     found = [checkpoint for name in names if (checkpoint := owner(name)) and name == f"{checkpoint}.index"]
     return {step_of(checkpoint): os.path.join(directory, checkpoint) for checkpoint in sorted(found, key=step_of)}
+
+
+def require_step(step: int, there: Iterable[int]) -> None:
+    """Raises UsageError, with those that exist, when --from_step names a checkpoint that is not among `there`."""
+    steps = sorted(there)
+    if step not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
+        raise UsageError(f"--from_step: there is no checkpoint of step {step}; there are: {listed}; 0 starts anew")
