@@ -18,8 +18,10 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
+from trainer_kit.lease import Lease, Leases
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.sidecar import Sidecar
 from trainer_kit.telemetry.background import BackgroundWriter
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.flops import count_flops
@@ -102,6 +104,8 @@ def create_manager(
             interval,
             loop,
         )
+    max_wait = config.trainer.continuous_eval.max_wait_checkpoints
+    leases = Leases(RunDirectory(model_dir, config.trainer).evals, max_wait)
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,
@@ -115,6 +119,7 @@ def create_manager(
         before_save=trainer.before_save if trains and state is not None else lambda _: None,
         sound=state.is_sound if guarded and state is not None else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
+        spared=leases.needed,
         partial=partial,
         from_step=from_step,
     )
@@ -127,6 +132,23 @@ def create_timeline(
     ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config))
     summaries = (reports.train_summaries, reports.eval_summaries)
     return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush)
+
+
+def create_sidecar(
+    directory: RunDirectory, timeline: Timeline, trainer: Any, config: ExperimentConfig, lease: Any, reports: Reports
+) -> Sidecar | None:
+    """Returns what an evaluation beside a run knows of the run; None without a lease, for what is none."""
+    if not isinstance(lease, Lease):
+        return None
+    return Sidecar(
+        directory,
+        timeline.ledger,
+        trainer.checkpoint_exporter,
+        reports.eval_summaries,
+        lease,
+        config.trainer.train_steps,
+        lambda: int(trainer.global_step.numpy()),
+    )
 
 
 def create_actions(

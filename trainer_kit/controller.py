@@ -18,7 +18,7 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import schedules
-from trainer_kit.checkpoints.arrival import arrivals
+from trainer_kit.checkpoints.arrival import Arrivals, Followed, Unknown
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import DataError, DivergedError, StorageError
 from trainer_kit.progress import BETWEEN
@@ -42,6 +42,8 @@ class Controller(orbit.Controller):
         that was cut off is made up; called once, after the restore.
       on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
         run went back to an earlier step, to go on from there. Otherwise the error is raised.
+      followed: the run whose checkpoints `evaluate_continuously` takes; None: all that it knows is the folder.
+      newest_only: whether it takes the newest one next, not all in order.
       **orbit_arguments: those of orbit.Controller, whose constructor restores the newest checkpoint.
     """
 
@@ -56,11 +58,13 @@ class Controller(orbit.Controller):
         on_evaluation: Callable[[int, Mapping[str, Any], float, str | None], None] = lambda *_: None,
         evaluated_step: Callable[[int], int] = lambda _: -1,
         on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
+        followed: Followed | None = None,
+        newest_only: bool = False,
         **orbit_arguments: Any,
     ) -> None:
         self._writer, self._batch_size, self._stopping = writer, batch_size, stopping
         self._loss_bound, self._save_on_stop, self._on_evaluation = loss_bound, save_on_stop, on_evaluation
-        self._on_divergence = on_divergence
+        self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
         self._total: int | None = None
         self._saved_step, self._evaluated_step = -1, -1
         self._checkpoint: str | None = None
@@ -196,12 +200,12 @@ class Controller(orbit.Controller):
     def evaluate_continuously(
         self, steps: int = -1, timeout: float | None = None, timeout_fn: Callable[[], bool] | None = None
     ) -> dict[str, Any]:
-        """Evaluates each checkpoint that appears in the manager's folder, in the order of steps.
+        """Evaluates the checkpoints that are, or appear, in the manager's folder; what is on record not once more.
 
         Args:
           steps: batches in an evaluation, -1 for all.
-          timeout: seconds to wait for a checkpoint; None: for ever.
-          timeout_fn: tells whether no more checkpoints will come; asked whenever there is none to evaluate.
+          timeout: seconds to wait for a checkpoint when nothing tells that the run is alive; None: for ever.
+          timeout_fn: tells whether no more checkpoints will come, if the run followed does not.
 
         Returns:
           The logs of the last evaluation.
@@ -211,14 +215,19 @@ class Controller(orbit.Controller):
         """
         output: dict[str, Any] = {}
         directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
-        asked = (timeout_fn or (lambda: False)), (lambda: self.stopping)
-        for path in arrivals(directory, timeout, *asked, lambda: self._during("wait")):
+        run = self._followed or Unknown(timeout_fn or (lambda: False))
+        arrivals = Arrivals(directory, timeout, run, self._newest_only)
+        for path in arrivals.follow(lambda: self.stopping, lambda: self._during("wait")):
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
                 _LOG.warning("skipped: %s", error)
                 continue
+            start = time.perf_counter()
             output = self.evaluate(steps)
+            if not self.stopping:
+                self._writer.flush()  # a record never precedes what it tells of
+                run.record(self._saved_step, output, time.perf_counter() - start, path)
         return output
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:

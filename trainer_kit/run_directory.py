@@ -45,15 +45,16 @@ class RunDirectory:
                 f"--model_dir: {model_dir!r} is a remote folder; only local ones are allowed, mounted ones included: "
                 "mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
             )
-        evals = os.path.join(model_dir, "evals")
-        own = os.path.join(evals, sidecar) if sidecar else ""
+        self.evals = os.path.join(model_dir, "evals")
+        own = os.path.join(self.evals, sidecar) if sidecar else ""
         self.path = model_dir
         self.own = own or model_dir
         self.best = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
         self.own_best = os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
         self.train_summaries = os.path.join(model_dir, "train")
         self.eval_summaries = own or os.path.join(model_dir, trainer.validation_summary_subdir)
-        self.ledger = os.path.join(evals, f"{sidecar or 'validation'}.jsonl")
+        self.training_ledger = os.path.join(self.evals, "validation.jsonl")
+        self.ledger = os.path.join(self.evals, f"{sidecar}.jsonl") if sidecar else self.training_ledger
         self.metrics = os.path.join(model_dir, "metrics.jsonl")
         self.params = os.path.join(model_dir, "params.yaml")
         self.manifest = os.path.join(model_dir, "manifest.json")

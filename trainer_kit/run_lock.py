@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -40,8 +40,12 @@ _LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that han
 _TIMES = 3  # that the lock is opened again at once, when whoever had it has just removed it
 
 
-def read_heartbeat(model_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
+def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> dict[str, Any] | None:
     """Returns who trains, or has trained, in `model_dir`; None when heartbeat.json is missing or not whole.
+
+    Args:
+      model_dir: of the run.
+      name: of the file, if it is another lock's.
 
     Returns:
       "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its clock (compare them for change
@@ -49,7 +53,7 @@ def read_heartbeat(model_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
       killed leaves None.
     """
     try:
-        value = json.loads((Path(model_dir) / HEARTBEAT).read_bytes())
+        value = json.loads((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
     whole = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
@@ -89,6 +93,8 @@ class RunLock:
       beat_seconds: between two heartbeats.
       recorded: whether the run has left anything to go on from; asked when an error ends the block. If not, lock and
         heartbeat are removed, and the folder if nothing else is in it.
+      names: of the lock and of the heartbeat.
+      more: returns what else the heartbeat tells.
     """
 
     def __init__(
@@ -99,8 +105,12 @@ class RunLock:
         host: str | None = None,
         beat_seconds: float = 5.0,
         recorded: Callable[[], bool] = lambda: True,
+        names: tuple[str, str] = (LOCK, HEARTBEAT),
+        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._folder = Path(model_dir)
+        self._lock_name, self._heartbeat_name = names
+        self._more, self._writing = more, threading.Lock()
         self._host = host or socket.gethostname()
         self._seconds = beat_seconds
         self._recorded = recorded
@@ -132,7 +142,7 @@ class RunLock:
           ModelDirInUseError: when another trainer has it; within two seconds if it is on this machine.
           StorageError: when the folder cannot be written.
         """
-        self._descriptor = _open(self._folder / LOCK)
+        self._descriptor = _open(self._folder / self._lock_name)
         _held.add(self)
         try:
             self._claim()
@@ -169,8 +179,18 @@ class RunLock:
             self._remove()
         self._close()
 
+    def beat(self) -> None:
+        """Writes the heartbeat now; an error is logged, as that of every other beat is."""
+        self._try_to_write()
+
+    def _heartbeat(self) -> dict[str, Any] | None:
+        return read_heartbeat(self._folder, self._heartbeat_name)
+
     def _remove(self) -> None:
-        for name in (HEARTBEAT, LOCK):  # in this order: without the lock another trainer may come and write both
+        for name in (
+            self._heartbeat_name,
+            self._lock_name,
+        ):  # in this order: without the lock another trainer may come and write both
             with contextlib.suppress(OSError):
                 os.remove(self._folder / name)
         with contextlib.suppress(OSError):
@@ -179,13 +199,15 @@ class RunLock:
     def _claim(self) -> None:
         """Returns when the folder is ours: it is locked, and nobody lives there whom the lock does not see."""
         self._locked = self._lock()
-        there = read_heartbeat(self._folder)
+        there = self._heartbeat()
         if there is not None and not there["ended"]:
             who = f"{there['host']} pid {there['pid']}"
             if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
             _LOG.warning("taking over from %s, last heard of at step %d", who, there["step"])
-        for path in self._folder.glob(f".{HEARTBEAT}.*.tmp"):  # of trainers that were killed while they wrote
+        for path in self._folder.glob(
+            f".{self._heartbeat_name}.*.tmp"
+        ):  # of trainers that were killed while they wrote
             path.unlink(missing_ok=True)
 
     def _lock(self) -> bool:
@@ -193,20 +215,22 @@ class RunLock:
         give_up = time.monotonic() + _GRACE
         try:
             while not self._try_lock():
-                holder = read_heartbeat(self._folder)
+                holder = self._heartbeat()
                 known = holder is not None and not holder["ended"] and self._may_live(holder)
                 if known or time.monotonic() > give_up:
                     raise self._in_use(holder if known else None)
                 time.sleep(0.05)
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
-                raise StorageError(f"{self._folder / LOCK} cannot be locked: {error.strerror or error}") from error
+                raise StorageError(
+                    f"{self._folder / self._lock_name} cannot be locked: {error.strerror or error}"
+                ) from error
             _LOG.warning(
                 "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
                 "and not when two start at the same moment",
                 self._folder,
                 error.strerror,
-                HEARTBEAT,
+                self._heartbeat_name,
             )
             return False
         return True
@@ -218,9 +242,10 @@ class RunLock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            if _is_at(self._folder / LOCK, self._descriptor):
+            path = self._folder / self._lock_name
+            if _is_at(path, self._descriptor):
                 return True
-            removed, self._descriptor = self._descriptor, _open(self._folder / LOCK)
+            removed, self._descriptor = self._descriptor, _open(path)
             os.close(removed)
         return False
 
@@ -242,7 +267,7 @@ class RunLock:
         give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             time.sleep(self._seconds / 10)
-            now = read_heartbeat(self._folder)
+            now = self._heartbeat()
             if now is not None and now["ended"]:
                 return False
             if now is not None and now["beat"] != there["beat"]:
@@ -288,7 +313,8 @@ class RunLock:
             "beat": _now(),
             "ended": self._ended,
         }
-        files.write_json(self._folder / HEARTBEAT, record, point="heartbeat")
+        with self._writing:
+            files.write_json(self._folder / self._heartbeat_name, {**record, **self._more()}, point="heartbeat")
 
     def _close(self) -> None:
         _held.discard(self)

@@ -6,35 +6,33 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from signal import SIGINT
 from typing import Any
 
 import orbit
 import tensorflow as tf
 
 from trainer_kit import build
-from trainer_kit.checkpoints.ledger import plain
 from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig, folder_name_problem
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed
 from trainer_kit.distribution.workers import chiefs_number, part, worker_count
+from trainer_kit.ending import conclude, finished_logs, saved_after_errors, stopped
 from trainer_kit.errors import (
-    DivergedError,
-    InterruptedRunError,
-    PreemptedError,
-    StorageError,
     UsageError,
     explained,
 )
+from trainer_kit.lease import Lease
 from trainer_kit.modes import lookup_mode
 from trainer_kit.preflight import OWN_EVALUATIONS
 from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import RunLock
+from trainer_kit.sidecar import Sidecar
 from trainer_kit.signals import StopSignals
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
@@ -54,6 +52,7 @@ class Run:
     controller: Any
     checkpoint: str
     timeline: Timeline
+    sidecar: Sidecar | None = None
 
 
 def run_experiment(
@@ -128,7 +127,7 @@ def run_experiment(
     progress, managers = Progress(), (summary_manager, eval_summary_manager)
 
     with contextlib.ExitStack() as run:
-        run.enter_context(_alone(directory, progress) if chosen.trains and chief else NOTHING)
+        lock = run.enter_context(_alone(strategy, directory, progress, mode, eval_name))
         run.enter_context(peers_needed())
         with strategy.scope():
             best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
@@ -137,11 +136,10 @@ def run_experiment(
         signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
         run.enter_context(contextlib.closing(reports.writer))
-        manager = build.create_manager(
-            trainer, params, model_dir, enable_async_checkpointing, allow_partial_restore, from_step
-        )
-        run.enter_context(manager)
+        options = (enable_async_checkpointing, allow_partial_restore, from_step)
+        manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
+        sidecar = build.create_sidecar(directory, timeline, trainer, params, lock, reports)
         recovery = build.create_recovery(params, trainer, manager, timeline, directory) if chosen.trains else None
         controller = controller_cls(
             strategy=strategy,
@@ -152,22 +150,22 @@ def run_experiment(
             train_actions=build.create_actions(strategy, params, trainer, manager, train_actions),
             eval_actions=eval_actions,
             **_reporting(reports, params, directory, save_summary),
-            **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, strategy),
+            **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, strategy, sidecar),
         )
         progress.follow(controller, trainer)
         start = _told_start(mode, checkpoint, trainer)
-        if chosen.trains and (logs := _finished_logs(directory, start, params, evaluates)) is not None:
+        if chosen.trains and (logs := finished_logs(directory, start, params, evaluates)) is not None:
             return trainer.model, logs
         trainer.check_data()
         manager.archive_later()
         recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NOTHING
-        with strategy.scope(), recorded, _saved_after_errors(controller):
+        with strategy.scope(), recorded, saved_after_errors(controller):
             if chosen.trains:
                 _begin(timeline, recovery, manager, controller, start)
-            logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint, timeline))
-            if run_post_eval and not _stopped(signals, trainer):
+            logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint, timeline, sidecar))
+            if run_post_eval and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
-        _conclude(directory, signals, manager, reports, trainer, mode, logs)
+        conclude(directory, signals, manager, reports, trainer, mode, logs)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
@@ -196,26 +194,23 @@ def _guard(
 NOTHING = contextlib.nullcontext()
 
 
-def _alone(directory: RunDirectory, progress: Progress) -> RunLock:
-    """Makes this process the only trainer in model_dir; one that ends before its run is recorded leaves no trace."""
+def _alone(
+    strategy: tf.distribute.Strategy, directory: RunDirectory, progress: Progress, mode: str, eval_name: str
+) -> AbstractContextManager[Any]:
+    """Makes this process the only trainer in model_dir, or the only sidecar of its name.
+
+    One that ends before its run, or an evaluation, is recorded leaves no trace.
+
+    Raises:
+      UsageError: for a sidecar of several workers: each would choose its checkpoints by itself.
+    """
+    if mode == "continuous_eval":
+        if worker_count(strategy) > 1:
+            raise UsageError("continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)")
+        return Lease(directory.evals, eval_name, progress.of_step, lambda: os.path.exists(directory.ledger))
+    if not build.is_chief(strategy) or not lookup_mode(mode).trains:
+        return NOTHING
     return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded)
-
-
-@contextlib.contextmanager
-def _saved_after_errors(controller: Any) -> Iterator[None]:
-    """Saves what an error has left sound, then lets it go on."""
-    try:
-        yield
-    except Exception as error:
-        save = getattr(controller, "save_what_is_sound", None)
-        if worker_count(controller.strategy) > 1:
-            save = None  # a save takes all workers: the others would not come, or are gone
-        if save is not None and not isinstance(error, (DivergedError, StorageError)):
-            try:
-                save(error)
-            except Exception as second:
-                _LOG.warning("nothing could be saved after the error: %s", second)
-        raise
 
 
 @contextlib.contextmanager
@@ -284,18 +279,12 @@ def _train_and_post_eval(run: Run) -> dict[str, Any]:
 
 def _continuous_eval(run: Run) -> dict[str, Any]:
     options = run.config.trainer
-
-    def finished() -> bool:
-        train_steps = run.directory.train_steps(options.train_steps)  # the run's own, which may be changed and go on
-        final = run.directory.read_final()
-        if final is not None and final["step"] >= train_steps:
-            return True
-        return 0 <= train_steps <= int(run.controller.global_step.numpy())
-
+    assert run.sidecar is not None
+    run.sidecar.begin()
     logs = run.controller.evaluate_continuously(
-        steps=options.validation_steps, timeout=options.continuous_eval_timeout, timeout_fn=finished
+        steps=options.validation_steps, timeout=options.continuous_eval_timeout, timeout_fn=run.sidecar.finished
     )
-    return dict(logs or {})
+    return dict(logs or run.sidecar.last_metrics())
 
 
 MODE_ENTRIES: dict[str, Callable[[Run], dict[str, Any]]] = {
@@ -330,6 +319,7 @@ def _extras(
     timeline: Timeline,
     recovery: Recovery | None,
     strategy: tf.distribute.Strategy,
+    sidecar: Sidecar | None,
 ) -> dict[str, Any]:
     """What only our Controller takes."""
     if not issubclass(controller_cls, Controller):
@@ -345,54 +335,10 @@ def _extras(
     if recovery is not None and options.recovery_max_trials >= 0:
         extras["loss_bound"] = (options.loss_upper_bound, options.recovery_begin_steps)
         extras["on_divergence"] = recovery
+    if sidecar is not None:
+        return {**extras, "followed": sidecar, "newest_only": options.continuous_eval.policy == "latest"}
     if reports.chief:
         extras["on_evaluation"] = lambda step, logs, seconds, path: timeline.ledger.append(
             step, logs, seconds, os.path.relpath(path, directory.path) if path else None
         )
     return extras
-
-
-def _finished_logs(
-    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool
-) -> dict[str, Any] | None:
-    """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something."""
-    final, wanted = directory.read_final(), config.trainer.train_steps
-    if final is None or final["step"] != step or step < wanted or (evaluates and not final["metrics"]):
-        return None
-    _LOG.info("nothing to do: %s was finished at step %d; raise trainer.train_steps to train on", directory.path, step)
-    return dict(final["metrics"]) if evaluates else {}
-
-
-def _conclude(
-    directory: RunDirectory,
-    signals: StopSignals,
-    manager: Any,
-    reports: build.Reports,
-    trainer: Any,
-    mode: str,
-    logs: Mapping[str, Any],
-) -> None:
-    """Notes what a training run has ended with, when all that it saved and reported is in the files."""
-    _raise_if_stopped(signals, trainer)
-    manager.sync()
-    if reports.history is None:
-        return
-    reports.writer.flush()
-    step = int(trainer.global_step.numpy())
-    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter)
-    _LOG.info("finished at step %d; %s", step, build.model_cost(trainer))
-
-
-def _stopped(signals: StopSignals, trainer: Any) -> bool:
-    """Whether the run has stopped early; several workers do so together, or finish together."""
-    agreed = getattr(trainer, "stop_agreed", None)
-    return signals.received is not None if agreed is None else bool(agreed)
-
-
-def _raise_if_stopped(signals: StopSignals, trainer: Any) -> None:
-    stopped_by = signals.received
-    if _stopped(signals, trainer):
-        step = int(trainer.global_step.numpy())
-        kind = InterruptedRunError if stopped_by == SIGINT else PreemptedError
-        who = stopped_by.name if stopped_by else "another worker, which was asked to"
-        raise kind(f"stopped by {who} at step {step}; the same command goes on from the last checkpoint")

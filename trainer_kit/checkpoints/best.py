@@ -69,13 +69,13 @@ class BestCheckpoint:
         """(metric, value, step) of the best so far."""
         return (self.metric_name, self._so_far["value"], self._so_far["step"]) if self._so_far else None
 
-    def resume(self, step: int, evaluated: Mapping[str, Any] | None) -> None:
+    def resume(self, step: int | None, evaluated: Mapping[str, Any] | None) -> None:
         """Makes the best so far that of a run which goes on from `step`.
 
         If info.json and the record of the weights are lost, and the weights are those of `evaluated`, it is made again.
 
         Args:
-          step: of the checkpoint that was restored.
+          step: of the checkpoint that was restored; None for an evaluation beside a run: all that was found counts.
           evaluated: the best evaluation up to there, as the ledger has it: "step" and "metrics"; None if it has none.
 
         Raises:
@@ -84,7 +84,7 @@ class BestCheckpoint:
         told = self._info_of(evaluated["step"], evaluated["metrics"]) if evaluated is not None else None
         if told and not self._info and self._holds(told):
             self._info = self._made_again(told, logging.INFO)
-        self._so_far = self._info if self._info and self._info["step"] <= step else None
+        self._so_far = self._info if self._info and (step is None or self._info["step"] <= step) else None
         if told and (self._so_far is None or self._better(told["value"], self._so_far["value"])):
             self._so_far = told
 

@@ -37,6 +37,8 @@ class Ledger:
         self.path = os.fspath(path)
         self.dataset = dataset
         self.config_hash = config_hash
+        self._read: tuple[Any, list[dict[str, Any]]] = (None, [])
+        self._followed: Any = None
         self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
         self._known: dict[tuple[Any, ...], dict[str, Any]] | None = None
         self._told = False
@@ -88,12 +90,40 @@ class Ledger:
         files.append_line(self.path, {"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)}, point="ledger")
         self.lineage += 1
 
+    def follow(self, path: str | os.PathLike[str]) -> int | None:
+        """Notes the rewinds in the ledger at `path`, that of the run itself, which are not noted here yet.
+
+        Returns:
+          The earliest step of them, to which the run went back; None if there is no new one.
+
+        Raises:
+          StorageError: when the file cannot be written.
+        """
+        signature = _signature(path)
+        if signature == self._followed:
+            return None
+        everything = [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
+        new = [item for item in everything if item.get("kind") == REWIND and item["lineage"] > self.lineage]
+        for item in new:
+            files.append_line(self.path, {name: item[name] for name in ("kind", "lineage", "step")}, point="ledger")
+            self.lineage = item["lineage"]
+        self._followed = signature
+        return min((item["step"] for item in new), default=None)
+
     def records(self) -> list[dict[str, Any]]:
         """Returns the evaluations and rewinds in the file, in its order; lines that a crash cut are left out.
 
-        Keys that are not ours are kept. A record without a lineage is of lineage 0.
+        Keys that are not ours are kept. A record without a lineage is of lineage 0. The file is read again only when it
+        has changed.
         """
-        return [_decoded(record) for record in files.read_lines(self.path) if _is_record(record)]
+        signature = _signature(self.path)
+        if signature is None or signature != self._read[0]:
+            self._read = signature, [_decoded(item) for item in files.read_lines(self.path) if _is_record(item)]
+        return list(self._read[1])
+
+    def active(self) -> list[dict[str, Any]]:
+        """Returns the evaluations on this data set and of this config that count, in their order."""
+        return [item for item in self._own_records() if item.get("config_hash", self.config_hash) == self.config_hash]
 
     def evaluated_step(self, up_to: int | None = None) -> int:
         """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
@@ -166,6 +196,15 @@ def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
         if kept is not None:
             found[str(name)] = kept
     return found
+
+
+def _signature(path: str | os.PathLike[str]) -> Any:
+    """Tells one state of the file from another; None while there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:

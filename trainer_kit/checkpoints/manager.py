@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +54,7 @@ class CheckpointManager(tf.train.CheckpointManager):
       before_save: called with the prefix before each save, on the caller's thread.
       sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
       agree: returns the chief's number on every worker.
+      spared: given the steps of checkpoints that are about to be rotated away, returns those that have to stay.
       partial: restore what fits and list what does not.
       from_step: of the checkpoint to go on from, in place of the newest; 0: begin anew. The later ones stay where they
         are until `archive_later`: the one that is named may not fit.
@@ -79,17 +80,17 @@ class CheckpointManager(tf.train.CheckpointManager):
         before_save: Callable[[str], None] = lambda _: None,
         sound: Callable[[], bool] = lambda: True,
         agree: Callable[[int], int] = lambda number: number,
+        spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
         partial: bool = False,
         from_step: int | None = None,
     ) -> None:
         self.source = directory
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
-        self._keeps, self._for_training = keeps, for_training
+        self._keeps, self._for_training, self._partial = keeps, for_training, partial
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
-        self._before_save, self._sound, self._agree, self._partial = before_save, sound, agree, partial
+        self._before_save, self._sound, self._agree, self._spared = before_save, sound, agree, spared
         self.goes_back_to: int | None = None
-        self._start = self._first(from_step) if for_training else None
-        self._begun = False
+        self._begun, self._start = False, self._first(from_step) if for_training else None
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
             super().__init__(
                 checkpoint,
@@ -267,13 +268,15 @@ class CheckpointManager(tf.train.CheckpointManager):
         files.reach("checkpoint.pointer", prefix)
 
     def _sweep(self) -> None:
-        """Removes all but the newest checkpoints and those that are pinned; in the thread of the save.
+        """Removes all but the newest checkpoints and those that are pinned or spared; in the thread of the save.
 
         Overrides TensorFlow's, which knows no pins. A checkpoint leaves the pointer file before it loses a file, and
         loses its record first: what a crash leaves of it cannot be taken for one that was damaged.
         """
         there = complete_checkpoints(self._directory)
         old = [path for path in list(there.values())[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
+        spared = self._spared([step_of(path) for path in old])
+        old = [path for path in old if step_of(path) not in spared]
         gone = [path for path in self._maybe_delete if step_of(path) not in there]
         for path in [*old, *gone]:
             self._maybe_delete.pop(path, None)

@@ -232,6 +232,20 @@ class TaskConfig(Config):
 
 
 @configclass
+class ContinuousEvalConfig(Config):
+    """How evaluations beside a training run and the run itself get along.
+
+    Attributes:
+      policy: all evaluates every checkpoint, in order; latest the newest one next, and says what it leaves out.
+      max_wait_checkpoints: how many checkpoints more than max_to_keep the training run keeps for a sidecar that has yet
+        to evaluate them.
+    """
+
+    policy: Literal["all", "latest"] = "all"
+    max_wait_checkpoints: Count = 20
+
+
+@configclass
 class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate. All intervals are in steps.
 
@@ -246,7 +260,9 @@ class TrainerConfig(Config):
       summary_interval: steps between summaries that the task itself writes.
       checkpoint_interval: steps between checkpoints.
       max_to_keep: how many of the newest checkpoints stay.
-      continuous_eval_timeout: seconds that continuous_eval waits for a checkpoint; None: for ever.
+      continuous_eval: which checkpoints continuous_eval takes, and how long they are kept for it.
+      continuous_eval_timeout: seconds that continuous_eval waits for a checkpoint when nothing tells that the training
+        run is alive; None: for ever.
       train_steps: the global step to train up to; -1: until the data is exhausted.
       validation_steps: batches in an evaluation; -1: all.
       validation_interval: steps between evaluations in train_and_eval.
@@ -278,6 +294,7 @@ class TrainerConfig(Config):
     summary_interval: PositiveInt = 1000
     checkpoint_interval: PositiveInt = 1000
     max_to_keep: PositiveInt = 5
+    continuous_eval: ContinuousEvalConfig = ContinuousEvalConfig()
     continuous_eval_timeout: Annotated[float, Field(ge=0)] | None = 60 * 60
     train_steps: StepsOrAll = 0
     validation_steps: StepsOrAll = -1

@@ -1,0 +1,132 @@
+"""Leases: what an evaluation beside a training run (a sidecar) tells that run about the checkpoints it needs.
+
+`evals/<name>.lease.json` is the sidecar's heartbeat, with the step that it reads and the step after which it needs
+every checkpoint. The training run reads leases before it rotates a checkpoint away, and waits for no sidecar: it keeps
+a limited number of checkpoints more. A lease that has ended counts no more; one whose sidecar was killed or stopped
+counts for LEASE_SECONDS, in which it may be started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer_kit.errors import ModelDirInUseError
+from trainer_kit.run_lock import RunLock, read_heartbeat
+
+LEASE, LEASE_SECONDS = ".lease.json", 300.0
+_LOG = logging.getLogger(__name__)
+
+
+class Lease(RunLock):
+    """While entered, this process is the only sidecar of its name, and its lease tells what it needs.
+
+    Args:
+      evals: the folder `evals` of the run; made if it is missing.
+      name: of the sidecar.
+      progress: returns (phase, step).
+      recorded: whether it has recorded an evaluation; if an error ends it before, it leaves nothing behind.
+      **options: further ones of RunLock.
+    """
+
+    def __init__(
+        self,
+        evals: str | os.PathLike[str],
+        name: str,
+        progress: Callable[[], tuple[str, int]],
+        recorded: Callable[[], bool],
+        **options: Any,
+    ) -> None:
+        file = f"{name}{LEASE}"
+        before = read_heartbeat(evals, file) or {}
+        self.name = name
+        self._needs = {"after": before.get("after", -1), "reads": None}  # those of the process before, until we know
+        names = (f"{name}.lock", file)
+        super().__init__(evals, progress, recorded=recorded, names=names, more=lambda: dict(self._needs), **options)
+
+    def need(self, after: int | None, reads: int | None) -> None:
+        """Tells the training run what not to rotate away, before it is read.
+
+        Args:
+          after: the step after which every checkpoint is needed; None: none but the one that is read.
+          reads: the step of the checkpoint that is read now, if any.
+        """
+        needs = {"after": after, "reads": reads}
+        if needs != self._needs:
+            self._needs = needs
+            self.beat()
+
+    def _remove(self) -> None:
+        super()._remove()
+        parent = self._folder.parent
+        if not self._folder.exists() and parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
+
+    def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+        who = f"{holder['host']} pid {holder['pid']}, since {holder['started']}" if holder else "another process"
+        return ModelDirInUseError(
+            f"a continuous_eval called {self.name!r} runs beside {self._folder.parent} already ({who}); "
+            "wait until it ends, stop it, or give this one another --eval_name"
+        )
+
+
+class Leases:
+    """The leases beside a run, as its trainer sees them when it rotates checkpoints.
+
+    Args:
+      evals: the folder of the leases.
+      max_wait: how many checkpoints at most are kept because a sidecar has yet to evaluate them.
+    """
+
+    def __init__(self, evals: str | os.PathLike[str], max_wait: int) -> None:
+        self._folder, self._max_wait = Path(evals), max_wait
+        self._seen: dict[str, tuple[Any, float]] = {}
+        self._told: set[str] = set()
+
+    def needed(self, steps: Sequence[int]) -> set[int]:
+        """Returns which of `steps`, those of checkpoints that would be rotated away, oldest first, have to stay."""
+        reads: set[int] = set()
+        waiting: dict[int, str] = {}
+        for path in sorted(self._folder.glob(f"*{LEASE}")):
+            lease = read_heartbeat(self._folder, path.name)
+            if lease is None or not self._counts(path, lease):
+                continue
+            after = lease.get("after")
+            reads |= {step for step in steps if step == lease.get("reads")}
+            waiting |= {step: path.name for step in steps if isinstance(after, int) and step > after}
+        kept = sorted(waiting)[-self._max_wait :] if self._max_wait else []
+        self._tell({step: name for step, name in waiting.items() if step not in kept and step not in reads})
+        return reads | set(kept)
+
+    def _counts(self, path: Path, lease: Mapping[str, Any]) -> bool:
+        """Whether the sidecar may still come for its checkpoints; by this machine's clock, since its last beat."""
+        if lease["ended"] == "done":
+            return False
+        now = time.monotonic()
+        beat, since = self._seen.get(path.name, (None, now))
+        if beat != lease["beat"]:
+            known = beat is not None
+            since = now if known else now - max(0.0, _age(path))
+            self._seen[path.name] = (lease["beat"], since)
+        return now - since < LEASE_SECONDS
+
+    def _tell(self, lost: Mapping[int, str]) -> None:
+        for step, name in lost.items():
+            if name not in self._told:
+                self._told.add(name)
+                _LOG.warning(
+                    "ckpt-%d goes before %s has evaluated it: it is more than %d checkpoints behind "
+                    "(trainer.continuous_eval.max_wait_checkpoints); later ones are removed without a word",
+                    *(step, name.removesuffix(LEASE), self._max_wait),
+                )
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0

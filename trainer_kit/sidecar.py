@@ -1,0 +1,126 @@
+"""Sidecar: an evaluation beside a training run: what it knows of the run, and what it keeps of its own.
+
+It never writes a file that the trainer owns. What it has evaluated is in its own ledger, so a sidecar that is started
+again goes on where the one before ended; a run that goes back for good is followed by way of the run's own ledger.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.lease import Lease
+from trainer_kit.run_directory import RunDirectory
+from trainer_kit.run_lock import read_heartbeat
+
+_SILENT_SECONDS = 20.0  # four beats
+
+
+class Sidecar:
+    """What `Arrivals` asks about the run, and what becomes of an evaluation.
+
+    Args:
+      directory: of the run.
+      ledger: of the sidecar.
+      best: of the sidecar, if it keeps one.
+      summaries: the manager of the sidecar's TensorBoard folder.
+      lease: of the sidecar.
+      train_steps: at which the run ends, if it does not tell itself.
+      step: returns the step that was restored last.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        ledger: Ledger,
+        best: BestCheckpoint | None,
+        summaries: Any,
+        lease: Lease,
+        train_steps: int,
+        step: Callable[[], int],
+    ) -> None:
+        self._directory, self._ledger, self._best, self._lease = directory, ledger, best, lease
+        self._summaries, self._train_steps, self._step = summaries, train_steps, step
+        self._beat: tuple[Any, float] = (None, 0.0)
+
+    def begin(self) -> None:
+        """Takes the best and the curves to the last step that is on record."""
+        if self.went_back_to() is None:
+            self._follow_records(max(self.evaluated(), default=-1))
+
+    def finished(self) -> bool:
+        """Whether the run has ended: it says so, or the last of its steps was restored."""
+        train_steps = self._directory.train_steps(self._train_steps)  # the run's own, which may be changed and go on
+        final = self._directory.read_final()
+        if final is not None and (final["step"] >= train_steps or final.get("stopped_early")):
+            return True
+        return 0 <= train_steps <= self._step()
+
+    def alive(self) -> bool:
+        """Whether the trainer's heartbeat beats."""
+        heartbeat = read_heartbeat(self._directory.path)
+        if heartbeat is None or heartbeat["ended"]:
+            return False
+        now = time.monotonic()
+        if heartbeat["beat"] != self._beat[0]:
+            self._beat = (heartbeat["beat"], now)
+        here = heartbeat["host"] == socket.gethostname()
+        return now - self._beat[1] < _SILENT_SECONDS and not (here and _is_gone(heartbeat["pid"]))
+
+    def trainer(self) -> str:
+        """Who trains, or has trained, how far it came and whether it is alive."""
+        heartbeat = read_heartbeat(self._directory.path)
+        if heartbeat is None:
+            return "nobody has trained there (there is no heartbeat.json): is it the right folder?"
+        who = f"the trainer ({heartbeat['host']} pid {heartbeat['pid']})"
+        if heartbeat["ended"]:
+            return f"{who} has ended at step {heartbeat['step']}: {heartbeat['ended']}"
+        state = "is" if self.alive() else "is gone, last heard of"
+        return f"{who} {state} at step {heartbeat['step']} ({heartbeat['phase']})"
+
+    def went_back_to(self) -> int | None:
+        """Follows the run when it has gone back for good: what was evaluated for later steps counts no more."""
+        step = self._ledger.follow(self._directory.training_ledger)
+        if step is not None:
+            if isinstance(self._best, BestCheckpoint):
+                self._best.rewind(step)
+            self._follow_records(step)
+        return step
+
+    def last_metrics(self) -> dict[str, Any]:
+        """Returns the metrics of the last step on record; {} if there is none."""
+        last = max(self._ledger.active(), key=lambda record: int(record["step"]), default=None)
+        return dict(last["metrics"]) if last else {}
+
+    def evaluated(self) -> set[int]:
+        """Returns the steps on record, of this data and this config."""
+        return {record["step"] for record in self._ledger.active()}
+
+    def record(self, step: int, logs: Mapping[str, Any], seconds: float, checkpoint: str) -> None:
+        """Notes an evaluation, when it was reported: a sidecar that dies in between reports it once more."""
+        self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
+
+    def need(self, after: int | None, reads: int | None) -> None:
+        """Keeps the run from removing checkpoints that are still needed."""
+        self._lease.need(after, reads)
+
+    def _follow_records(self, step: int) -> None:
+        if hasattr(self._summaries, "resume"):
+            self._summaries.resume(step)
+        if isinstance(self._best, BestCheckpoint):
+            self._best.resume(None, self._ledger.best(self._best.metric_name, self._best.metric_comp))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # somebody else's
+    return False
