@@ -52,6 +52,8 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
         "own_best": "top",
         "train_summaries": "train",
         "eval_summaries": "held_out",
+        "evals": "evals",
+        "training_ledger": "evals/validation.jsonl",
         "ledger": "evals/validation.jsonl",
         "metrics": "metrics.jsonl",
         "params": "params.yaml",
@@ -233,10 +235,18 @@ def test_a_params_yaml_that_cannot_be_opened_is_a_storage_error_with_the_reason(
         check_model_dir(directory, _config(), "mine", [])
 
 
-def test_a_hash_tells_configs_apart_and_equal_ones_have_one() -> None:
-    assert config_hash(_config()) == config_hash(_config())
-    assert config_hash(_config()) != config_hash(_config(train_steps=51))
-    assert len(config_hash(_config())) == 12
+def test_a_hash_tells_apart_what_evaluations_depend_on_and_nothing_else() -> None:
+    config = _config()
+    others = (
+        config.replace(task={"validation_data": {"seed": 3}}),
+        config.replace(trainer={"validation_steps": 7}),
+        config.replace(trainer={"optimizer_config": {"ema": {"average_decay": 0.9}}}),
+        config.replace(runtime={"mixed_precision_dtype": "bfloat16"}),
+    )
+    assert len({config_hash(one) for one in (config, *others)}) == 5
+    assert config_hash(config) == config_hash(config.replace(task={"train_data": {"seed": 3}}))
+    assert config_hash(config) == config_hash(_config(train_steps=51))
+    assert len(config_hash(config)) == 12
 
 
 def test_the_thread_counts_of_the_first_start_are_kept_and_every_start_is_noted(

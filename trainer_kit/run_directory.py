@@ -18,7 +18,7 @@ from trainer_kit import files
 from trainer_kit.config import yaml_loader
 from trainer_kit.config.drift import Change, check_resume
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
-from trainer_kit.config.serialize import to_yaml, write_params
+from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
 
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
@@ -199,10 +199,16 @@ def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None
 
 
 def config_hash(config: ExperimentConfig) -> str:
-    """Returns twelve hex digits that tell one config from another."""
+    """Returns twelve hex digits that change with whatever in the config the result of an evaluation depends on.
+
+    How long and on which batches to train is not in it: a run that is prolonged is not evaluated anew.
+    """
     import hashlib
 
-    return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]
+    task = {name: value for name, value in config.task.as_dict().items() if name != "train_data"}
+    average = config.trainer.optimizer_config.as_dict().get("ema")
+    values = [task, average, config.trainer.validation_steps, config.runtime.mixed_precision_dtype]
+    return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
 
 
 def _read_params(path: str) -> str:

@@ -112,7 +112,7 @@ class Arrivals:
             now = time.monotonic()
             if self._run.alive():
                 since = now
-            if self._timeout is not None and now - since >= self._timeout:
+            elif self._timeout is not None and now - since >= self._timeout:
                 raise NothingToWaitForError(self._nothing_came(now - since))
             if now - told >= _TELL_SECONDS:
                 _LOG.info("%s", self._what_is_waited_for())
