@@ -35,7 +35,9 @@ def test_checkpoints_after_the_last_one_evaluated_and_the_one_that_is_read_stay(
     assert _leases(tmp_path).needed(STEPS) == set()  # it is done
 
 
-def test_a_sidecar_that_has_just_begun_needs_all_and_one_that_goes_on_what_the_one_before_needed(tmp_path: Path) -> None:
+def test_a_sidecar_that_has_just_begun_needs_all_and_one_that_goes_on_what_the_one_before_needed(
+    tmp_path: Path,
+) -> None:
     with _lease(tmp_path) as lease:
         assert _leases(tmp_path).needed(STEPS) == set(STEPS)
         lease.need(after=20, reads=30)
@@ -113,8 +115,15 @@ def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
         lease.need(after=20, reads=30)
         told = json.loads((tmp_path / "evals/side.lease.json").read_text())
     assert {**told, "host": "", "started": "", "beat": ""} == {
-        **{"host": "", "started": "", "beat": "", "pid": os.getpid()},
-        **{"phase": "evaluate", "step": 20, "ended": None, "after": 20, "reads": 30},
+        "host": "",
+        "started": "",
+        "beat": "",
+        "pid": os.getpid(),
+        "phase": "evaluate",
+        "step": 20,
+        "ended": None,
+        "after": 20,
+        "reads": 30,
     }
 
 

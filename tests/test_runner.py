@@ -15,13 +15,13 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from trainer_kit import build
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import (
     ConfigError,
     DataError,
     DivergedError,
-    NothingToWaitForError,
     PreemptedError,
     StorageError,
     UsageError,
@@ -138,43 +138,6 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(tmp_path: Path) ->
     assert same["validation_loss"] == logs["validation_loss"]
 
 
-def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=40, **_BEST)
-    _run(tmp_path, "train", config)
-    _, logs = _run(tmp_path, "continuous_eval", config)
-    ledger = [json.loads(line) for line in (tmp_path / "evals" / "continuous_eval.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in ledger] == [10, 20, 30, 40]
-    assert logs["validation_loss"] == pytest.approx(ledger[-1]["metrics"]["validation_loss"])
-    assert (tmp_path / "evals" / "continuous_eval" / "best_ckpt" / "info.json").exists()
-    assert not (tmp_path / "best_ckpt").exists()
-
-
-def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(tmp_path: Path) -> None:
-    _run(tmp_path, config=tiny_experiment(train_steps=10))
-
-    def train_on(logs: Any) -> None:
-        if not (tmp_path / "ckpt-40.index").exists():
-            _run(tmp_path, config=tiny_experiment(train_steps=40))
-
-    shorter = tiny_experiment(train_steps=10)
-    (tmp_path / "final.json").unlink()
-    (tmp_path / "params.yaml").write_text((tmp_path / "params.yaml").read_text().replace("steps: 10", "steps: 40"))
-    _run(tmp_path, "continuous_eval", shorter, eval_actions=[train_on])
-    assert [step for step, _ in _ledger(tmp_path, "continuous_eval")] == [10, 20, 30, 40]
-
-
-def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
-    config = tiny_experiment(continuous_eval_timeout=0.2)
-    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; nobody"):
-        _run(tmp_path / "empty", "continuous_eval", config)
-
-
-def test_a_sidecar_has_a_name_of_its_own(tmp_path: Path) -> None:
-    for name in ("", "..", "validation", "a/b"):
-        with pytest.raises(UsageError, match="eval_name: "):
-            _run(tmp_path, "continuous_eval", eval_name=name)
-
-
 def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean train_and_eval"):
         run_experiment(None, None, "train_eval", tiny_experiment(), "anywhere")
@@ -194,6 +157,38 @@ def test_another_optimizer_is_refused_on_resume_until_it_is_allowed(tmp_path: Pa
     changed = tiny_experiment(train_steps=25).replace(trainer={"optimizer_config": {"optimizer": {"type": "sgd"}}})
     with pytest.raises(ConfigError, match=r"--allow_config_change=trainer\.optimizer_config"):
         _run(tmp_path, config=changed)
+
+
+def _rate(value: float, **trainer: Any) -> ExperimentConfig:
+    rate = {"type": "constant", "constant": {"learning_rate": value}}
+    return tiny_experiment(**trainer).replace(trainer={"optimizer_config": {"learning_rate": rate}})
+
+
+def test_a_learning_rate_that_the_config_changes_is_that_of_the_resumed_run(tmp_path: Path) -> None:
+    _run(tmp_path, config=_rate(0.01, train_steps=10))
+    logs: list[Any] = []
+    _run(tmp_path, config=_rate(0.25, train_steps=20), train_actions=[lambda loop: logs.append(loop["learning_rate"])])
+    assert logs == [0.25, 0.25]
+    _run(tmp_path, config=_rate(0.25, train_steps=30), train_actions=[logs.append])
+    assert logs[-1]["learning_rate"] == 0.25
+
+
+def test_a_learning_rate_that_a_callback_has_changed_outlives_the_process(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=20)
+    task = TinyTask(config.task)
+    trainer = build.create_trainer(config, task)
+    run_experiment(
+        None,
+        task,
+        "train",
+        config.replace(trainer={"train_steps": 10}),
+        str(tmp_path),
+        trainer=trainer,
+        train_actions=[lambda logs: trainer.optimizer.learning_rate.assign(0.125)],
+    )
+    logs: list[Any] = []
+    _run(tmp_path, config=config, train_actions=[lambda loop: logs.append(loop["learning_rate"])])
+    assert logs == [0.125, 0.125]
 
 
 def test_batch_size_may_change_when_it_is_allowed(tmp_path: Path) -> None:
@@ -390,19 +385,6 @@ def test_a_save_that_fails_in_the_background_at_the_end_is_a_storage_error(tmp_p
     with pytest.raises(StorageError, match=r"ckpt-20 was not written: .*ckpt-20"):
         _run(tmp_path, train_actions=[block])
     assert not (tmp_path / "final.json").exists()
-
-
-def test_a_checkpoint_that_a_sidecar_reads_is_not_rotated_away(tmp_path: Path) -> None:
-    config = tiny_experiment(max_to_keep=1)
-    _run(tmp_path, config=config.replace(trainer={"train_steps": 10}))
-
-    def train_on(logs: Any) -> None:
-        if not (tmp_path / "ckpt-20.index").exists():
-            _run(tmp_path, config=config)
-
-    _run(tmp_path, "continuous_eval", config, eval_actions=[train_on])
-    assert list(complete_checkpoints(str(tmp_path))) == [10, 20]
-    assert _ledger(tmp_path, "continuous_eval") == [(10, "ckpt-10"), (20, "ckpt-20")]
 
 
 def _ledger(folder: Path, name: str) -> list[tuple[int, str | None]]:

@@ -33,7 +33,7 @@ from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loops import TrainLoop, stop_variable
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
-from trainer_kit.optimizers.learning_rate import current_learning_rate
+from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
 from trainer_kit.requirements import check_exact_resume, check_model, check_sections
 
@@ -87,9 +87,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         own = model_metrics(model)
         self._train_set = MetricSet("training_loss", task.build_metrics(training=True) + own if train else [])
         self.data = self._open_data(train_dataset)
-        self.state.run_state.add("data", self.data.state, self.data.put_state)
-        self.state.run_state.add("metrics", self._metrics_state, self._put_metrics_state)
-        self.state.run_state.add("replicas", self._replicas_state, self._put_replicas_state)
+        self._keep_run_state()
         eval_set = MetricSet("validation_loss", task.build_metrics(training=False) + own if evaluate else [])
         self.init_evaluation(eval_set, Feed("validation_data", self._validation_dataset, validation_dataset))
         self._stop, self._stop_asked = stop_variable(), stop_variable()
@@ -326,6 +324,14 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
 
     # ---- how it is done
+
+    def _keep_run_state(self) -> None:
+        """Puts into every checkpoint what is no variable."""
+        rates, parts = ConfiguredRates(self._optimizer), self.state.run_state
+        parts.add("data", self.data.state, self.data.put_state)
+        parts.add("metrics", self._metrics_state, self._put_metrics_state)
+        parts.add("learning rates", rates.state, rates.restore)
+        parts.add("replicas", self._replicas_state, self._put_replicas_state)
 
     def _build_optimizers(self) -> None:
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]

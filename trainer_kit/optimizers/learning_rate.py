@@ -78,6 +78,34 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
 
 
+class ConfiguredRates:
+    """The constant learning rates that the config gave, so that a run which is resumed with others gets them.
+
+    A constant rate is a variable, which a callback can change and a checkpoint holds: restored, it would win over the
+    config. It does so only as long as the config gives the rate that it gave when the checkpoint was saved.
+
+    Args:
+      optimizer: of Keras 3, or a dict of them; made, and not restored yet. Others are left alone.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+        inner = {name: getattr(one, "inner_optimizer", one) for name, one in named.items()}
+        rates = {name: getattr(one, "_learning_rate", None) for name, one in inner.items()}
+        self._variables = {name: rate for name, rate in rates.items() if isinstance(rate, keras.Variable)}
+        self._configured = {name: float(rate.numpy()) for name, rate in self._variables.items()}
+
+    def state(self) -> dict[str, float]:
+        """Returns the rates of the config, for the checkpoint; eager, on the host."""
+        return self._configured
+
+    def restore(self, before: Mapping[str, float] | None) -> None:
+        """Assigns the rates of the config that are not those of `before`; eager, after the variables are restored."""
+        for name, rate in self._configured.items():
+            if before is not None and before.get(name) != rate:
+                self._variables[name].assign(rate)
+
+
 class Scaled(Schedule):
     """A learning rate times a factor.
 

@@ -1,0 +1,94 @@
+"""Sidecars beside a trainer, both real processes, which are killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.killed_experiment import INTERVAL, STEPS, killed_at
+from tests.telemetry.test_tensorboard import read_curves
+from trainer_kit.experiment import get_experiment
+from trainer_kit.launcher import launch
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
+
+EXPERIMENT = "tests.end_to_end.killed_experiment"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([EXPERIMENT]) as started:
+        yield started
+
+
+def _arguments(folder: Path, mode: str, *overrides: str) -> list[str]:
+    common = [f"--import_module={EXPERIMENT}", "--experiment=killed", f"--model_dir={folder}", f"--mode={mode}"]
+    return [*common, *(f"--params_override=trainer.{override}" for override in overrides)]
+
+
+def _wait_for(path: Path, child: Child) -> None:
+    while not path.exists():
+        assert child.alive, child.text
+        time.sleep(0.05)
+
+
+def _ledger(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "evals/continuous_eval.jsonl").read_text().splitlines()]
+
+
+def test_a_sidecar_that_is_killed_again_and_again_evaluates_every_checkpoint_exactly_once(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    sidecar, trainer = _arguments(run, "continuous_eval"), _arguments(run, "train", "max_to_keep=1")
+    first = server.start(killed_at, "best.weights", 1, f"{run}.points", *sidecar)
+    _wait_for(run / "evals/continuous_eval.lease.json", first)
+    training = server.start("train", *trainer)
+    deaths = [first.wait()]
+    for point, occurrence in (("best.info.rename", 1), ("ledger.append", 1), ("ledger.append", 4)):
+        deaths.append(server.run(killed_at, point, occurrence, f"{run}.points", *sidecar))
+    assert training.wait().code == 0, training.text
+    last = server.run("train", *sidecar)
+    assert [death.code for death in deaths] == [-signal.SIGKILL] * 4, [death.text for death in deaths]
+    assert last.code == 0, last.text
+
+    records, every = _ledger(run), list(range(INTERVAL, STEPS + 1, INTERVAL))
+    assert [record["step"] for record in records] == every
+    curves = read_curves(run / "evals/continuous_eval")
+    assert [step for step, _ in curves["."]["accuracy"]] == every
+    best = max(records, key=lambda record: float(record["metrics"]["accuracy"]))  # the first of equals
+    info = json.loads((run / "evals/continuous_eval/best_ckpt/info.json").read_text())
+    assert (info["step"], info["value"]) == (best["step"], best["metrics"]["accuracy"])
+    weights = str(run / "evals/continuous_eval/best_ckpt" / info["checkpoint"])
+    _, logs = launch(get_experiment("killed"), "eval", str(run), checkpoint=weights)
+    assert logs["accuracy"] == pytest.approx(info["value"], abs=1e-6)
+
+
+def test_a_sidecar_whose_trainer_was_killed_ends_and_tells_where_it_stood(server: ForkServer, tmp_path: Path) -> None:
+    trainer = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *_arguments(tmp_path, "train"))
+    assert trainer.code == -signal.SIGKILL
+    begin = time.monotonic()
+    sidecar = server.run("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=2"))
+    assert sidecar.code == 8, sidecar.text
+    assert [record["step"] for record in _ledger(tmp_path)] == [5, 10]
+    told = sidecar.text.splitlines()[-1]
+    assert re.search(r"no new checkpoint for 2 s .*newest one there is ckpt-10, .*\(.* pid \d+\) is gone, last", told)
+    assert time.monotonic() - begin < 60
+
+
+def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: ForkServer, tmp_path: Path) -> None:
+    side = server.start("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=20"))
+    trainer = _arguments(tmp_path, "train")
+    for point in ("checkpoint.written", "checkpoint.pointer"):
+        assert server.run(killed_at, point, 3, f"{tmp_path}.points", *trainer).code == -signal.SIGKILL
+    assert server.run("train", *trainer).code == 0
+    ended = side.wait()
+    assert ended.code == 0, ended.text
+    assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))

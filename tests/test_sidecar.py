@@ -1,0 +1,177 @@
+"""Evaluations beside a run, through the Python interface, on a tiny task with real files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.telemetry.test_tensorboard import read_curves
+from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.errors import NothingToWaitForError, UsageError
+from trainer_kit.launcher import launch
+from trainer_kit.lease import Lease
+from trainer_kit.run_directory import RunDirectory
+from trainer_kit.run_lock import RunLock
+from trainer_kit.sidecar import Sidecar
+from trainer_kit.testing import tiny_experiment
+
+_BEST = {"best_checkpoint_eval_metric": "accuracy"}
+
+
+def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
+    return launch(config or tiny_experiment(), mode, str(folder), **arguments)
+
+
+def _ledger(folder: Path, name: str = "continuous_eval") -> list[tuple[int, str | None]]:
+    lines = (folder / f"evals/{name}.jsonl").read_text().splitlines()
+    return [(record["step"], record.get("checkpoint")) for record in map(json.loads, lines)]
+
+
+def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=40, **_BEST)
+    _run(tmp_path, "train", config)
+    _, logs = _run(tmp_path, "continuous_eval", config)
+    ledger = [json.loads(line) for line in (tmp_path / "evals" / "continuous_eval.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in ledger] == [10, 20, 30, 40]
+    assert logs["validation_loss"] == pytest.approx(ledger[-1]["metrics"]["validation_loss"])
+    assert (tmp_path / "evals" / "continuous_eval" / "best_ckpt" / "info.json").exists()
+    assert not (tmp_path / "best_ckpt").exists()
+
+
+def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(tmp_path: Path) -> None:
+    _run(tmp_path, config=tiny_experiment(train_steps=10))
+
+    def train_on(logs: Any) -> None:
+        if not (tmp_path / "ckpt-40.index").exists():
+            _run(tmp_path, config=tiny_experiment(train_steps=40))
+
+    shorter = tiny_experiment(train_steps=10)
+    (tmp_path / "final.json").unlink()
+    (tmp_path / "params.yaml").write_text((tmp_path / "params.yaml").read_text().replace("steps: 10", "steps: 40"))
+    _run(tmp_path, "continuous_eval", shorter, eval_actions=[train_on])
+    assert [step for step, _ in _ledger(tmp_path, "continuous_eval")] == [10, 20, 30, 40]
+
+
+def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
+    config = tiny_experiment(continuous_eval_timeout=0.2)
+    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; nobody"):
+        _run(tmp_path / "empty", "continuous_eval", config)
+
+
+def test_a_sidecar_has_a_name_of_its_own(tmp_path: Path) -> None:
+    for name in ("", "..", "validation", "a/b"):
+        with pytest.raises(UsageError, match="eval_name: "):
+            _run(tmp_path, "continuous_eval", eval_name=name)
+
+
+def test_a_checkpoint_that_a_sidecar_reads_is_not_rotated_away(tmp_path: Path) -> None:
+    config = tiny_experiment(max_to_keep=1)
+    _run(tmp_path, config=config.replace(trainer={"train_steps": 10}))
+
+    def train_on(logs: Any) -> None:
+        if not (tmp_path / "ckpt-20.index").exists():
+            _run(tmp_path, config=config)
+
+    _run(tmp_path, "continuous_eval", config, eval_actions=[train_on])
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 20]
+    assert _ledger(tmp_path, "continuous_eval") == [(10, "ckpt-10"), (20, "ckpt-20")]
+
+
+def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(tmp_path: Path) -> None:
+    config = tiny_experiment(**_BEST)
+    _run(tmp_path, config=config)
+    _, logs = _run(tmp_path, "continuous_eval", config)
+    info = (tmp_path / "evals/continuous_eval/best_ckpt/info.json").read_text()
+    _, again = _run(tmp_path, "continuous_eval", config)
+    assert _ledger(tmp_path) == [(10, "ckpt-10"), (20, "ckpt-20")]
+    assert again == pytest.approx({name: value for name, value in logs.items() if name in again})
+    assert (tmp_path / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
+    curves = read_curves(tmp_path / "evals/continuous_eval")
+    assert [step for step, _ in curves["."]["accuracy"]] == [10, 20]
+
+
+def test_one_with_other_data_evaluates_all_that_is_there_once_more(tmp_path: Path) -> None:
+    _run(tmp_path)
+    _run(tmp_path, "continuous_eval")
+    _run(tmp_path, "continuous_eval", tiny_experiment().replace(task={"examples": 50}))
+    assert [step for step, _ in _ledger(tmp_path)] == [10, 20, 10, 20]
+
+
+def test_the_newest_only_is_evaluated_when_the_config_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _run(tmp_path)
+    with caplog.at_level(logging.INFO):
+        _run(tmp_path, "continuous_eval", tiny_experiment(continuous_eval={"policy": "latest"}))
+    assert _ledger(tmp_path) == [(20, "ckpt-20")]
+    assert "left out: ckpt-10" in caplog.text
+
+
+def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=30, **_BEST)
+    _run(tmp_path, config=config)
+    _run(tmp_path, "continuous_eval", config)
+    other = config.replace(trainer={"optimizer_config": {"learning_rate": {"constant": {"learning_rate": 0.1}}}})
+    _run(tmp_path, config=other, from_step=10)
+    _, logs = _run(tmp_path, "continuous_eval", other)
+    lines = [json.loads(line) for line in (tmp_path / "evals/continuous_eval.jsonl").read_text().splitlines()]
+    assert [(line["lineage"], line["step"], line.get("kind")) for line in lines] == [
+        *[(0, 10, None), (0, 20, None), (0, 30, None)],
+        *[(1, 10, "rewind"), (1, 20, None), (1, 30, None)],
+    ]
+    assert lines[-1]["metrics"]["validation_loss"] != lines[2]["metrics"]["validation_loss"]
+    assert logs["validation_loss"] == pytest.approx(lines[-1]["metrics"]["validation_loss"])
+    active = [line for line in lines if "metrics" in line and (line["lineage"] or line["step"] == 10)]
+    best = max(active, key=lambda line: float(line["metrics"]["accuracy"]))
+    assert logs["best_accuracy"] == pytest.approx(best["metrics"]["accuracy"])
+    curves = read_curves(tmp_path / "evals/continuous_eval")
+    assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30]
+
+
+def test_one_that_cannot_begin_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    _run(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(UsageError, match="no validation metric"):
+        _run(tmp_path, "continuous_eval", tiny_experiment(best_checkpoint_eval_metric="acuracy"))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def _sidecar(folder: Path, train_steps: int = 20) -> Sidecar:
+    directory = RunDirectory(str(folder), TrainerConfig(), "side")
+    ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
+    lease = Lease(directory.evals, "side", lambda: ("wait", 0), lambda: True)
+    return Sidecar(directory, ledger, None, None, lease, train_steps, lambda: 0)
+
+
+def test_a_trainer_is_alive_while_its_heart_beats_and_what_is_told_of_it_says_how_it_ended(tmp_path: Path) -> None:
+    sidecar = _sidecar(tmp_path)
+    assert not sidecar.alive() and "is it the right folder" in sidecar.trainer()
+    with RunLock(tmp_path, lambda: ("evaluate", 40)):
+        assert sidecar.alive()
+        assert sidecar.trainer().endswith(f"pid {os.getpid()}) is at step 40 (evaluate)")
+    assert not sidecar.alive() and sidecar.trainer().endswith("has ended at step 40: done")
+
+
+def test_a_heart_that_has_stopped_on_another_machine_is_that_of_a_dead_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = _sidecar(tmp_path)
+    with RunLock(tmp_path, lambda: ("train", 40), host="elsewhere"):
+        text = (tmp_path / "heartbeat.json").read_text()
+        assert sidecar.alive()
+    (tmp_path / "heartbeat.json").write_text(text)
+    monkeypatch.setattr("trainer_kit.sidecar._SILENT_SECONDS", 0.0)
+    assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone, last heard of" in sidecar.trainer()
+
+
+def test_a_run_that_stopped_early_is_finished(tmp_path: Path) -> None:
+    sidecar = _sidecar(tmp_path, train_steps=100)
+    (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}}')
+    assert not sidecar.finished()  # it may be about to go on
+    (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}, "stopped_early": "patience"}')
+    assert sidecar.finished()
