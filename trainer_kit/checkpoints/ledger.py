@@ -89,11 +89,8 @@ class Ledger:
         self.lineage += 1
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the evaluations and rewinds in the file, in its order; lines that a crash cut are left out.
-
-        Keys that are not ours are kept. A record without a lineage is of lineage 0.
-        """
-        return [_decoded(record) for record in files.read_lines(self.path) if _is_record(record)]
+        """Returns `read_records` of the file."""
+        return read_records(self.path)
 
     def evaluated_step(self, up_to: int | None = None) -> int:
         """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
@@ -121,11 +118,19 @@ class Ledger:
         )
 
 
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the evaluations and rewinds in the file at `path`, in its order; lines that a crash cut are left out.
+
+    Keys that are not ours are kept. A record without a lineage is of lineage 0. There is none where there is no file.
+    """
+    return [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
+
+
 def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations that count, in their order: those that no later lineage began before.
 
     Args:
-      records: evaluations and rewinds, as `Ledger.records` returns them.
+      records: evaluations and rewinds, as `read_records` returns them.
     """
     everything = list(records)
     began = [(item["lineage"], item["step"]) for item in everything if item.get("kind") == REWIND]
@@ -143,7 +148,7 @@ def best_record(
     """Returns the record with the best value of `metric` among those that count; the first of equals.
 
     Args:
-      records: evaluations and rewinds, as `Ledger.records` returns them.
+      records: evaluations and rewinds, as `read_records` returns them.
       metric: `a|b` is the entry b of the nested metrics a. What is not finite is no candidate.
       comparison: "higher" or "lower", what is better.
       up_to_step: later steps are left out.
