@@ -141,9 +141,10 @@ def read_settings(folder: Path) -> Settings:
     """Returns what params.yaml tells; a value that is missing or of the wrong kind is the config's default."""
     try:
         text = (folder / "params.yaml").read_text(encoding="utf-8")
-        trainer = yaml_loader.parse(text, "params.yaml").values.get("trainer")
+        values: Any = yaml_loader.parse(text, "params.yaml").values
     except (OSError, ValueError, ConfigError):
-        trainer = None
+        values = None
+    trainer = values.get("trainer") if isinstance(values, dict) else None
     told = trainer if isinstance(trainer, dict) else {}
     plain = TrainerConfig()
     steps, comparison = told.get("train_steps"), told.get("best_checkpoint_metric_comp")
@@ -216,7 +217,7 @@ def _beside(missing: Path) -> str:
     parent = missing.parent
     if not parent.is_dir():
         return f"nor is there {parent}"
-    return suggestion(str(missing), [str(path) for path in _folders(parent)])
+    return f"in {parent}: {suggestion(missing.name, [path.name for path in _folders(parent)])}"
 
 
 def _folders(folder: Path) -> list[Path]:
