@@ -91,6 +91,16 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Returns the JSON object in the file at `path`; None if there is no file, or it holds no object."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            value = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def flush_folder(folder: str | os.PathLike[str]) -> None:
     """Forces the names in `folder`, as renames have left them, to the disk; nothing where the system cannot."""
     with contextlib.suppress(OSError):

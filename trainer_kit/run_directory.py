@@ -74,7 +74,7 @@ class RunDirectory:
         """
         if os.path.exists(self.final):
             os.remove(self.final)
-        before = _read_json(self.manifest) or {}
+        before = files.read_json(self.manifest) or {}
         write_params(self.params, config)
         starts = before.get("starts")
         now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
@@ -144,7 +144,7 @@ class RunDirectory:
 
     def check_experiment(self, experiment: str) -> None:
         """Raises UsageError when model_dir holds a run of another experiment."""
-        manifest = _read_json(self.manifest) or {}
+        manifest = files.read_json(self.manifest) or {}
         there = manifest.get("experiment")
         if there and experiment and there != experiment:
             raise UsageError(
@@ -174,14 +174,14 @@ def check_model_dir(
 
 def kept_threads(model_dir: str) -> dict[str, int] | None:
     """Returns the thread counts that the run in `model_dir` was started with; None when it does not tell."""
-    threads = (_read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
+    threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
     whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
     return threads if whole else None
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:
     """Returns how often the run in `model_dir` has begun or gone on, as its manifest tells; 0 when there is none."""
-    starts = (_read_json(os.path.join(model_dir, "manifest.json")) or {}).get("starts")
+    starts = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("starts")
     return len(starts) if isinstance(starts, list) else 0
 
 
@@ -227,15 +227,6 @@ def _read_params(path: str) -> str:
 def _warn_once(text: str) -> None:
     # A sidecar asks for final.json again and again.
     _LOG.warning("%s", text)
-
-
-def _read_json(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            value = json.load(stream)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _version(package: str) -> str | None:

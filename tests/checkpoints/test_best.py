@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.best import BestCheckpoint, read_info
+from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.best_info import read_info
 from trainer_kit.errors import UsageError
 
 

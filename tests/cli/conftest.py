@@ -49,3 +49,16 @@ def trainer_kit(here: Path) -> Command:
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or copied, only."""
+    from trainer_kit.launcher import launch
+    from trainer_kit.testing import tiny_experiment
+
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    config = tiny_experiment(best_checkpoint_eval_metric="accuracy")
+    launch(config, "train_and_eval", str(folder))
+    launch(config, "continuous_eval", str(folder), eval_name="fast")
+    return folder

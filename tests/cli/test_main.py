@@ -42,7 +42,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
     ("arguments", "message"),
     [
         ([], "the following arguments are required: VERB"),
-        (["shwo"], "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'doctor')"),
+        (["shwo"], "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'doctor')"),
         (["show"], "the following arguments are required: experiment"),
         (["list", "extra"], "unrecognized arguments: extra"),
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations

@@ -22,6 +22,7 @@ from trainer_kit.telemetry.history import (
     WALL_CLOCK_FIELDS,
     JsonLinesWriter,
     active_history,
+    newest_report,
     reported,
     superseded_path,
 )
@@ -527,3 +528,42 @@ def test_a_run_killed_anywhere_and_resumed_has_the_history_of_one_never_killed(
         checkpoints = {step: length for step, length in checkpoints.items() if step <= start}
         checkpoints |= run(path, end, start, attempt=attempt)
     assert timeless(path) == timeless(folder / "whole.jsonl")
+
+
+def test_the_newest_report_of_a_kind_is_found_past_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert newest_report(path, "train") is None
+    write(path, report(5, a=1.0), report(10, a=math.nan), report(10, "validation", b=3.0))
+    path.write_text(path.read_text() + '{"kind": "train", "step": 15, "met')
+    train, validation = newest_report(path, "train"), newest_report(path, "validation")
+    assert train is not None and train["step"] == 10 and math.isnan(train["metrics"]["a"])
+    assert validation is not None and validation["metrics"] == {"b": 3.0}
+    assert newest_report(path, "eval") is None
+
+
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_the_newest_report_is_the_last_of_those_that_count_in_files_of_earlier_versions_too(
+    tmp_path: Path, kind: str
+) -> None:
+    chance = np.random.default_rng(3)
+    for number in range(200):
+        path = tmp_path / f"{number}.jsonl"
+        kinds = chance.choice(["train", "train", "validation", "resume"], size=6)
+        records = [
+            {"kind": str(of), "step": int(chance.integers(1, 5)), "metrics": {"n": n}} for n, of in enumerate(kinds)
+        ]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        counting = [record for record in active_history(path) if record["kind"] == kind]
+        newest = newest_report(path, kind)
+        last_written = max(counting, key=lambda record: record["metrics"]["n"], default=None)
+        assert newest == last_written, records
+
+
+def test_the_newest_report_of_a_large_file_is_found_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"kind": "train", "step": 1, "metrics": {"a": 1.0}}) + "\n"
+    path.write_text(line * 1_000_000 + line.replace('"step": 1', '"step": 2'))
+    start = time.process_time()
+    newest = newest_report(path, "train")
+    assert newest is not None and newest["step"] == 2
+    assert time.process_time() - start < 0.1

@@ -50,6 +50,13 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "text"), [(0.98123456, "0.981235"), (1234.5678, "1234.57"), (1234567.25, "1234567.2"), (math.nan, "nan")]
+)
+def test_numbers_may_have_more_digits(value: float, text: str) -> None:
+    assert lines.number_text(value, digits=6) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00:00"), (11.2, "0:00:12"), (3600, "1:00:00"), (443100, "123:05:00")]
 )
 def test_durations_are_hours_minutes_seconds(seconds: float, text: str) -> None:

@@ -14,7 +14,6 @@ next evaluation: the best that it can still give weights for.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import operator
@@ -26,13 +25,13 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
+from trainer_kit.checkpoints.best_info import INFO, is_info, read_info
 from trainer_kit.checkpoints.commit import commit, problem, read_record
 from trainer_kit.checkpoints.folder import ARCHIVED, not_written, remove_debris, remove_unfinished, set_aside
 from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, owner
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.scalars import flat_scalars
 
-INFO = "info.json"
 _LOG = logging.getLogger(__name__)
 
 
@@ -185,7 +184,7 @@ class BestCheckpoint:
         found: list[dict[str, Any]] = []
         for prefix in complete_checkpoints(self.export_dir).values():
             noted = (read_record(prefix) or {}).get("info", {})
-            if _is_info(noted) and noted["metric"] == self.metric_name and not problem(prefix):
+            if is_info(noted) and noted["metric"] == self.metric_name and not problem(prefix):
                 found.append(noted)
         best = max(found, key=lambda one: one["value"] if self.metric_comp == "higher" else -one["value"], default=None)
         if best is not None:
@@ -215,32 +214,3 @@ class BestCheckpoint:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(folder, name) + RECORD)  # of weights that are written over
             checkpoint.write(os.path.join(folder, name))
-
-
-def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
-    """Returns what info.json tells of the best checkpoint; None if there is none or it cannot be read (a warning)."""
-    path = os.path.join(export_dir, INFO)
-    if not os.path.exists(path):
-        return None
-    try:
-        with open(path, encoding="utf-8") as stream:
-            info = json.load(stream)
-    except (OSError, ValueError) as error:
-        info, reason = None, str(error)
-    else:
-        reason = "it is not what trainer_kit writes"
-    if _is_info(info):
-        return dict(info)
-    if not quiet:
-        _LOG.warning("%s cannot be read: %s", path, reason)
-    return None
-
-
-def _is_info(value: Any) -> bool:
-    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
-        return False
-    numbers = (value["step"], value["value"], *value["metrics"].values())
-    if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
-        return False
-    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(value["value"])

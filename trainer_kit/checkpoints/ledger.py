@@ -102,8 +102,7 @@ class Ledger:
         signature = _signature(path)
         if signature == self._followed:
             return None
-        everything = [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
-        new = [item for item in everything if item.get("kind") == REWIND and item["lineage"] > self.lineage]
+        new = [item for item in read_records(path) if item.get("kind") == REWIND and item["lineage"] > self.lineage]
         for item in new:
             files.append_line(self.path, {name: item[name] for name in ("kind", "lineage", "step")}, point="ledger")
             self.lineage = item["lineage"]
@@ -111,14 +110,10 @@ class Ledger:
         return min((item["step"] for item in new), default=None)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the evaluations and rewinds in the file, in its order; lines that a crash cut are left out.
-
-        Keys that are not ours are kept. A record without a lineage is of lineage 0. The file is read again only when it
-        has changed.
-        """
+        """Returns `read_records` of the file, which is read again only when it has changed."""
         signature = _signature(self.path)
         if signature is None or signature != self._read[0]:
-            self._read = signature, [_decoded(item) for item in files.read_lines(self.path) if _is_record(item)]
+            self._read = signature, read_records(self.path)
         return list(self._read[1])
 
     def active(self) -> list[dict[str, Any]]:
@@ -151,11 +146,19 @@ class Ledger:
         )
 
 
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the evaluations and rewinds in the file at `path`, in its order; lines that a crash cut are left out.
+
+    Keys that are not ours are kept. A record without a lineage is of lineage 0. There is none where there is no file.
+    """
+    return [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
+
+
 def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations that count, in their order: those that no later lineage began before.
 
     Args:
-      records: evaluations and rewinds, as `Ledger.records` returns them.
+      records: evaluations and rewinds, as `read_records` returns them.
     """
     everything = list(records)
     began = [(item["lineage"], item["step"]) for item in everything if item.get("kind") == REWIND]
@@ -173,7 +176,7 @@ def best_record(
     """Returns the record with the best value of `metric` among those that count; the first of equals.
 
     Args:
-      records: evaluations and rewinds, as `Ledger.records` returns them.
+      records: evaluations and rewinds, as `read_records` returns them.
       metric: `a|b` is the entry b of the nested metrics a. What is not finite is no candidate.
       comparison: "higher" or "lower", what is better.
       up_to_step: later steps are left out.

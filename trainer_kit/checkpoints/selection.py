@@ -7,7 +7,7 @@ import os
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.best import read_info
+from trainer_kit.checkpoints.best_info import read_info
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import StorageError, UsageError

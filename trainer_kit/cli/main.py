@@ -13,10 +13,18 @@ import traceback
 from collections.abc import Sequence
 
 from trainer_kit import __version__
-from trainer_kit.cli import check, doctor, list_experiments, show
+from trainer_kit.cli import best, check, doctor, evals, list_experiments, show, watch
 from trainer_kit.errors import EXIT_CODES, ExitCode, TrainerKitError
 
-VERBS = {"list": list_experiments, "show": show, "check": check, "doctor": doctor}
+VERBS = {
+    "list": list_experiments,
+    "show": show,
+    "check": check,
+    "watch": watch,
+    "evals": evals,
+    "best": best,
+    "doctor": doctor,
+}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -188,6 +189,24 @@ def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
         # A mark of an earlier step, as earlier versions wrote it, ends the search as a report does.
         near = itertools.takewhile(lambda record: record["step"] >= step, (record for _, _, record in _from_end(data)))
         return any((record["kind"], record["step"]) == (kind, step) for record in near)
+
+
+def newest_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | None:
+    """Returns the last report of this kind in the history at `path`, as `active_history` would; None if there is none.
+
+    Reads the file from its end and no further than to that report, so that it may be called again and again.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    resumed: float = math.inf
+    with _mapped(path) as data:
+        for _, _, record in _from_end(data):
+            if record["kind"] == kind and record["step"] <= resumed:
+                return _decode(record)
+            if record["kind"] in (RESUME, "train"):
+                resumed = min(resumed, record["step"])
+    return None
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:

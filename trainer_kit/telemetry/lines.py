@@ -67,14 +67,14 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def number_text(value: float) -> str:
-    """Returns `value` in four significant digits; whole numbers and those from 1000 on keep all before the point."""
+def number_text(value: float, digits: int = 4) -> str:
+    """Returns `value` in so many significant digits; whole numbers and larger ones keep all before the point."""
     if math.isfinite(value) and abs(value) < 1e15:
         if value == int(value):
             return str(int(value))
-        if abs(value) >= 1000:
+        if abs(value) >= 10 ** (digits - 1):
             return f"{value:.1f}"
-    return f"{value:.4g}"
+    return f"{value:.{digits}g}"
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.best import INFO
+from trainer_kit.checkpoints.best_info import INFO
 from trainer_kit.checkpoints.ledger import Ledger, active_records
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS

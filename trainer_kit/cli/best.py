@@ -1,0 +1,90 @@
+"""Shows the best evaluations of a run by its ledger, where their weights are, and whether info.json agrees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer_kit.cli import evaluations as ledgers
+from trainer_kit.cli.evals import evaluation_json
+from trainer_kit.cli.evaluations import Choice, Evaluation
+from trainer_kit.cli.run_view import open_run, read_settings
+from trainer_kit.cli.tables import Table, number, show
+from trainer_kit.errors import ExitCode, UsageError, suggestion
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, its ledger, what makes an evaluation the best, and how many are shown."""
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run")
+    parser.add_argument("--name", default=ledgers.VALIDATION, help="of the ledger; default: %(default)s")
+    ledgers.add_choice(parser)
+    parser.add_argument("--top", type=int, default=1, metavar="K", help="how many of each dataset; default: 1")
+    parser.add_argument("--json", action="store_true", help="as JSON, with all digits")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the best evaluations.
+
+    Raises:
+      UsageError: when there is no such run, ledger or metric, or it is not known which one decides.
+      StorageError: when a file cannot be read.
+    """
+    if arguments.top < 1:
+        raise UsageError(f"--top: {arguments.top} is not 1 or more")
+    folder = open_run(arguments.model_dir)
+    settings = read_settings(folder)
+    (name,) = ledgers.require_ledgers(folder, arguments.name)
+    evaluations = ledgers.read_evaluations(folder, name)
+    choice = ledgers.choose(arguments.metric, arguments.comparison, settings, evaluations)
+    if choice is None:
+        names = ledgers.metric_names(evaluations)
+        raise UsageError(f"--metric: is needed, the run keeps no best checkpoint; {suggestion('', names)}")
+    ledgers.check_metric(choice.metric, evaluations)
+    of_datasets = list(ledgers.ranked(evaluations, choice).values())
+    kept = ledgers.best_folder(folder, settings, name)
+    verdict = ledgers.info_verdict([of[0] for of in of_datasets], choice, kept) if kept else (None, "")
+    shown = [one for of in of_datasets for one in of[: arguments.top]]
+    own = ledgers.best_folder(folder, settings, ledgers.VALIDATION)
+    weights = [_weights(one, folder, [place for place in (kept, own) if place]) for one in shown]
+    if arguments.json:
+        print(json.dumps(_as_json(name, choice, shown, weights, verdict), indent=2, allow_nan=False))
+    else:
+        show([_table(name, choice, shown, weights)], sys.stdout)
+        print(*filter(None, [verdict[1]]))
+    return ExitCode.DONE
+
+
+def _weights(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> str | None:
+    place = ledgers.weights_of(evaluation, folder, kept)
+    return None if place is None else os.path.relpath(place, folder)
+
+
+def _table(name: str, choice: Choice, best: Sequence[Evaluation], weights: Sequence[str | None]) -> Table:
+    metric = choice.metric
+    rows = [
+        [str(one.step), number(one.metrics[metric]), one.dataset, one.checkpoint, place or "gone"]
+        for one, place in zip(best, weights, strict=True)
+    ]
+    found = f"best by {metric} ({choice.comparison})" if rows else f"no evaluation has a finite {metric}"
+    headers = ["step", metric, "dataset", "checkpoint", "weights"]
+    return Table(f"{name}: {found}", headers, rows, left=frozenset(headers[2:]))
+
+
+def _as_json(
+    name: str,
+    choice: Choice,
+    best: Sequence[Evaluation],
+    weights: Sequence[str | None],
+    verdict: tuple[bool | None, str],
+) -> dict[str, Any]:
+    rows = [
+        {"value": one.metrics[choice.metric], **evaluation_json(one), "weights": place}
+        for one, place in zip(best, weights, strict=True)
+    ]
+    info = {"agrees": verdict[0], "told": verdict[1]}
+    return {"name": name, "metric": choice.metric, "comparison": choice.comparison, "best": rows, "info": info}

@@ -1,0 +1,88 @@
+"""Shows what the evaluations of a run found, by the ledgers in its folder, and marks the best."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from trainer_kit.cli import evaluations as ledgers
+from trainer_kit.cli.evaluations import Choice, Evaluation
+from trainer_kit.cli.run_view import open_run, read_settings
+from trainer_kit.cli.tables import Table, number, show
+from trainer_kit.errors import ExitCode
+from trainer_kit.scalars import to_json_number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, which of its ledgers, and what makes an evaluation the best."""
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run")
+    parser.add_argument("--name", help="of one ledger, evals/<name>.jsonl; default: all of them")
+    ledgers.add_choice(parser)
+    parser.add_argument("--all", action="store_true", help="also what a run that went back has superseded")
+    parser.add_argument("--json", action="store_true", help="as JSON, with all digits")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a table for each ledger.
+
+    Raises:
+      UsageError: when there is no such run, ledger or metric.
+      StorageError: when a file cannot be read.
+    """
+    folder = open_run(arguments.model_dir)
+    found = {name: ledgers.read_evaluations(folder, name) for name in ledgers.require_ledgers(folder, arguments.name)}
+    everything = [one for evaluations in found.values() for one in evaluations]
+    choice = ledgers.choose(arguments.metric, arguments.comparison, read_settings(folder), everything)
+    shown = {name: [one for one in of if one.active or arguments.all] for name, of in found.items()}
+    if arguments.json:
+        print(json.dumps([as_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False))
+    else:
+        show([table(name, of, choice) for name, of in shown.items()], sys.stdout)
+    return ExitCode.DONE
+
+
+def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> Table:
+    """Returns the table of a ledger, a row for each evaluation; the best of each dataset is marked."""
+    best, metrics = _best(evaluations, choice), ledgers.metric_names(evaluations)
+    rows, styles = [], {}
+    for row, one in enumerate(evaluations):
+        mark = "best" if id(one) in best else "" if one.active else "superseded"
+        values = [number(one.metrics.get(metric)) for metric in metrics]
+        rows.append([str(one.step), one.dataset, *values, number(one.seconds), one.checkpoint, mark])
+        styles[row] = {"best": "bold green", "superseded": "dim"}.get(mark, "")
+    count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
+    title = f"{name}: {count}" + (f", best by {choice.metric} ({choice.comparison})" if choice and best else "")
+    headers = ["step", "dataset", *metrics, "seconds", "checkpoint", "mark"]
+    return Table(title, headers, rows, styles, left=frozenset({"dataset", "checkpoint", "mark"} - {*metrics}))
+
+
+def as_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:
+    """Returns the same as JSON can hold it; what is not finite is the text "nan", "inf" or "-inf"."""
+    best = _best(evaluations, choice)
+    return {
+        "name": name,
+        "metric": choice.metric if choice else None,
+        "comparison": choice.comparison if choice else None,
+        "evaluations": [{**evaluation_json(one), "best": id(one) in best} for one in evaluations],
+    }
+
+
+def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Returns an evaluation as JSON can hold it."""
+    return {
+        "step": evaluation.step,
+        "dataset": evaluation.dataset or None,
+        "metrics": {name: to_json_number(value) for name, value in evaluation.metrics.items()},
+        "seconds": None if evaluation.seconds is None else to_json_number(evaluation.seconds),
+        "checkpoint": evaluation.checkpoint or None,
+        "lineage": evaluation.lineage,
+        "active": evaluation.active,
+    }
+
+
+def _best(evaluations: Sequence[Evaluation], choice: Choice | None) -> set[int]:
+    """The best evaluation of each dataset, by their id(): two may be equal in all that is shown."""
+    return set() if choice is None else {id(of[0]) for of in ledgers.ranked(evaluations, choice).values()}

@@ -1,0 +1,174 @@
+"""Shows a run and its sidecars as they go, from the files in its folder; Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trainer_kit.cli import evaluations as ledgers
+from trainer_kit.cli.evaluations import Choice, Evaluation
+from trainer_kit.cli.pulse import Pulses, pulse_text
+from trainer_kit.cli.run_view import RunState, Settings, holds_run, open_run, read_state
+from trainer_kit.cli.tables import Table, drawn, number, plain, show, terminal
+from trainer_kit.errors import ExitCode, StorageError, UsageError
+from trainer_kit.telemetry.lines import duration_text, number_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, how often it is looked at, and when to leave."""
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run, or one where a run will begin")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks; default: 1"
+    )
+    leave = parser.add_mutually_exclusive_group()
+    leave.add_argument("--once", action="store_true", help="look once and leave")
+    leave.add_argument("--follow", action="store_true", help="stay when the run is finished and no sidecar is alive")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the run until it is finished, or Ctrl-C.
+
+    Raises:
+      UsageError: when there is no such folder, or it holds something else.
+      StorageError: when a file cannot be read, or the folder is gone.
+    """
+    if not 0 < arguments.interval < math.inf:
+        raise UsageError(f"--interval: {arguments.interval:g} is not a number of seconds above 0")
+    folder = open_run(arguments.model_dir, may_be_empty=True)
+    look = Look(folder)
+    try:
+        if arguments.once:
+            show(look.tables(), sys.stdout)
+        else:
+            _watch(look, arguments.interval, arguments.follow)
+    except KeyboardInterrupt:
+        pass  # that is how one leaves
+    return ExitCode.DONE
+
+
+class Look:
+    """Looks at a run again and again.
+
+    Attributes:
+      over: whether the run was finished at the last look, and nobody there was alive.
+    """
+
+    def __init__(self, folder: Path, pulses: Pulses | None = None) -> None:
+        self.over = False
+        self._folder = folder
+        self._pulses = pulses or Pulses()
+
+    def tables(self) -> list[Table]:
+        """Returns what is to be shown now.
+
+        Raises:
+          StorageError: when a file cannot be read, or the folder is gone.
+        """
+        self.over = False
+        if not self._folder.is_dir():
+            raise StorageError(f"{self._folder} is gone: somebody removed it, or the run ended before its first step")
+        if not holds_run(self._folder):
+            return [Table(f"{self._folder}: empty; waiting for a trainer to begin (heartbeat.json)", (), ())]
+        state = read_state(self._folder)
+        processes, alive = self._processes(state)
+        self.over = state.finished is not None and not alive
+        found = {name: ledgers.read_evaluations(self._folder, name) for name in ledgers.ledger_names(self._folder)}
+        return [processes, *_training(state), *_evaluations(state, found)]
+
+    def _processes(self, state: RunState) -> tuple[Table, bool]:
+        """Returns the table of trainer and sidecars, and whether any of them is alive."""
+        sidecars = [(name, f"evals/{name}", process) for name, process in state.sidecars.items()]
+        rows, styles, alive = [], {}, False
+        for row, (name, key, process) in enumerate([("trainer", "", state.trainer), *sidecars]):
+            if process is None:
+                rows.append([name, "not heard of", "", "", ""])
+                continue
+            pulse = self._pulses.feel(key, process)
+            alive = alive or pulse.state == "alive"
+            styles[row] = {"alive": "green", "ended": "dim"}.get(pulse.state, "yellow")
+            step = "" if process.step is None else str(process.step)
+            if step and not key and state.settings.train_steps is not None:
+                step += f"/{state.settings.train_steps}"
+            place = " pid ".join(str(part) for part in (process.host, process.pid) if part)
+            rows.append([name, pulse_text(process, pulse), process.phase, step, place])
+        headers = ["process", "state", "phase", "step", "where"]
+        done = "" if state.finished is None else f": finished at step {state.finished}"
+        return Table(f"{self._folder}{done}", headers, rows, styles, left=frozenset(headers) - {"step"}), alive
+
+
+def _training(state: RunState) -> list[Table]:
+    """The last report of the training loop, and the newest checkpoint."""
+    report = state.report
+    if report is None and not state.checkpoint:
+        return []
+    metrics = {} if report is None else {name: number(value) for name, value in report.metrics.items()}
+    rate = None if report is None else report.steps_per_second
+    steps = state.settings.train_steps
+    left = ""
+    if report is not None and rate and steps is not None and steps > report.step and state.finished is None:
+        left = duration_text((steps - report.step) / rate)
+    speed = "" if rate is None else number_text(rate)
+    row = ["" if report is None else str(report.step), speed, left, *metrics.values(), state.checkpoint]
+    headers = ["step", "steps/s", "left", *metrics, "checkpoint"]
+    return [Table("last report of training", headers, [row], left=frozenset({"checkpoint"}))]
+
+
+def _evaluations(state: RunState, found: Mapping[str, list[Evaluation]]) -> list[Table]:
+    """The last evaluation of each ledger, and the best."""
+    counting = {name: [one for one in of if one.active] for name, of in found.items()}
+    rows = [_evaluation_row(name, of, state.settings) for name, of in counting.items() if of]
+    headers = ["evaluation", "step", "metric", "value", "best step", "best"]
+    return [Table("last and best evaluations", headers, rows, left=frozenset({"evaluation", "metric"}))] if rows else []
+
+
+def _evaluation_row(name: str, evaluations: Sequence[Evaluation], settings: Settings) -> list[str]:
+    last, metric = evaluations[-1], settings.metric
+    if metric not in last.metrics:
+        other = next(iter(last.metrics), "")
+        return [name, str(last.step), other, number(last.metrics.get(other)), "", ""]
+    ranked = ledgers.ranked(evaluations, Choice(metric, settings.comparison)).get(last.dataset, [])
+    best = [str(ranked[0].step), number(ranked[0].metrics[metric])] if ranked else ["", ""]
+    return [name, str(last.step), metric, number(last.metrics[metric]), *best]
+
+
+def _watch(look: Look, interval: float, follow: bool) -> None:
+    """Draws over in place on a terminal; elsewhere prints what is new."""
+    with _display() as display:
+        while True:
+            display(look.tables())
+            if look.over and not follow:
+                return
+            time.sleep(interval)
+
+
+@contextlib.contextmanager
+def _display() -> Iterator[Callable[[Sequence[Table]], None]]:
+    console = terminal(sys.stdout)
+    if console is None:
+        yield _News().show
+        return
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda tables: live.update(drawn(tables, console.width), refresh=True)
+
+
+class _News:
+    """Prints tables when they differ from the last ones in more than how long somebody has been silent."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def show(self, tables: Sequence[Table]) -> None:
+        text = re.sub(r"silent for \d+ s", "silent", "\n\n".join(map(plain, tables)))
+        if text != self._last:
+            print(end="\n" if self._last else "")
+            show(tables, sys.stdout)
+            sys.stdout.flush()
+        self._last = text
