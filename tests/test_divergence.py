@@ -17,7 +17,7 @@ from trainer_kit import apply_gradients, build, train
 from trainer_kit.divergence import command, first_not_finite, gradient_norms
 from trainer_kit.testing import TinyTask, tiny_experiment
 
-OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1"
+OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,trainer.recovery_max_trials=0"
 
 
 def _said(commands: str) -> list[str]:

@@ -151,8 +151,8 @@ def test_the_second_of_two_is_refused_at_once_and_the_first_goes_on(
     message, seconds = start(tmp_path / "run").refused()
     assert seconds < 2
     assert message == (
-        f"{tmp_path}/run is in use: here pid {first.pid} has trained there since {before['started']} and is at step "
-        f"120; wait until it ends, stop it (`kill {first.pid}` on here), or give another --model_dir"
+        f"{tmp_path}/run is in use: here pid {first.pid} has trained there since {before['started']} (step 120 at its "
+        f"last heartbeat); wait until it ends, stop it (`kill {first.pid}` on here), or give another --model_dir"
     )
     assert _heartbeat(tmp_path / "run") == before
     assert first.end() == (0, "")
@@ -194,7 +194,9 @@ def test_after_kill_9_the_next_takes_over_10_times_of_10(tmp_path: Path, start: 
         assert trainer.trains()
         assert _heartbeat(tmp_path)["pid"] == trainer.pid
         said = trainer.kill()
-        assert said == ("" if dead is None else f"taking over from here pid {dead}, last heard of at step {step - 1}\n")
+        assert said == (
+            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat told of step {step - 1}\n"
+        )
         dead = trainer.pid
     assert len(list(tmp_path.glob(".heartbeat.json.*"))) <= 1  # what the last one left
     assert start(tmp_path).trains()
@@ -269,7 +271,9 @@ def test_a_trainer_that_beats_on_another_machine_is_in_use(
 ) -> None:
     elsewhere()
     for _ in range(2):  # the first attempt has given the lock back
-        with pytest.raises(ModelDirInUseError, match=r"there pid 4321 has trained .* at step \d+; ") as error:
+        with pytest.raises(
+            ModelDirInUseError, match=r"there pid 4321 has trained .* \(step \d+ at its last heartbeat\); "
+        ) as error:
             RunLock(tmp_path, host="here", beat_seconds=5).__enter__()
         assert error.value.exit_code == ExitCode.MODEL_DIR_IN_USE
     assert "watching for 20 s" in caplog.text and "taking over" not in caplog.text
@@ -285,7 +289,7 @@ def test_a_trainer_on_another_machine_that_beats_no_more_is_taken_over(
         assert time.monotonic() - begun >= 0.4
         assert _heartbeat(tmp_path)["host"] == "here"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[1:] == ["taking over from there pid 4321, last heard of at step 70"]
+    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat told of step 70"]
 
 
 def test_a_trainer_on_another_machine_that_ends_meanwhile_is_followed_at_once(
@@ -594,7 +598,7 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_look_finds_a_live_trainer_and_takes_nothing(tmp_path: Path) -> None:
     check_not_held(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    wanted = rf"pid {os.getpid()} .*is at step 7"
+    wanted = rf"pid {os.getpid()} .*step 7 at its last heartbeat"
     with RunLock(tmp_path, lambda: ("train", 7)), pytest.raises(ModelDirInUseError, match=wanted):
         check_not_held(tmp_path)
     check_not_held(tmp_path)

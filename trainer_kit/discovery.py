@@ -58,7 +58,13 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
                 _load(point)
     if name not in experiments:
         names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
-        raise UsageError(f"--experiment: none is called {name!r}; {suggestion(name, sorted(names))}")
+        raise UsageError(f"--experiment: none is called {name!r}; {_nearest(name, sorted(names))}")
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    if names:
+        return suggestion(name, names)
+    return f"there is no folder experiments/ in {os.getcwd()}, nor any other place of experiments; see --import_module"
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:

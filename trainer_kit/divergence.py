@@ -58,6 +58,11 @@ def explain_divergence(
         if step is not None and int(trainer.global_step.numpy()) == step - 1:  # else a stop was asked for meanwhile
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in gradient_norms(trainer).items()}
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
+    if step is None:
+        record["hint"] = (
+            "the step, its batch and its gradients are found by taking the steps since a checkpoint again: there was "
+            "none, or it took too long; trainer.recovery_max_trials=1 saves one at the start"
+        )
     record["command"] = command(model_dir, path, step or end)
     target = os.path.join(model_dir, DIVERGED, f"step-{record.get('step', end)}.json")
     if trainer.strategy.extended.should_checkpoint:
@@ -113,8 +118,9 @@ def command(model_dir: str, checkpoint: str | None, step: int) -> str:
     """
     again = os.path.join(model_dir, DIVERGED, "again")
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"
+    overrides += ",trainer.recovery_max_trials=0"  # it ends at the first divergence
     copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(again)} && " if checkpoint else ""
-    begin = f"mkdir -p {shlex.quote(again)} && {copy}"
+    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {shlex.quote(again)} && {copy}"
     if os.path.realpath(sys.argv[0]) != os.path.join(os.path.dirname(os.path.realpath(files.__file__)), "train.py"):
         return f"{begin}true  # then run your program again with model_dir={again} and {overrides}"
     flags = [shlex.quote(flag) for flag in _flags_without(sys.argv[1:], "model_dir", "max_restarts", "from_step")]

@@ -65,7 +65,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     except flags.UnrecognizedFlagError as error:
         raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
     except flags.Error as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(str(error).replace("invalid literal for int() with base 10", "not a whole number")) from error
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
     if values.tf_data_service is not None:

@@ -53,9 +53,9 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     if not found:
         return
     text = (
-        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run is not the same "
-        "as one that was never stopped; draw from a keras.random.SeedGenerator or a tf.random.Generator that the model "
-        "holds, and compute in TensorFlow"
+        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may not be the "
+        "same as one that was never stopped; draw from a keras.random.SeedGenerator or a tf.random.Generator that the "
+        "model holds, and compute in TensorFlow"
     )
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}")

@@ -204,7 +204,7 @@ class RunLock:
             who = f"{there['host']} pid {there['pid']}"
             if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
-            _LOG.warning("taking over from %s, last heard of at step %d", who, there["step"])
+            _LOG.warning("taking over from %s, whose last heartbeat told of step %d", who, there["step"])
         for path in self._folder.glob(
             f".{self._heartbeat_name}.*.tmp"
         ):  # of trainers that were killed while they wrote
@@ -283,8 +283,8 @@ class RunLock:
             )
         host, pid = holder["host"], holder["pid"]
         return ModelDirInUseError(
-            f"{self._folder} is in use: {host} pid {pid} has trained there since {holder['started']} and is at step "
-            f"{holder['step']}; wait until it ends, stop it (`kill {pid}` on {host}), {other}"
+            f"{self._folder} is in use: {host} pid {pid} has trained there since {holder['started']} (step "
+            f"{holder['step']} at its last heartbeat); wait until it ends, stop it (`kill {pid}` on {host}), {other}"
         )
 
     def _serve(self) -> None:

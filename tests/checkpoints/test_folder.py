@@ -181,7 +181,7 @@ def test_a_single_file_that_tells_of_a_checkpoint_is_enough_not_to_start_from_0(
 def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
     for step in (1, 2, 3):
         flip_bit(folder / parts(step)[1])
-    assert archive_later(str(folder), 0) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+    assert archive_later(str(folder), 0) == [f"{folder}/archived/ckpt-{step}" for step in (1, 2, 3)]
     assert names(folder) == ["archived"]
     assert going_back(str(folder)) == 0
     done_going_back(str(folder))
@@ -193,7 +193,7 @@ def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
 
 
 def test_archiving_the_later_ones_goes_on_from_the_one_that_is_asked_for(folder: Path) -> None:
-    assert archive_later(str(folder), 1) == ["ckpt-2", "ckpt-3"]
+    assert archive_later(str(folder), 1) == [f"{folder}/archived/ckpt-{step}" for step in (2, 3)]
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
     assert SmallRun(folder).start == 1
     assert archive_later(str(folder), 1) == []

@@ -78,6 +78,8 @@ def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(trainer_kit:
     command = ("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few)
     done = trainer_kit(*command)
     assert done.returncode == 1, done.stdout + done.stderr
+    assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in done.stdout
+    assert "first different at step 20, before any resume: the experiment gives other numbers each time" in done.stdout
     assert "different: newest checkpoint: model/" in done.stdout
     kept = re.search(r"^kept: (.+)$", done.stdout, re.MULTILINE)
     assert kept is not None
@@ -90,9 +92,9 @@ def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
     for folder in folders:
         tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
     asked = argparse.Namespace(kills=2)
-    assert doctor._verdict(asked, *folders, 2) == 0
+    assert doctor._verdict(asked, *folders, 2, [], False) == 0
     with pytest.raises(UsageError, match=r"had ended before kill 2 of 2, the same up to there; give it more steps"):
-        doctor._verdict(asked, *folders, 1)
+        doctor._verdict(asked, *folders, 1, [], False)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ def newest_whole(directory: str) -> str | None:
             for other, reason in damaged.items():
                 moved = set_aside(other, DAMAGED)
                 _LOG.warning("%s is damaged: %s; it was moved to %s, and %s is used", other, reason, moved, prefix)
+            if not os.path.exists(prefix + RECORD):
+                _LOG.info("%s has no record of its checksums; all of it was read instead, and it is whole", prefix)
             _point_to(directory, prefix)
             return prefix
         damaged[prefix] = wrong
@@ -165,7 +167,7 @@ def check_from_step(directory: str, step: int) -> str | None:
 
 
 def archive_later(directory: str, step: int) -> list[str]:
-    """Moves the checkpoints after `step`, for 0 all, to `archived/`, and returns the names of those; for --from_step.
+    """Moves the checkpoints after `step`, for 0 all, to `archived/`, and returns where they are; for --from_step.
 
     It notes first what it is about to do: until `done_going_back`, `going_back` tells a process that starts here.
 
@@ -174,11 +176,10 @@ def archive_later(directory: str, step: int) -> list[str]:
     """
     files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
     later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
-    for prefix in later:
-        set_aside(prefix, ARCHIVED)
+    moved = [os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later]
     if step:
         _point_to(directory, os.path.join(directory, f"ckpt-{step}"))
-    return [os.path.basename(prefix) for prefix in later]
+    return moved
 
 
 def going_back(directory: str) -> int | None:

@@ -14,7 +14,6 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import commit
 from trainer_kit.checkpoints.folder import (
-    ARCHIVED,
     DIVERGED,
     archive_later,
     check_from_step,
@@ -221,7 +220,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             return
         moved = archive_later(self.source, self.goes_back_to) if self._keeps else []
         if moved:
-            _LOG.warning("moved to %s/%s: %s", self.source, ARCHIVED, ", ".join(moved))
+            _LOG.warning("moved, since the run goes back to step %d: %s", self.goes_back_to, ", ".join(moved))
         self._follow_folder()
 
     def done_going_back(self) -> None:

@@ -59,10 +59,13 @@ class Kill:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what is to be proved, the experiment with the sources of its config, and the kills."""
-    parser.add_argument("check", choices=["resume"], help="resume: a run that is killed ends with the same bits")
+    promised = "resume: a run that is killed ends with the same bits"
+    parser.add_argument("check", choices=["resume"], metavar="resume", help=promised)
     add_config_arguments(parser)
     parser.add_argument("--kills", type=int, default=5, help="how often the run is killed (default 5)")
-    parser.add_argument("--signal", choices=_SIGNALS, default="both", help="SIGKILL, SIGTERM or now one, now the other")
+    parser.add_argument(
+        "--signal", choices=_SIGNALS, default="both", help="SIGKILL, SIGTERM or, as by default, in turn"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and signals (default 0)")
     parser.add_argument("--keep", action="store_true", help="keep the two folders, and say where they are")
 
@@ -90,25 +93,30 @@ def run(arguments: argparse.Namespace) -> int:
 def _resume(arguments: argparse.Namespace, base: Path) -> int:
     whole, killed = base / "uninterrupted", base / "killed"
     seconds = _to_the_end(_command(arguments, whole), whole)
+    warnings = _inexact(whole)
     steps, reports = _last_step(whole), len(_REPORT.findall(_log(whole).read_bytes()))
     print(f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end", flush=True)
     chance = random.Random(arguments.seed)
+    for line in warnings:
+        print(f"the run says: {line}", flush=True)
     kills: list[Kill] = []
+    starts: list[int] = []
     while len(kills) < arguments.kills:
         # After a share of the steps that are left, but not in the last two loops: the run would end meanwhile.
         left = max(0, steps * (1 - 2 / max(reports, 1)) - _last_step(killed))
         after = _last_step(killed) + chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
         delay = chance.uniform(0, seconds / max(reports, 1))
-        sent = chance.choice(_SIGNALS[arguments.signal])
+        signals = _SIGNALS[arguments.signal]
+        sent = signals[len(kills) % len(signals)]
         kill = _kill(_command(arguments, killed), killed, sent, int(after), delay)
-        _tell(kills, killed)
+        starts += _tell(kills, killed)
         if kill is None:
             break
         kills.append(kill)
     else:
         _to_the_end(_command(arguments, killed), killed)
-        _tell(kills, killed)
-    return _verdict(arguments, whole, killed, len(kills))
+        starts += _tell(kills, killed)
+    return _verdict(arguments, whole, killed, len(kills), starts, bool(warnings))
 
 
 def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -173,34 +181,66 @@ def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int =
         time.sleep(_POLL_SECONDS)
 
 
-def _tell(kills: list[Kill], folder: Path) -> None:
-    """Prints the last kill, if any, and what it has cost, which the log of the process after it tells."""
+def _tell(kills: list[Kill], folder: Path) -> list[int]:
+    """Prints the last kill, if any, and what it has cost, which the log of the process after it tells.
+
+    Returns:
+      The step that this process went on from, if it told one.
+    """
     started = _STARTED.search(_log(folder).read_text(errors="replace"))
-    if kills and started:
-        kill, start = kills[-1], int(started[1])
-        print(
-            f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after a report, at step {kill.step}; "
-            f"exit code {kill.code}; resumed from step {start}, {max(kill.step - start, 0)} steps lost",
-            flush=True,
-        )
+    if not kills or not started:
+        return []
+    kill, start = kills[-1], int(started[1])
+    print(
+        f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after a report, at step {kill.step}; "
+        f"exit code {kill.code}; resumed from step {start}, {max(kill.step - start, 0)} steps lost",
+        flush=True,
+    )
+    return [start]
 
 
-def _verdict(arguments: argparse.Namespace, whole: Path, killed: Path, kills: int) -> int:
-    from trainer_kit.testing.comparison import compare_runs
+def _inexact(folder: Path) -> list[str]:
+    """What a run itself says of data or steps whose resume may not be exact."""
+    lines = _log(folder).read_text(errors="replace").splitlines()
+    return [line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))]
+
+
+def _verdict(
+    arguments: argparse.Namespace, whole: Path, killed: Path, kills: int, starts: list[int], warned: bool
+) -> int:
+    from trainer_kit.testing.comparison import compare_runs, first_different_step
 
     differences = compare_runs(whole, killed)
-    for difference in differences[:_SHOWN]:
-        print(f"different: {difference}")
     if differences:
-        print(f"not the same after {kills} kills")
+        print(f"not the same after {kills} kills; one is the uninterrupted run, the other the killed one")
+        print(_first_difference(first_different_step(whole, killed), starts))
+        for difference in differences[:_SHOWN]:
+            print(f"different: {difference}")
         return ExitCode.BUG
     if kills < arguments.kills:
         raise UsageError(
             f"the run had ended before kill {kills + 1} of {arguments.kills}, the same up to there; give it more steps "
             "(trainer.train_steps), shorter loops (trainer.steps_per_loop), or fewer --kills"
         )
-    print(f"the same, bit by bit: {kills} kills, {kills} restarts")
+    doubt = "; this time, that is: see what the run says above" if warned else ""
+    print(f"the same, bit by bit: {kills} kills, {kills} restarts{doubt}")
     return ExitCode.DONE
+
+
+def _first_difference(step: int | None, starts: list[int]) -> str:
+    """Says where to look: at the experiment itself, or at what a checkpoint does not hold."""
+    if step is None:
+        return "what was reported is the same"
+    if not starts or step <= starts[0]:
+        return (
+            f"first different at step {step}, before any resume: the experiment gives other numbers each time it runs; "
+            "set runtime.random_seed, and draw no random numbers but from seeded generators"
+        )
+    resumed = max(start for start in starts if start < step)
+    return (
+        f"first different at step {step}, after the resume from step {resumed}: the data, or a state that the task "
+        "keeps, is not in the checkpoint"
+    )
 
 
 def _last_step(folder: Path) -> int:

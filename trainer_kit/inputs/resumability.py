@@ -134,7 +134,7 @@ def resume_method(
     against_skip = list(_against_skip(seen, deterministic_ops))
     if against_skip:
         advice = (
-            "a resumed run is not the same as one that was never stopped; return a Source, such as ArraySource or "
+            "a resumed run may not be the same as one that was never stopped; return a Source, such as ArraySource or "
             "TFRecordSource, from build_inputs to make it the same"
         )
         return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))

@@ -5,6 +5,7 @@ The exit codes of trainer_kit.errors decide. No TensorFlow: that is for the comm
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -22,8 +23,10 @@ from trainer_kit.run_directory import count_starts
 from trainer_kit.run_lock import read_heartbeat
 from trainer_kit.supervisor.process import Wakeups, run
 from trainer_kit.supervisor.restarts import Policy, Verdict, outcome
+from trainer_kit.telemetry.history import newest_report
 
 ATTEMPTS = "attempts.jsonl"
+_METRICS = "metrics.jsonl"
 _ASKED_TO_STOP = {signal.SIGTERM: ExitCode.PREEMPTED, signal.SIGINT: ExitCode.INTERRUPTED}
 _LOG = logging.getLogger(__name__)
 
@@ -114,18 +117,35 @@ def _attempt(
 class _StepReader:
     """The step that the run in `run_dir` has reached, if its heartbeat was written after this object was made.
 
-    A heartbeat can be five seconds old, and be the first of all: the newest checkpoint may know of a later step.
+    A heartbeat can be five seconds old, and be the first of all: the newest checkpoint may know of a later step, and
+    the newest report, if one came, does.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-        self._run_dir = run_dir
-        self._before = read_heartbeat(run_dir)
+        self._run_dir = os.fspath(run_dir)
+        self._before, self._told = read_heartbeat(run_dir), self._reports()
 
     def __call__(self) -> int | None:
         heartbeat = read_heartbeat(self._run_dir)
         if heartbeat is None or (self._before is not None and heartbeat["beat"] == self._before["beat"]):
             return None
-        return max(heartbeat["step"], *complete_checkpoints(os.fspath(self._run_dir)), 0)
+        return max(heartbeat["step"], *complete_checkpoints(self._run_dir), self._reported())
+
+    def _reported(self) -> int:
+        if self._reports() == self._told:
+            return 0  # what there is may be of the attempt before
+        with contextlib.suppress(StorageError):
+            newest = newest_report(os.path.join(self._run_dir, _METRICS), "train")
+            return int(newest["step"]) if newest else 0
+        return 0
+
+    def _reports(self) -> tuple[int, int] | None:
+        """Tells one state of the history from another."""
+        try:
+            found = os.stat(os.path.join(self._run_dir, _METRICS))
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
 
 
 def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:

@@ -32,13 +32,22 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
       one, other: folders of the runs.
     """
     sides = (os.fspath(one), os.fspath(other))
-    differences = _variables("newest checkpoint", *(_newest(side) for side in sides))
+    differences = _lines("metrics.jsonl", *(_history(side) for side in sides))
+    differences += _variables("newest checkpoint", *(_newest(side) for side in sides))
     differences += _values("best info", *(_read(_best_info(side)) for side in sides))
     differences += _variables("best checkpoint", *(_best_weights(side) for side in sides))
     differences += _lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
-    differences += _lines("metrics.jsonl", *(_history(side) for side in sides))
     differences += _values("final.json", *(_read(os.path.join(side, "final.json")) for side in sides))
     return differences + [f"left over: {path}" for side in sides for path in left_over(side)]
+
+
+def first_different_step(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> int | None:
+    """Returns the first step that the histories of two runs tell differently; None if they tell the same."""
+    sides = [_history(os.fspath(side)) for side in (one, other)]
+    for first, second in zip(*sides, strict=False):
+        if json.dumps(first) != json.dumps(second):
+            return min(int(first["step"]), int(second["step"]))
+    return None
 
 
 def left_over(folder: str | os.PathLike[str]) -> list[str]:
@@ -124,9 +133,10 @@ def _read(path: str) -> Any:
 def _lines(what: str, one: Sequence[Any], other: Sequence[Any]) -> list[str]:
     for number, (first, second) in enumerate(zip(one, other, strict=False)):
         if json.dumps(first) != json.dumps(second):  # as text, since NaN is no other value than NaN
-            return [f"{what}: line {number + 1}: {json.dumps(first)}, {json.dumps(second)}"]
+            return [f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in the other"]
     return [] if len(one) == len(other) else [f"{what}: {len(one)} lines, {len(other)}"]
 
 
 def _values(what: str, one: Any, other: Any) -> list[str]:
-    return [] if json.dumps(one) == json.dumps(other) else [f"{what}: {json.dumps(one)}, {json.dumps(other)}"]
+    first, second = json.dumps(one), json.dumps(other)
+    return [] if first == second else [f"{what}: {first} in one, {second} in the other"]
