@@ -8,12 +8,12 @@ from typing import Any
 
 import orbit
 import tensorflow as tf
-from orbit.utils import loop_fns
 
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.errors import UsageError
+from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.inputs.feed import Feed
-from trainer_kit.loops import EvalLoop, StatefulEvalLoop, batch_counter, check_evaluated
+from trainer_kit.loops import batch_counter
 from trainer_kit.metrics import MetricSet, to_numpy
 from trainer_kit.optimizers.moving_average import MovingAverage
 
@@ -105,9 +105,6 @@ class Evaluator(orbit.AbstractEvaluator):
         if self._is_async and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
         options = self.config.trainer
-        in_graph = None
-        if options.eval_tf_while_loop and has_state:
-            in_graph = loop_fns.create_tf_while_loop_fn_with_state
 
         def step(iterator: Any) -> Any:
             logs = self.eval_step(iterator)
@@ -119,7 +116,8 @@ class Evaluator(orbit.AbstractEvaluator):
             step,
             self._stop,
             use_tf_function=options.eval_tf_function,
-            in_graph=in_graph,
+            in_graph=options.eval_tf_while_loop and has_state,
+            watched=(self, self.task),
         )
         whole = EvalLoop(self._eval_set.reset, step, self._eval_set.results, self._stop)
 
