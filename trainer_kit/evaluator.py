@@ -10,6 +10,7 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.errors import UsageError
 from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.inputs.feed import Feed
@@ -150,8 +151,10 @@ class Evaluator(orbit.AbstractEvaluator):
     def eval_step(self, iterator: Any) -> dict[str, Any]:
         """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
         inputs, passthrough = self.next_eval_inputs(iterator)
-        self.evaluated_batches.assign_add(1)
-        outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
+        # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
+        with tf.control_dependencies(local_tensors(inputs, self._strategy)):
+            self.evaluated_batches.assign_add(1)
+            outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
         if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
             _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)

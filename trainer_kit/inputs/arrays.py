@@ -26,8 +26,8 @@ class ArraySource:
     order, and the last batch is kept, smaller, unless `params.drop_remainder`.
 
     R replicas together get exactly the batches that one replica would get: each takes its part of every global batch,
-    in order. At the ragged end of a pass the parts differ by one example at most; with fewer examples than replicas
-    the last replicas get empty batches.
+    in order. Where it cannot be divided, in a pass, the parts differ by one example at most; with fewer examples than
+    replicas the last replicas get empty batches.
 
     Of `params` it also uses prefetch_buffer_size (batches; None: tf.data decides), deterministic and
     autotune_algorithm. `cache` changes nothing, since the arrays are in memory anyway, and neither does `sharding`,
@@ -72,7 +72,7 @@ class ArraySource:
           input_context: the worker's place among the others; None for a single replica.
 
         Raises:
-          UsageError: when the replicas cannot share a global batch equally.
+          UsageError: when the replicas cannot share a global batch to train on equally.
         """
         batches = self._order.at(position, input_context).map(self._gather)
         return finished(batches, self._transform, self._params, self._options)
