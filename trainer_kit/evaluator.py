@@ -138,8 +138,9 @@ class Evaluator(orbit.AbstractEvaluator):
 
     def eval_begin(self) -> Any:
         """Called before an evaluation: swaps in the moving average, if there is one; may return an initial state."""
-        if self._average is not None and not self._average.swapped:
-            self._average.swap()
+        with self._weights_in_use:
+            if self._average is not None and not self._average.swapped:
+                self._average.swap()
 
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.

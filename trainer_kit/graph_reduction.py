@@ -59,11 +59,8 @@ class GraphReduction:
                 spec = _specs(_tensors(state))
             spec = self._settled(spec)
             self._rest.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32), spec)
-        except NotInGraph:
-            raise
         except Exception as error:  # whatever the task's own code raises where it meets tensors without values
-            lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-            raise NotInGraph(f"{type(error).__name__}: {lines[-1].strip()}") from error
+            raise NotInGraph(_reason(error)) from error
 
     def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
         """Returns the number of steps done and the state, of eager tensors; `limit` -1 is all of the data."""
@@ -101,6 +98,7 @@ class GraphReduction:
     def _reduced(self, state: Any, outputs: Any) -> Any:
         """The reduction of one step; in graph, on the host, where strings are and memory is."""
         old = tf.nest.flatten(state)
+        state = tf.nest.pack_sequence_as(state, old)  # its own dicts and lists, which it may change
         kept = PythonState(self._watched)
         try:
             with tf.device("CPU:0"):
@@ -135,6 +133,14 @@ class GraphReduction:
             if common == spec:
                 return spec
             spec = common
+
+
+def _reason(error: Exception) -> str:
+    """Returns the last line of a message, where AutoGraph puts the error itself below the places it came by."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    kind = f"{type(error).__name__}: "
+    text = lines[-1].removeprefix(kind)
+    return text if isinstance(error, NotInGraph) else kind + text
 
 
 def _common(one: Any, other: Any) -> Any:
