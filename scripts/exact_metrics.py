@@ -178,7 +178,7 @@ def peer(batch: int) -> dict[str, float]:
     import tf_keras
     from official.core import base_task, base_trainer, config_definitions
 
-    class PeerTask(base_task.Task):  # type: ignore[misc]
+    class PeerTask(base_task.Task):
         def build_model(self) -> Any:
             layers = tf_keras.layers
             model = tf_keras.Sequential([layers.Dense(32, "tanh", input_shape=(64,)), layers.Dense(10)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import orbit
@@ -41,9 +42,9 @@ class Evaluator(orbit.AbstractEvaluator):
     _is_async: bool
     _results: dict[str, Any]
 
-    def init_evaluation(self, metrics: MetricSet, feed: Feed) -> None:
-        """Sets what evaluations are made of; in scope."""
-        self._eval_set, self._eval_feed = metrics, feed
+    def init_evaluation(self, metrics: Sequence[Any], feed: Feed) -> None:
+        """Sets what evaluations are made of: metrics beside the loss, and data; in scope."""
+        self._eval_set, self._eval_feed = MetricSet("validation_loss", metrics, exact=True), feed
         self._eval_loops: dict[bool, Any] = {}
         self.evaluated_batches = batch_counter()
         self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too

@@ -19,7 +19,7 @@ class MetricSet:
     Args:
       loss_name: under which the mean of the loss is reported.
       metrics: Keras metrics, of either version.
-      exact: sum up the loss in float64; in float32 its mean over a million examples, by 32, is off by 2 or 3 millionths.
+      exact: sum up the loss in float64; in float32 its mean over a million examples, by 32, is off by 3 millionths.
 
     Raises:
       UsageError: when two have one name.

@@ -92,8 +92,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self.state.run_state.add("metrics", self._metrics_state, self._put_metrics_state)
         self.state.run_state.add("replicas", self._replicas_state, self._put_replicas_state)
         eval_metrics = task.build_metrics(training=False) + own if evaluate else []
-        eval_set = MetricSet("validation_loss", eval_metrics, exact=True)
-        self.init_evaluation(eval_set, Feed("validation_data", self._validation_dataset, validation_dataset))
+        self.init_evaluation(eval_metrics, Feed("validation_data", self._validation_dataset, validation_dataset))
         self._stop, self._stop_asked = stop_variable(), stop_variable()
         self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0

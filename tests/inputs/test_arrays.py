@@ -262,6 +262,17 @@ def test_replicas_share_any_batch_of_a_pass_with_one_example_more_for_the_first(
     assert shares == (full if drop_remainder else full + rest)
 
 
+def test_replicas_that_get_nothing_get_empty_batches() -> None:
+    assert _shares(_source(_validation(1), 2), 3, 1, 2) == [[0], [], [], [1], [], []]
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(4, [None]), (11, [11])])
+def test_batches_of_a_pass_are_of_a_static_size_where_all_are_alike(batch: int, shape: list[int | None]) -> None:
+    dataset = _source(_validation(batch)).at(0)
+    assert dataset.element_spec.shape.as_list() == shape
+    assert int(dataset.cardinality()) == -(-EXAMPLES // batch)
+
+
 def test_without_an_autotune_algorithm_nothing_is_tuned() -> None:
     assert _source(_training()).at(0).options().autotune.enabled is False
 

@@ -44,6 +44,19 @@ class Order:
         share = _Share(self._params, input_context)
         return self._shuffled(position, share) if self._params.is_training else self._in_order(position, share)
 
+    def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
+        """Returns how one pass is shared out to replicas from global batch `position` on, as `at` does it.
+
+        Returns:
+          The first example, the one after those in full batches, and how many of a full batch and of the last one each
+          replica gets; none of the last one where there is none.
+        """
+        batch = self._params.global_batch_size
+        full = self._count - self._count % batch
+        begin = min(position * batch, self._count)
+        rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
+        return min(begin, full), full, _parts(batch, replicas), _parts(rest, replicas) if rest else []
+
     def _shuffled(self, position: int, share: _Share) -> tf.data.Dataset:
         """Returns the indices of each batch for training.
 
@@ -111,6 +124,11 @@ class _Share:
             )
         self.here = replicas_here(context)
         self.first = context.input_pipeline_id * self.here if context else 0
+
+
+def _parts(examples: int, replicas: int) -> list[int]:
+    size, larger = divmod(examples, replicas)
+    return [size + (number < larger) for number in range(replicas)]
 
 
 def replicas_here(input_context: tf.distribute.InputContext | None) -> int:
