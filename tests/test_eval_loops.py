@@ -146,6 +146,17 @@ def test_batches_of_a_static_size_may_grow_too() -> None:
     assert (done, state.numpy().tolist()) == (4, list(range(12)))
 
 
+def test_data_of_another_kind_is_traced_anew_and_the_first_kind_is_still_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, graph, _ = _loops(_values)
+    static = tf.data.Dataset.range(12).batch(4, drop_remainder=True)
+    for data, examples in ((static, 12), (_batches(), 10), (static, 12), (static.map(lambda x: x + 1), 12)):
+        done, state = graph(iter(data), -1, None, _values)
+        assert (done, len(state)) == (len(list(data)), examples)
+    assert "step by step" not in caplog.text
+
+
 def test_a_limited_loop_in_graph_takes_no_element_more_than_it_uses() -> None:
     _, graph, _ = _loops(_values)
     iterator = iter(_batches())

@@ -39,7 +39,8 @@ class GraphReduction:
     def __init__(self, step: Step, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()) -> None:
         self.reduce_fn = reduce_fn
         self._step, self._stop, self._watched = step, stop, watched
-        self._outputs: Any = None  # specs of the outputs of a step, from its last trace
+        self._outputs: Any = None  # specs of the outputs of a step, from the last trace
+        self._outputs_in: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
         self._first = tf.function(self._first_step)
         self._outputs_only = tf.function(lambda iterator: self._noted(step(iterator)))
         self._reduction = tf.function(self._reduced)
@@ -52,12 +53,9 @@ class GraphReduction:
           NotInGraph: when one of them cannot be traced.
         """
         try:
-            if state is None:
-                spec = _specs(self._first.get_concrete_function(iterator).structured_outputs)
-            else:
-                self._outputs_only.get_concrete_function(iterator)
-                spec = _specs(_tensors(state))
-            spec = self._settled(spec)
+            first = (self._first if state is None else self._outputs_only).get_concrete_function(iterator)
+            outputs = self._outputs_in.setdefault(first.graph, self._outputs)
+            spec = self._settled(_specs(first.structured_outputs if state is None else _tensors(state)), outputs)
             self._rest.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32), spec)
         except Exception as error:  # whatever the task's own code raises where it meets tensors without values
             raise NotInGraph(_reason(error)) from error
@@ -125,10 +123,10 @@ class GraphReduction:
         self._outputs = _specs(outputs)
         return outputs
 
-    def _settled(self, spec: Any) -> Any:
+    def _settled(self, spec: Any, outputs: Any) -> Any:
         """Returns the specs of the state with every dimension open that a reduction changes."""
         while True:
-            after = _specs(self._reduction.get_concrete_function(spec, self._outputs).structured_outputs)
+            after = _specs(self._reduction.get_concrete_function(spec, outputs).structured_outputs)
             common = _common(spec, after)
             if common == spec:
                 return spec
