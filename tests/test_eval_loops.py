@@ -122,7 +122,7 @@ def test_a_state_of_any_structure_and_shape_is_the_same_in_graph_and_step_by_ste
     reduce_fn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter, graph, by_step = _loops(reduce_fn)
-    for wanted in (-1, 2, 1, 9):
+    for wanted in (-1, 2, 1, 9, 0):
         done, state = graph(iter(_batches()), wanted, None, reduce_fn)
         total = float(counter.total)
         expected_done, expected = by_step(iter(_batches()), wanted, None, reduce_fn)

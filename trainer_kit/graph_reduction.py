@@ -63,7 +63,7 @@ class GraphReduction:
     def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
         """Returns the number of steps done and the state, of eager tensors; `limit` -1 is all of the data."""
         done = 0
-        if self._stop.numpy():
+        if limit == 0 or self._stop.numpy():
             return done, state
         if state is None:
             try:
@@ -109,7 +109,7 @@ class GraphReduction:
     def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
             raise NotInGraph(f"it changes {', '.join(changed)}, and not only the state that it returns")
-        computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf) and not tf.executing_eagerly()]
+        computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
             raise NotInGraph("the state that it returns has no tensor that follows from the logs")
         return _tensors(state)
