@@ -36,16 +36,15 @@ class EvalLoop:
         def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
             begin()
             done = tf.constant(0)
-            more = tf.constant(True)
-            wanted = tf.logical_or(num_steps < 0, done < num_steps)
-            while tf.logical_and(tf.logical_and(more, wanted), tf.logical_not(stop)):
-                element = iterator.get_next_as_optional()
-                more = element.has_value()
-                if more:
-                    with tf.name_scope(""):
-                        step(OneElement(element.get_value()))
-                    done += 1
-                wanted = tf.logical_or(num_steps < 0, done < num_steps)
+            wanted = tf.not_equal(num_steps, 0)
+            element = iterator.get_next_as_optional()
+            while tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(stop)):
+                with tf.name_scope(""):
+                    step(OneElement(element.get_value()))
+                done += 1
+                wanted = tf.not_equal(done, num_steps)
+                if wanted:  # a branch around the step itself would cost more than a small step
+                    element = iterator.get_next_as_optional()
             return done, results()
 
         return loop

@@ -70,6 +70,8 @@ class GraphReduction:
                 state, done = self._first(iterator), 1
             except (StopIteration, tf.errors.OutOfRangeError):
                 return done, state
+        if done == limit:
+            return done, state
         count, state = self._rest(iterator, tf.constant(limit), tf.constant(done), _tensors(state))
         return int(count), state
 
@@ -78,19 +80,18 @@ class GraphReduction:
 
     def _all_steps(self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any) -> Any:
         flat = tf.nest.flatten(state, expand_composites=True)
-        more = tf.constant(True)
-        wanted = tf.logical_or(limit < 0, done < limit)
-        while tf.logical_and(tf.logical_and(more, wanted), tf.logical_not(self._stop)):
+        wanted = tf.constant(True)
+        element = iterator.get_next_as_optional()
+        while tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(self._stop)):
             tf.autograph.experimental.set_loop_options(shape_invariants=[(flat, [leaf.shape for leaf in flat])])
-            element = iterator.get_next_as_optional()
-            more = element.has_value()
-            if more:
-                with tf.name_scope(""):
-                    outputs = self._noted(self._step(OneElement(element.get_value())))
-                    state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
-                    flat = tf.nest.flatten(self._reduced(state_now, outputs), expand_composites=True)
-                done += 1
-            wanted = tf.logical_or(limit < 0, done < limit)
+            with tf.name_scope(""):
+                outputs = self._noted(self._step(OneElement(element.get_value())))
+                state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
+                flat = tf.nest.flatten(self._reduced(state_now, outputs), expand_composites=True)
+            done += 1
+            wanted = tf.not_equal(done, limit)
+            if wanted:
+                element = iterator.get_next_as_optional()
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
 
     def _reduced(self, state: Any, outputs: Any) -> Any:
