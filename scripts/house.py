@@ -44,6 +44,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "checkpoints",
         "telemetry",
         "loops",
+        "python_state",
+        "graph_reduction",
+        "eval_loops",
         "metrics",
         "requirements",
         "async_training",
@@ -69,6 +72,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
     "tasks": {"inputs", "optimizers", "checkpoints"},
+    "graph_reduction": {"loops", "python_state"},
+    "eval_loops": {"loops", "graph_reduction"},
     "trainer": {"evaluator"},
     "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending"},
     "ending": {"build"},

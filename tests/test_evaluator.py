@@ -51,9 +51,20 @@ class _Watched(Trainer):
         return logs
 
 
-def _trainer(cls: type[Trainer] = Trainer, task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
+def _trainer(
+    cls: type[Trainer] = Trainer,
+    task_type: type[TinyTask] = TinyTask,
+    *,
+    eval_tf_while_loop: bool = False,
+    **arguments: Any,
+) -> Any:
     """Returns a trainer whose weights are not their moving average, but worse."""
-    config = tiny_experiment(best_checkpoint_eval_metric="validation_loss", optimizer_config=AVERAGED)
+    config = tiny_experiment(
+        best_checkpoint_eval_metric="validation_loss",
+        optimizer_config=AVERAGED,
+        eval_tf_while_loop=eval_tf_while_loop,
+    )
+    keras.utils.set_random_seed(3)
     task = task_type(config.task)
     trainer = cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config), **arguments)
     for variable in trainer.model.trainable_variables:
@@ -83,6 +94,55 @@ def test_the_weights_come_back_from_an_evaluation_that_fails_and_the_next_one_is
         trainer.evaluate(-1)
     assert _held(trainer) == weights
     trainer.then = {}
+    assert trainer.evaluate(-1) == logs
+
+
+class _Growing(TinyTask):
+    """Aggregates in graph, no more than so many batches."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.most = tf.Variable(99)
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        loss = tf.reshape(step_logs["loss"][0], [1])
+        losses = loss if state is None else tf.concat([state, loss], axis=0)
+        tf.debugging.assert_less_equal(tf.size(losses), self.most, "too many")
+        return losses
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"first": float(aggregated_logs[0]), "batches": len(aggregated_logs)}
+
+
+def test_a_loop_in_graph_evaluates_the_average_and_the_weights_come_back_when_it_fails() -> None:
+    trainer, by_step = (_trainer(task_type=_Growing, eval_tf_while_loop=looped) for looped in (True, False))
+    weights, logs = _held(trainer), trainer.evaluate(-1)
+    assert logs == by_step.evaluate(-1)
+    trainer.task.most.assign(2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too many"):
+        trainer.evaluate(-1)
+    assert _held(trainer) == weights
+    trainer.task.most.assign(99)
+    assert trainer.evaluate(-1) == logs
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_the_weights_come_back_when_a_swap_itself_fails(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer()
+    weights, logs = _held(trainer), trainer.evaluate(-1)
+    average, calls = trainer._average, []
+    exchange = average._exchange_all
+
+    def fails_once() -> None:
+        calls.append(None)
+        if len(calls) == failing:
+            raise MemoryError("no room")
+        exchange()
+
+    monkeypatch.setattr(average, "_exchange_all", fails_once)
+    with pytest.raises(MemoryError, match="no room"):
+        trainer.evaluate(-1)
+    assert (_held(trainer), average.swapped) == (weights, False)
     assert trainer.evaluate(-1) == logs
 
 

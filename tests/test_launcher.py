@@ -85,10 +85,17 @@ def test_prepare_sets_the_precision() -> None:
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_prepare_refuses_a_batch_that_the_replicas_cannot_share(section: str) -> None:
     config = _SilentConfig(task=TinyConfig()).replace(
-        runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10}}
+        runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10, "is_training": True}}
     )
     with pytest.raises(ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"):
         prepare(config)
+
+
+def test_prepare_takes_any_batch_to_evaluate_on() -> None:
+    config = _SilentConfig(task=TinyConfig()).replace(
+        runtime={"virtual_cpus": 4}, task={"validation_data": {"global_batch_size": 10}}
+    )
+    assert prepare(config).num_replicas_in_sync == 4
 
 
 def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.errors import DataError, UsageError
-from trainer_kit.loops import EvalLoop, OneElement, Readback, StatefulEvalLoop, TrainLoop, stop_variable
+from trainer_kit.loops import OneElement, Readback, TrainLoop, stop_variable
 
 
 class _Counter:
@@ -62,57 +61,11 @@ def test_the_end_of_the_data_is_an_exception_and_keeps_what_was_done() -> None:
     assert train.results() == {"total": 45.0}
 
 
-@pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])
-def test_evaluation_runs_to_the_end_of_the_data_or_the_number_asked_for(wanted: int, done: int, total: float) -> None:
-    counter = _Counter()
-    evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
-    assert evaluate(iter(_batches()), wanted) == (done, {"total": total})
-
-
-def test_a_limited_evaluation_takes_no_element_more_than_it_uses() -> None:
-    counter = _Counter()
-    evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
-    iterator = iter(_batches())
-    evaluate(iterator, 2)
-    assert evaluate(iterator, -1) == (2, {"total": 30.0})
-
-
 def test_an_evaluation_step_that_takes_two_elements_is_told_what_to_set() -> None:
     iterator = OneElement(tf.constant(1))
     next(iterator)
     with pytest.raises(ValueError, match="eval_tf_function=false"):
         next(iterator)
-
-
-def _collect(state: list[int] | None, outputs: dict[str, tf.Tensor]) -> list[int]:
-    return [*(state or []), *outputs["value"].numpy().tolist()]
-
-
-def test_outputs_of_all_steps_are_reduced_to_a_state() -> None:
-    counter = _Counter()
-    evaluate = StatefulEvalLoop(counter.begin, counter.step, counter.stop)
-    assert evaluate(iter(_batches()), -1, None, _collect) == (4, list(range(10)))
-    assert evaluate(iter(_batches()), 2, None, _collect) == (2, list(range(6)))
-
-
-def test_the_state_can_be_reduced_in_graph_when_the_number_of_steps_is_known() -> None:
-    from orbit.utils import loop_fns
-
-    counter = _Counter()
-    evaluate = StatefulEvalLoop(
-        counter.begin, counter.step, counter.stop, in_graph=loop_fns.create_tf_while_loop_fn_with_state
-    )
-
-    def concatenate(state: tf.Tensor | None, outputs: dict[str, tf.Tensor]) -> tf.Tensor:
-        return outputs["value"] if state is None else tf.concat([state, outputs["value"]], axis=0)
-
-    done, state = evaluate(iter(_batches()), 3, None, concatenate)
-    assert done == 3
-    assert state.numpy().tolist() == list(range(9))
-    with pytest.raises(UsageError, match="validation_steps"):
-        evaluate(iter(_batches()), -1, None, concatenate)
-    with pytest.raises(DataError, match=r"fewer batches than the 9 of trainer\.validation_steps"):
-        evaluate(iter(_batches()), 9, None, concatenate)
 
 
 def test_results_keep_their_nesting_types_and_shapes() -> None:

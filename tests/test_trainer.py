@@ -15,7 +15,7 @@ import tf_keras
 import trainer_kit
 from trainer_kit.config.schema import ExperimentConfig, RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
-from trainer_kit.errors import DataError, UsageError
+from trainer_kit.errors import ConfigError, DataError, UsageError
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
 from trainer_kit.trainer import Trainer
 
@@ -123,6 +123,39 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
     assert logs["accuracy"] == pytest.approx(np.mean(outputs.argmax(axis=1) == labels), abs=1e-6)
     losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
     assert logs["validation_loss"] == pytest.approx(float(np.mean(losses)), abs=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
+    config = tiny_experiment(validation_steps=5).replace(task={"validation_data": {"global_batch_size": batch}})
+    several, one = _trainer(config, strategy=_mirrored(4)), _trainer(config)
+    for steps in (-1, 5):
+        mine, theirs = (trainer.evaluate(tf.constant(steps)) for trainer in (several, one))
+        assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+class _PipelineTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        size = input_context.get_per_replica_batch_size(params.global_batch_size)
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
+
+
+def test_a_pipeline_whose_replicas_cannot_share_a_batch_names_the_nearest_that_they_can() -> None:
+    config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 7}})
+    trainer = _trainer(config, _PipelineTask, strategy=_mirrored(2))
+    with pytest.raises(ConfigError, match=r"task\.validation_data\.global_batch_size: batch 7 on 2.*: 6 or 8"):
+        trainer.evaluate(tf.constant(-1))
+
+
+def test_no_metric_counts_past_the_end_of_data_whose_batches_are_of_a_static_size() -> None:
+    config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
+    trainer = _trainer(config, _AggregatingTask)
+    assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {_accuracy(trainer)}
+
+
+def _accuracy(trainer: Trainer) -> np.float32:
+    points, labels = tiny_arrays(False)
+    return np.float32(np.mean(trainer.model(points, training=False).numpy().argmax(axis=1) == labels))
 
 
 def test_more_validation_steps_than_data_warn_and_use_what_there_is(caplog: pytest.LogCaptureFixture) -> None:

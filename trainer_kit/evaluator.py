@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import orbit
 import tensorflow as tf
-from orbit.utils import loop_fns
 
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.errors import UsageError
+from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.inputs.feed import Feed
-from trainer_kit.loops import EvalLoop, StatefulEvalLoop, batch_counter, check_evaluated
+from trainer_kit.loops import batch_counter
 from trainer_kit.metrics import MetricSet, to_numpy
 from trainer_kit.optimizers.moving_average import MovingAverage
 
@@ -40,9 +42,9 @@ class Evaluator(orbit.AbstractEvaluator):
     _is_async: bool
     _results: dict[str, Any]
 
-    def init_evaluation(self, metrics: MetricSet, feed: Feed) -> None:
-        """Sets what evaluations are made of; in scope."""
-        self._eval_set, self._eval_feed = metrics, feed
+    def init_evaluation(self, metrics: Sequence[Any], feed: Feed) -> None:
+        """Sets what evaluations are made of: metrics beside the loss, and data; in scope."""
+        self._eval_set, self._eval_feed = MetricSet("validation_loss", metrics, exact=True), feed
         self._eval_loops: dict[bool, Any] = {}
         self.evaluated_batches = batch_counter()
         self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too
@@ -105,9 +107,6 @@ class Evaluator(orbit.AbstractEvaluator):
         if self._is_async and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
         options = self.config.trainer
-        in_graph = None
-        if options.eval_tf_while_loop and has_state:
-            in_graph = loop_fns.create_tf_while_loop_fn_with_state
 
         def step(iterator: Any) -> Any:
             logs = self.eval_step(iterator)
@@ -119,7 +118,8 @@ class Evaluator(orbit.AbstractEvaluator):
             step,
             self._stop,
             use_tf_function=options.eval_tf_function,
-            in_graph=in_graph,
+            in_graph=options.eval_tf_while_loop and has_state,
+            watched=(self, self.task),
         )
         whole = EvalLoop(self._eval_set.reset, step, self._eval_set.results, self._stop)
 
@@ -139,8 +139,9 @@ class Evaluator(orbit.AbstractEvaluator):
 
     def eval_begin(self) -> Any:
         """Called before an evaluation: swaps in the moving average, if there is one; may return an initial state."""
-        if self._average is not None and not self._average.swapped:
-            self._average.swap()
+        with self._weights_in_use:
+            if self._average is not None and not self._average.swapped:
+                self._average.swap()
 
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.
@@ -152,8 +153,10 @@ class Evaluator(orbit.AbstractEvaluator):
     def eval_step(self, iterator: Any) -> dict[str, Any]:
         """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
         inputs, passthrough = self.next_eval_inputs(iterator)
-        self.evaluated_batches.assign_add(1)
-        outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
+        # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
+        with tf.control_dependencies(local_tensors(inputs, self._strategy)):
+            self.evaluated_batches.assign_add(1)
+            outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
         if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
             _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)

@@ -67,8 +67,6 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
     seed_everything(runtime.random_seed)
     set_precision(runtime)
     strategy = create_strategy(runtime)
-    for name in ("train_data", "validation_data"):
-        batch = getattr(getattr(config.task, name, None), "global_batch_size", 0)
-        if batch:
-            check_global_batch(batch, strategy.num_replicas_in_sync, f"task.{name}.global_batch_size")
+    for path, batch in config.equal_batches():
+        check_global_batch(batch, strategy.num_replicas_in_sync, path)
     return strategy

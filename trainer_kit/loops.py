@@ -1,4 +1,4 @@
-"""The inner loops as tf.functions: many steps in one call, results read back once.
+"""The training loop as a tf.function: many steps in one call, results read back once; and what every loop needs.
 
 A loop tests a stop variable before each step, so that a signal ends it within a step although Python waits for the
 call. Nothing here knows what a step does.
@@ -6,15 +6,11 @@ call. Nothing here knows what a step does.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.errors import DataError, UsageError
-
-_LOG = logging.getLogger(__name__)
 Step = Callable[[Any], Any]
 
 
@@ -52,7 +48,7 @@ class TrainLoop:
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
     ) -> None:
-        compiled = tf.function if use_tf_function else _eager
+        compiled = tf.function if use_tf_function else eager
         self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
         self._results = Readback(results, compiled)
         self.whole = tf.function(self._graph(begin, step, self._results.pack, stop)) if use_tf_while_loop else None
@@ -102,114 +98,6 @@ class TrainLoop:
             return done, results()
 
         return loop
-
-
-class EvalLoop:
-    """Runs evaluation steps in graph until the data ends, enough are done, or a stop is asked for.
-
-    `get_next_as_optional` ends the loop inside the graph: no exception, ragged batches and replicas included, four to
-    five times as fast as a Python loop on small models.
-    """
-
-    def __init__(self, begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
-        self._results = Readback(results, tf.function)
-        self._whole = tf.function(self._graph(begin, step, self._results.pack, stop))
-
-    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
-        """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
-        done, packed = self._whole(iterator, tf.convert_to_tensor(num_steps, tf.int32))
-        return int(done), self._results.unpack(packed)
-
-    @staticmethod
-    def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
-        def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
-            begin()
-            done = tf.constant(0)
-            more = tf.constant(True)
-            wanted = tf.logical_or(num_steps < 0, done < num_steps)
-            while tf.logical_and(tf.logical_and(more, wanted), tf.logical_not(stop)):
-                element = iterator.get_next_as_optional()
-                more = element.has_value()
-                if more:
-                    with tf.name_scope(""):
-                        step(OneElement(element.get_value()))
-                    done += 1
-                wanted = tf.logical_or(num_steps < 0, done < num_steps)
-            return done, results()
-
-        return loop
-
-
-class StatefulEvalLoop:
-    """Runs evaluation steps and reduces their outputs to a state, step by step in Python or in graph.
-
-    Args:
-      begin: called first: resets metrics.
-      step: takes the iterator, returns outputs.
-      stop: of stop_variable.
-      use_tf_function: compile the step.
-      in_graph: makes of the step a loop with a state, `loop(iterator, num_steps, state, reduce_fn)`, for all steps but
-        the first, which gives the state its structure; None: every step is called from Python.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[], None],
-        step: Step,
-        stop: tf.Variable,
-        *,
-        use_tf_function: bool = True,
-        in_graph: Callable[[Step], Callable[..., Any]] | None = None,
-    ) -> None:
-        compiled = tf.function if use_tf_function else _eager
-        self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
-        self._graph = tf.function(in_graph(step)) if in_graph else None
-
-    def __call__(
-        self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Callable[[Any, Any], Any]
-    ) -> tuple[int, Any]:
-        """Returns the number of steps done and the state; `num_steps` -1 is all of the data.
-
-        Raises:
-          UsageError: for -1 with a loop in graph, whose graph has to know how many steps to run.
-          DataError: when the data ends inside such a loop.
-        """
-        limit = int(num_steps)
-        if self._graph is not None and limit < 0:
-            raise UsageError(
-                "trainer.eval_tf_while_loop with a task that aggregates logs needs a number of "
-                "trainer.validation_steps; -1 (all of the data) works with eval_tf_while_loop=false"
-            )
-        self._begin()
-        done = 0
-        while (limit < 0 or done < limit) and not self._stop.numpy():
-            if self._graph is not None and done == 1:
-                return limit, self._rest(iterator, limit - 1, state, reduce_fn)
-            try:
-                outputs = self._step(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                break
-            state = reduce_fn(state, outputs)
-            done += 1
-        return done, state
-
-    def _rest(self, iterator: Any, steps: int, state: Any, reduce_fn: Callable[[Any, Any], Any]) -> Any:
-        assert self._graph is not None
-        try:
-            return self._graph(iterator, tf.constant(steps), state, reduce_fn)
-        except tf.errors.OutOfRangeError as error:
-            raise DataError(
-                f"task.validation_data has fewer batches than the {steps + 1} of trainer.validation_steps; lower that, "
-                "or set trainer.eval_tf_while_loop=false, which stops where the data ends"
-            ) from error
-
-
-def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
-    """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
-    if done == 0 and not stopped:
-        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
-    if 0 <= done < wanted and not stopped:
-        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
 
 
 class OneElement:
@@ -278,5 +166,6 @@ class Readback:
         return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
-def _eager(function: Any) -> Any:
+def eager(function: Any) -> Any:
+    """Returns `function` as it is, where another loop has it compiled."""
     return function

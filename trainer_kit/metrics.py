@@ -19,13 +19,14 @@ class MetricSet:
     Args:
       loss_name: under which the mean of the loss is reported.
       metrics: Keras metrics, of either version.
+      exact: sum up the loss in float64; in float32 its mean over a million examples, by 32, is off by 3 millionths.
 
     Raises:
       UsageError: when two have one name.
     """
 
-    def __init__(self, loss_name: str, metrics: Sequence[Any]) -> None:
-        self.loss = keras.metrics.Mean(loss_name, dtype="float32")
+    def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
+        self.loss = keras.metrics.Mean(loss_name, dtype="float64" if exact else "float32")
         self.metrics = list(metrics)
         names = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in names.items() if count > 1]:
@@ -46,7 +47,8 @@ class MetricSet:
             self.loss.update_state(loss)
             return
         examples = _examples(inputs)
-        mean = tf.where(examples > 0, tf.cast(loss, tf.float32), 0.0)  # the mean of no examples is NaN
+        loss = tf.cast(loss, self.loss.dtype)
+        mean = tf.where(examples > 0, loss, tf.zeros_like(loss))  # the mean of no examples is NaN
         self.loss.update_state(mean, sample_weight=examples)
 
     @tf.autograph.experimental.do_not_convert
@@ -63,7 +65,7 @@ class MetricSet:
             result = metric.result()
             logs.update(result if isinstance(result, Mapping) else {metric.name: result})
         if self._loss_reported:
-            logs[self.loss.name] = self.loss.result()
+            logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
         return logs
 
     def variables(self) -> list[Any]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from trainer_kit.async_training import AsyncTraining
 from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.distribution.batches import tell_uneven_batch
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.replica_values import (
     are_alike,
@@ -88,8 +89,8 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self._train_set = MetricSet("training_loss", task.build_metrics(training=True) + own if train else [])
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
-        eval_set = MetricSet("validation_loss", task.build_metrics(training=False) + own if evaluate else [])
-        self.init_evaluation(eval_set, Feed("validation_data", self._validation_dataset, validation_dataset))
+        eval_metrics = task.build_metrics(training=False) + own if evaluate else []
+        self.init_evaluation(eval_metrics, Feed("validation_data", self._validation_dataset, validation_dataset))
         self._stop, self._stop_asked = stop_variable(), stop_variable()
         self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
@@ -354,7 +355,10 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         )
 
     def _validation_dataset(self) -> Any:
-        return self._task_data(self.config.task.validation_data, open_whole)
+        data, replicas = self.config.task.validation_data, self._strategy.num_replicas_in_sync
+        path = "task.validation_data.global_batch_size"
+        with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
+            return self._task_data(data, open_whole)
 
     def _task_data(self, params: Any, open_data: Any) -> Any:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:

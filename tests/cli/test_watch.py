@@ -46,6 +46,8 @@ def _shown(look: Look) -> dict[str, list[str]]:
 def _watching(folder: Path, *arguments: str, terminal: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "trainer_kit.cli.main", "watch", str(folder), "--interval=0.05", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", "TERM": "xterm-256color"}
+    for size in ("COLUMNS", "LINES"):  # which pytest's workers set, and which go before the terminal's own
+        environment.pop(size, None)
     output = subprocess.PIPE if terminal is None else terminal
     process = subprocess.Popen(command, env=environment, stdin=terminal, stdout=output, stderr=subprocess.STDOUT)
     try:

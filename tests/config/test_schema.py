@@ -186,8 +186,8 @@ def test_rules_allow_what_does_something() -> None:
     assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == ("best.v2", "held-out")
 
 
-def _shared(runtime: dict[str, Any], batch: int) -> schema.ExperimentConfig:
-    return schema.ExperimentConfig().replace(runtime=runtime, task={"validation_data": {"global_batch_size": batch}})
+def _shared(runtime: dict[str, Any], batch: int, section: str = "train_data", **data: Any) -> schema.ExperimentConfig:
+    return schema.ExperimentConfig().replace(runtime=runtime, task={section: {"global_batch_size": batch, **data}})
 
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
@@ -195,7 +195,7 @@ def _shared(runtime: dict[str, Any], batch: int) -> schema.ExperimentConfig:
 def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
     with pytest.raises(ValidationError) as caught:
-        schema.ExperimentConfig().replace(runtime=runtime, task={section: {"global_batch_size": 32}})
+        _shared(runtime, 32, section, is_training=True)
     ((path, message),) = caught.value.errors()[0]["ctx"]["broken"]
     assert path == f"task.{section}.global_batch_size"
     assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in message
@@ -207,9 +207,15 @@ def test_a_batch_smaller_than_the_virtual_cpus_names_their_number() -> None:
         _shared({"virtual_cpus": 4}, 3)
 
 
+def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
+    config = _shared({"virtual_cpus": 3}, 32, "validation_data")
+    assert list(config.equal_batches()) == []
+    assert list(_shared({}, 32).equal_batches()) == [("task.train_data.global_batch_size", 32)]
+
+
 @pytest.mark.parametrize("runtime", [{"virtual_cpus": 3, "tpu": "local"}, {"virtual_cpus": 1}, {}])
 def test_batches_are_left_to_the_machine_where_the_config_cannot_tell(runtime: dict[str, Any]) -> None:
-    assert _shared(runtime, 32).task.validation_data.global_batch_size == 32
+    assert _shared(runtime, 32).task.train_data.global_batch_size == 32
     assert _shared({"virtual_cpus": 4}, 0).runtime.virtual_cpus == 4
     assert _shared({"virtual_cpus": 4}, 32).runtime.virtual_cpus == 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_kit.distribution.batches import check_global_batch, describe_batch
+from trainer_kit.distribution.batches import check_global_batch, describe_batch, tell_uneven_batch
 from trainer_kit.errors import ExitCode, UsageError
 
 
@@ -31,6 +31,18 @@ def test_what_cannot_be_shared_names_the_nearest_that_can(batch: int, replicas: 
     with pytest.raises(UsageError, match=message) as caught:
         check_global_batch(batch, replicas, "task.train_data.global_batch_size")
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_batch_that_tensorflow_refuses_is_told_as_any_other_and_other_errors_stay() -> None:
+    refused = "The `global_batch_size` 7 is not divisible by `num_replicas_in_sync` 2"
+    with (
+        pytest.raises(UsageError, match=r"task\.x: batch 7 on 2 replicas leaves 1 over"),
+        tell_uneven_batch(7, 2, "task.x"),
+    ):
+        raise ValueError(refused)
+    for batch, message in ((8, refused), (7, "another")):
+        with pytest.raises(ValueError, match=message), tell_uneven_batch(batch, 2, "task.x"):
+            raise ValueError(message)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
     replicas = pipelines * data.draw(some.sampled_from([1, 2, 3]))
     training = data.draw(some.booleans()) and examples >= replicas
     most = examples // replicas if training else 4
-    batch = replicas * data.draw(some.integers(1, most))
+    batch = replicas * data.draw(some.integers(1, most)) if training else data.draw(some.integers(1, 4 * replicas))
     position = data.draw(some.integers(0, 9))
     source = _source((_training if training else _validation)(batch), examples)
     expected = _read(source.at(0).skip(position), 4)
@@ -253,6 +253,24 @@ def test_a_batch_larger_than_the_data_is_refused_with_what_fits() -> None:
 def test_a_batch_that_replicas_cannot_share_names_the_nearest_ones(batch: int, nearest: str) -> None:
     with pytest.raises(UsageError, match=rf"batch {batch} on 4 replicas leaves 2 over; .*equally: {nearest}$"):
         _source(_training(batch)).at(0, _context(4))
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_replicas_share_any_batch_of_a_pass_with_one_example_more_for_the_first(drop_remainder: bool) -> None:
+    shares = _shares(_source(_validation(6, drop_remainder=drop_remainder)), 4, 2, 2)
+    full, rest = [[0, 1], [2, 3], [4], [5]], [[6, 7], [8], [9], [10]]
+    assert shares == (full if drop_remainder else full + rest)
+
+
+def test_replicas_that_get_nothing_get_empty_batches() -> None:
+    assert _shares(_source(_validation(1), 2), 3, 1, 2) == [[0], [], [], [1], [], []]
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(4, [None]), (11, [11])])
+def test_batches_of_a_pass_are_of_a_static_size_where_all_are_alike(batch: int, shape: list[int | None]) -> None:
+    dataset = _source(_validation(batch)).at(0)
+    assert dataset.element_spec.shape.as_list() == shape
+    assert int(dataset.cardinality()) == -(-EXAMPLES // batch)
 
 
 def test_without_an_autotune_algorithm_nothing_is_tuned() -> None:

@@ -252,8 +252,10 @@ class TrainerConfig(Config):
     Attributes:
       optimizer_config: optimizer, learning rate, warm-up and moving average.
       train_tf_function, train_tf_while_loop: run the training loop as a tf.function, with its loop inside.
-      eval_tf_function, eval_tf_while_loop: the same for evaluation. A task that aggregates logs in Python is
-        evaluated step by step, unless eval_tf_while_loop asks for its aggregation inside the graph.
+      eval_tf_function, eval_tf_while_loop: the same for evaluation. An evaluation that aggregates no logs is one graph
+        in any case. One that does goes step by step, with aggregate_logs in Python, unless eval_tf_while_loop asks for
+        one graph: for an aggregate_logs of TensorFlow operations, whose state is nested tensors of any shape. Where it
+        needs Python (numpy, strings, lists that grow), a warning says so and the evaluation goes step by step.
       eval_recreate_iterator: start each evaluation at the first example; else go on where the last one stopped.
       allow_tpu_summary: summaries from inside a TPU program; not supported, has to be False.
       steps_per_loop: steps between two looks of Python at the run.
@@ -360,18 +362,28 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Batches that virtual CPUs share equally; other strategies know their replicas only on the machine."""
+        """Batches to train on that virtual CPUs share equally; other strategies know their replicas on the machine."""
         runtime = self.runtime
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
         replicas = runtime.virtual_cpus
-        for name in ("train_data", "validation_data"):
-            batch = getattr(getattr(self.task, name, None), "global_batch_size", 0)
+        for path, batch in self.equal_batches():
             if batch % replicas:
                 below = batch - batch % replicas
                 nearest = [str(size) for size in (below, below + replicas) if size]
                 yield (
-                    f"task.{name}.global_batch_size",
+                    path,
                     f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over; "
                     f"the nearest that can be shared equally: {' or '.join(nearest)}",
                 )
+
+    def equal_batches(self) -> Iterator[tuple[str, int]]:
+        """Yields path and size of the global batches that replicas have to share equally: those to train on.
+
+        In an evaluation each example counts for itself, so that one replica may get more of them than another.
+        """
+        for name in ("train_data", "validation_data"):
+            data = getattr(self.task, name, None)
+            batch = getattr(data, "global_batch_size", 0)
+            if batch and (name == "train_data" or getattr(data, "is_training", False)):
+                yield f"task.{name}.global_batch_size", batch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from trainer_kit.errors import ConfigError, Mistake
 
 
@@ -25,6 +28,23 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
         problem = f"batch {global_batch_size} on {num_replicas} replicas leaves {rest} over"
         raise ConfigError([Mistake(path, problem, f"the nearest that can be shared equally: {' or '.join(nearest)}")])
     return per_replica
+
+
+@contextmanager
+def tell_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> Iterator[None]:
+    """Tells of a batch that TensorFlow's own `get_per_replica_batch_size` refused in the block as of any other mistake.
+
+    A Source shares out a batch to evaluate on whatever its size; a tf.data pipeline has one size for all replicas.
+
+    Raises:
+      ConfigError: as `check_global_batch`, in place of TensorFlow's ValueError.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "not divisible" in str(error):
+            check_global_batch(global_batch_size, num_replicas, path)
+        raise
 
 
 def describe_batch(global_batch_size: int, num_replicas: int, num_workers: int = 1) -> str:

@@ -39,10 +39,23 @@ class Order:
         the host.
 
         Raises:
-          UsageError: when the replicas cannot share a global batch equally.
+          UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        share = _Share(self._params.global_batch_size, input_context)
+        share = _Share(self._params, input_context)
         return self._shuffled(position, share) if self._params.is_training else self._in_order(position, share)
+
+    def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
+        """Returns how one pass is shared out to replicas from global batch `position` on, as `at` does it.
+
+        Returns:
+          The first example, the one after those in full batches, and how many of a full batch and of the last one each
+          replica gets; none of the last one where there is none.
+        """
+        batch = self._params.global_batch_size
+        full = self._count - self._count % batch
+        begin = min(position * batch, self._count)
+        rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
+        return min(begin, full), full, _parts(batch, replicas), _parts(rest, replicas) if rest else []
 
     def _shuffled(self, position: int, share: _Share) -> tf.data.Dataset:
         """Returns the indices of each batch for training.
@@ -75,8 +88,8 @@ class Order:
         """Returns the indices of each batch of one pass."""
         count = self._count
         full, rest = divmod(count, share.batch)
-        all_full = self._params.drop_remainder or not rest
-        last = full if all_full else full + 1
+        last = full if self._params.drop_remainder or not rest else full + 1
+        all_alike = last == full and share.size * share.replicas == share.batch
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> tf.Tensor:
@@ -85,7 +98,7 @@ class Order:
             size, larger = examples // share.replicas, examples % share.replicas
             begin = batch * share.batch + replica * size + tf.minimum(replica, larger)
             indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
-            return tf.ensure_shape(indices, [share.size if all_full else None])
+            return tf.ensure_shape(indices, [share.size if all_alike else None])
 
         return tf.data.Dataset.range(min(position, last) * share.here, last * share.here).map(part)
 
@@ -94,16 +107,16 @@ class _Share:
     """The part of a global batch that one input pipeline hands out.
 
     Attributes:
-      batch, size: examples in a global batch, and in a replica's.
+      batch, size: examples in a global batch, and in a replica's; in an evaluation some get one more.
       replicas, here: replicas in all, and those that this pipeline serves.
       first: number of the first of these.
     """
 
-    def __init__(self, batch: int, context: tf.distribute.InputContext | None) -> None:
-        self.batch = batch
+    def __init__(self, params: DataConfig, context: tf.distribute.InputContext | None) -> None:
+        self.batch = batch = params.global_batch_size
         self.replicas = context.num_replicas_in_sync if context else 1
         self.size, rest = divmod(batch, self.replicas)
-        if rest:
+        if rest and params.is_training:
             nearest = [str(count * self.replicas) for count in (self.size, self.size + 1) if count]
             raise UsageError(
                 f"global_batch_size: batch {batch} on {self.replicas} replicas leaves {rest} over; "
@@ -111,6 +124,11 @@ class _Share:
             )
         self.here = replicas_here(context)
         self.first = context.input_pipeline_id * self.here if context else 0
+
+
+def _parts(examples: int, replicas: int) -> list[int]:
+    size, larger = divmod(examples, replicas)
+    return [size + (number < larger) for number in range(replicas)]
 
 
 def replicas_here(input_context: tf.distribute.InputContext | None) -> int:

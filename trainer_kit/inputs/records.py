@@ -85,7 +85,7 @@ class TFRecordSource:
           input_context: the worker's place among the others; None for a single replica.
 
         Raises:
-          UsageError: when the replicas cannot share a global batch equally.
+          UsageError: when the replicas cannot share a global batch to train on equally.
         """
         indices = self._order.at(position, input_context)
         records = indices.map(self._read, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,0 +1,130 @@
+"""The loops of an evaluation: in one graph or step by step, with metrics only or with a state that outputs add to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import DataError
+from trainer_kit.graph_reduction import GraphReduction, NotInGraph, Reduce
+from trainer_kit.loops import OneElement, Readback, Step, eager
+
+_LOG = logging.getLogger(__name__)
+
+
+class EvalLoop:
+    """Runs evaluation steps in graph until the data ends, enough are done, or a stop is asked for.
+
+    `get_next_as_optional` ends the loop inside the graph: no exception, ragged batches and replicas included, four to
+    five times as fast as a Python loop on small models.
+    """
+
+    def __init__(self, begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
+        self._results = Readback(results, tf.function)
+        self._whole = tf.function(self._graph(begin, step, self._results.pack, stop))
+
+    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
+        """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
+        done, packed = self._whole(iterator, tf.convert_to_tensor(num_steps, tf.int32))
+        return int(done), self._results.unpack(packed)
+
+    @staticmethod
+    def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
+        def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
+            begin()
+            done = tf.constant(0)
+            wanted = tf.not_equal(num_steps, 0)
+            element = iterator.get_next_as_optional()
+            while tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(stop)):
+                with tf.name_scope(""):
+                    step(OneElement(element.get_value()))
+                done += 1
+                wanted = tf.not_equal(done, num_steps)
+                if wanted:  # a branch around the step itself would cost more than a small step
+                    element = iterator.get_next_as_optional()
+            return done, results()
+
+        return loop
+
+
+class StatefulEvalLoop:
+    """Runs evaluation steps and reduces their outputs to a state, step by step in Python or in one graph.
+
+    Args:
+      begin: called first: resets metrics.
+      step: takes the iterator, returns outputs.
+      stop: of stop_variable.
+      use_tf_function: compile the step.
+      in_graph: run the loop and the reduction in graph. Where they cannot be traced, which is known before the first
+        step has run, one warning says why, and this and later evaluations go step by step. A mistake in the reduction
+        is raised there, as it is.
+      watched: objects whose attributes the reduction might change, which a graph would do while it is traced only.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], None],
+        step: Step,
+        stop: tf.Variable,
+        *,
+        use_tf_function: bool = True,
+        in_graph: bool = False,
+        watched: Sequence[Any] = (),
+    ) -> None:
+        compiled = tf.function if use_tf_function else eager
+        self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
+        self._in_graph = in_graph
+        self._make_graph = lambda reduce_fn: GraphReduction(step, stop, reduce_fn, watched)
+        self._graph: GraphReduction | None = None
+
+    def __call__(self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
+        """Returns the number of steps done and the state; eager, on the host.
+
+        Args:
+          iterator: over the data.
+          num_steps: how many to do at most; -1 is all of the data.
+          state: that the outputs of the first step are added to; None: `reduce_fn` makes one of them.
+          reduce_fn: takes state and outputs, returns the state.
+        """
+        graph = self._traced(iterator, state, reduce_fn) if self._in_graph else None
+        self._begin()
+        if graph is not None:
+            return graph(iterator, int(num_steps), state)
+        return self._by_step(iterator, int(num_steps), state, reduce_fn)
+
+    def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
+        done = 0
+        while (limit < 0 or done < limit) and not self._stop.numpy():
+            try:
+                outputs = self._step(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+            state = reduce_fn(state, outputs)
+            done += 1
+        return done, state
+
+    def _traced(self, iterator: Any, state: Any, reduce_fn: Reduce) -> GraphReduction | None:
+        if self._graph is None or self._graph.reduce_fn != reduce_fn:
+            self._graph = self._make_graph(reduce_fn)
+        try:
+            self._graph.trace(iterator, state)
+        except NotInGraph as reason:
+            self._in_graph = False
+            _LOG.warning(
+                "the evaluation runs step by step, because its logs cannot be aggregated in a graph: %s; "
+                "trainer.eval_tf_while_loop=false silences this",
+                reason,
+            )
+            return None
+        return self._graph
+
+
+def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
+    """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
+    if done == 0 and not stopped:
+        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
+    if 0 <= done < wanted and not stopped:
+        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
