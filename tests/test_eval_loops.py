@@ -131,8 +131,9 @@ def test_a_state_of_any_structure_and_shape_is_the_same_in_graph_and_step_by_ste
     assert "step by step" not in caplog.text
 
 
-@pytest.mark.parametrize("state", [np.zeros([10], np.int32), tf.ones([10], tf.int32)])
-def test_a_state_that_was_given_is_added_to(state: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("made", [np.zeros, tf.ones])
+def test_a_state_that_was_given_is_added_to(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    state = made([10], np.int32)
     _, graph, _ = _loops(_histogram)
     done, result = graph(iter(_batches()), -1, state, _histogram)
     assert (done, result.numpy().tolist()) == (4, (1 + np.asarray(state)).tolist())

@@ -224,8 +224,8 @@ def test_a_broken_rule_about_an_untouched_field_tells_what_was_touched(default: 
 
 
 def test_a_batch_that_virtual_cpus_cannot_share_tells_both_origins(default: ExperimentConfig) -> None:
-    batch = {"task": {"validation_data": {"global_batch_size": 32}}}
-    mistake = refused(default, batch, {"runtime": {"virtual_cpus": 3}})["task.validation_data.global_batch_size"]
+    batch = {"task": {"train_data": {"global_batch_size": 32}}}
+    mistake = refused(default, batch, {"runtime": {"virtual_cpus": 3}})["task.train_data.global_batch_size"]
     assert mistake.origin == "layer 0"
     mistake = refused(default.replace(**batch), {"runtime": {"virtual_cpus": 3}})[mistake.path]
     assert mistake.origin == "default, beside runtime.virtual_cpus of layer 0"
