@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,8 +201,17 @@ class Outcome:
     imported_tensorflow: bool
 
 
-def commit(mistake: Mistake, folder: Path) -> Outcome:
-    """Runs the wrong command, in a process, from the checkout."""
+def run_command(arguments: list[str]) -> tuple[int, str]:
+    """Runs the command, in a process, from the checkout; returns its exit code and what it wrote to standard error."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "trainer_kit.train", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command) -> Outcome:
+    """Runs the wrong command by `run`, which returns its exit code and its error text."""
     for name, text in mistake.files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -210,18 +220,15 @@ def commit(mistake: Mistake, folder: Path) -> Outcome:
     given = [f"--{name}={value}" if name else value for name, value in flags.items() if value is not None]
     arguments = [argument.replace("{folder}", str(folder)) for argument in given]
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "trainer_kit.train", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
+    code, told = run(arguments)
     seconds = time.perf_counter() - start
     events = {str(path) for file in folder.rglob("events.out.tfevents*") for path in (file, *file.parents)}
     written = sorted({str(path) for path in folder.rglob("*") if "__pycache__" not in str(path)} - before - events)
-    lines = done.stderr.splitlines()
+    lines = told.splitlines()
     imported = any(line.startswith("import time:") and line.split()[-1] == "tensorflow" for line in lines)
     errors = [line for line in lines if not line.startswith(("WARNING: All log", "I0000", "E0000", "import time:"))]
     text = "\n".join(errors[next((i for i, line in enumerate(errors) if line.startswith("error")), 0) :])
-    return Outcome(done.returncode, text, seconds, written, imported)
+    return Outcome(code, text, seconds, written, imported)
 
 
 def is_told(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:

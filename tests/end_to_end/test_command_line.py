@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer_kit.testing import ForkServer
+
 ROOT = Path(__file__).parents[2]
 
 _FILE = '''
@@ -79,15 +81,20 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path) -> None:
     assert "beta_1: 0.8" in (folder / "run/params.yaml").read_text()
     assert "beta_1" in (folder / "run/operative_config.train_and_eval.gin").read_text()
 
-    second = _run(folder, "train_and_eval", *common, "--params_override=trainer.train_steps=200")
-    assert second.returncode == 0, second.stderr
-    assert "train_and_eval from step 120" in second.stderr
-    assert _steps(second.stdout, "train") == [140, 150, 170, 190, 200]
+    with ForkServer() as server:
+        second = server.run(
+            "train",
+            *_command("train_and_eval", *common, "--params_override=trainer.train_steps=200")[3:],
+            folder=str(folder),
+        )
+        assert second.code == 0, second.text
+        assert "train_and_eval from step 120" in second.text
+        assert _steps(second.text, "train") == [140, 150, 170, 190, 200]
 
-    evaluated = _run(folder, "eval", *common, "--checkpoint=best")
-    assert evaluated.returncode == 0, evaluated.stderr
+        evaluated = server.run("train", *_command("eval", *common, "--checkpoint=best")[3:], folder=str(folder))
+    assert evaluated.code == 0, evaluated.text
     best = json.loads((folder / "run/best_ckpt/info.json").read_text())
-    line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.stdout, re.MULTILINE)
+    line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.text, re.MULTILINE)
     assert line is not None
     assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)  # as many digits as are printed
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told
+from trainer_kit.testing import ForkServer
+
+_EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
+_LATE = [mistake for mistake in MISTAKES if mistake.needs_tensorflow]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+# One of those that take TensorFlow is made in a process of its own, the others where it is imported already.
+@pytest.mark.parametrize("mistake", [*_EARLY, _LATE[0]], ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_gets_one_clear_message_its_exit_code_and_leaves_nothing(mistake: Mistake, tmp_path: Path) -> None:
     outcome = commit(mistake, tmp_path)
     assert outcome.code == mistake.code, outcome.text
@@ -20,6 +32,21 @@ def test_a_mistake_gets_one_clear_message_its_exit_code_and_leaves_nothing(mista
     assert outcome.written == []
     assert outcome.imported_tensorflow == mistake.needs_tensorflow
     assert is_told(mistake, outcome, tmp_path)
+
+
+@pytest.mark.parametrize("mistake", _LATE[1:], ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_a_mistake_that_tensorflow_has_to_tell_gets_one_clear_message_too(
+    mistake: Mistake, tmp_path: Path, server: ForkServer
+) -> None:
+    def run(arguments: list[str]) -> tuple[int, str]:
+        ended = server.run("train", *arguments, folder=str(ROOT))
+        return ended.code, ended.text
+
+    outcome = commit(mistake, tmp_path, run)
+    assert outcome.code == mistake.code, outcome.text
+    assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
+    assert "Traceback" not in outcome.text
+    assert outcome.written == []
 
 
 def test_the_sample_in_the_readme_is_what_is_printed() -> None:
