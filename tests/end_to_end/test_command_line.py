@@ -131,7 +131,9 @@ def test_a_stopped_run_saves_tells_so_and_can_go_on(folder: Path, number: signal
 
 def test_sigterm_while_tensorflow_is_imported_asks_for_another_start(folder: Path) -> None:
     process = _start(folder, "train", "--model_dir=early")
-    time.sleep(1.5)
+    give_up = time.monotonic() + 60
+    while "tensorflow" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < give_up:
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
