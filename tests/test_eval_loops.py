@@ -9,45 +9,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.counting_step import Counter, batches
 from trainer_kit.errors import DataError
 from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
-from trainer_kit.loops import stop_variable
-
-
-class _Counter:
-    """A step that adds up what it is given."""
-
-    def __init__(self) -> None:
-        self.total = tf.Variable(0.0)
-        self.stop = stop_variable()
-
-    def begin(self) -> None:
-        self.total.assign(0.0)
-
-    def step(self, iterator: object) -> dict[str, tf.Tensor]:
-        value = next(iterator)  # type: ignore[call-overload]
-        self.total.assign_add(tf.reduce_sum(tf.cast(value, tf.float32)))
-        return {"value": value}
-
-    def results(self) -> dict[str, tf.Tensor]:
-        return {"total": self.total.read_value()}
-
-
-def _batches() -> tf.data.Dataset:
-    return tf.data.Dataset.range(10).batch(3)
 
 
 @pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])
 def test_evaluation_runs_to_the_end_of_the_data_or_the_number_asked_for(wanted: int, done: int, total: float) -> None:
-    counter = _Counter()
+    counter = Counter()
     evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
-    assert evaluate(iter(_batches()), wanted) == (done, {"total": total})
+    assert evaluate(iter(batches()), wanted) == (done, {"total": total})
 
 
 def test_a_limited_evaluation_takes_no_element_more_than_it_uses() -> None:
-    counter = _Counter()
+    counter = Counter()
     evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
-    iterator = iter(_batches())
+    iterator = iter(batches())
     evaluate(iterator, 2)
     assert evaluate(iterator, -1) == (2, {"total": 30.0})
 
@@ -57,10 +34,10 @@ def _collect(state: list[int] | None, outputs: dict[str, tf.Tensor]) -> list[int
 
 
 def test_outputs_of_all_steps_are_reduced_to_a_state() -> None:
-    counter = _Counter()
+    counter = Counter()
     evaluate = StatefulEvalLoop(counter.begin, counter.step, counter.stop)
-    assert evaluate(iter(_batches()), -1, None, _collect) == (4, list(range(10)))
-    assert evaluate(iter(_batches()), 2, None, _collect) == (2, list(range(6)))
+    assert evaluate(iter(batches()), -1, None, _collect) == (4, list(range(10)))
+    assert evaluate(iter(batches()), 2, None, _collect) == (2, list(range(6)))
 
 
 class _Pair(NamedTuple):
@@ -111,8 +88,8 @@ def _plain(state: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: np.asarray(leaf).tolist(), leaves)
 
 
-def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[_Counter, StatefulEvalLoop, StatefulEvalLoop]:
-    counter = _Counter()
+def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop, StatefulEvalLoop]:
+    counter = Counter()
     arguments = (counter.begin, counter.step, counter.stop)
     return counter, StatefulEvalLoop(*arguments, in_graph=True, watched=watched), StatefulEvalLoop(*arguments)
 
@@ -123,9 +100,9 @@ def test_a_state_of_any_structure_and_shape_is_the_same_in_graph_and_step_by_ste
 ) -> None:
     counter, graph, by_step = _loops(reduce_fn)
     for wanted in (-1, 2, 1, 9, 0):
-        done, state = graph(iter(_batches()), wanted, None, reduce_fn)
+        done, state = graph(iter(batches()), wanted, None, reduce_fn)
         total = float(counter.total)
-        expected_done, expected = by_step(iter(_batches()), wanted, None, reduce_fn)
+        expected_done, expected = by_step(iter(batches()), wanted, None, reduce_fn)
         tf.nest.assert_same_structure(state, expected)
         assert (done, _plain(state), total) == (expected_done, _plain(expected), float(counter.total))
     assert "step by step" not in caplog.text
@@ -135,7 +112,7 @@ def test_a_state_of_any_structure_and_shape_is_the_same_in_graph_and_step_by_ste
 def test_a_state_that_was_given_is_added_to(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     state = made([10], np.int32)
     _, graph, _ = _loops(_histogram)
-    done, result = graph(iter(_batches()), -1, state, _histogram)
+    done, result = graph(iter(batches()), -1, state, _histogram)
     assert (done, result.numpy().tolist()) == (4, (1 + np.asarray(state)).tolist())
     assert "step by step" not in caplog.text
 
@@ -152,7 +129,7 @@ def test_data_of_another_kind_is_traced_anew_and_the_first_kind_is_still_known(
 ) -> None:
     _, graph, _ = _loops(_values)
     static = tf.data.Dataset.range(12).batch(4, drop_remainder=True)
-    for data, examples in ((static, 12), (_batches(), 10), (static, 12), (static.map(lambda x: x + 1), 12)):
+    for data, examples in ((static, 12), (batches(), 10), (static, 12), (static.map(lambda x: x + 1), 12)):
         done, state = graph(iter(data), -1, None, _values)
         assert (done, len(state)) == (len(list(data)), examples)
     assert "step by step" not in caplog.text
@@ -160,7 +137,7 @@ def test_data_of_another_kind_is_traced_anew_and_the_first_kind_is_still_known(
 
 def test_a_limited_loop_in_graph_takes_no_element_more_than_it_uses() -> None:
     _, graph, _ = _loops(_values)
-    iterator = iter(_batches())
+    iterator = iter(batches())
     graph(iterator, 2, None, _values)
     done, state = graph(iterator, -1, None, _values)
     assert (done, state.numpy().tolist()) == (2, [6, 7, 8, 9])
@@ -168,7 +145,7 @@ def test_a_limited_loop_in_graph_takes_no_element_more_than_it_uses() -> None:
 
 
 def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
-    counter = _Counter()
+    counter = Counter()
 
     def step(iterator: object) -> dict[str, tf.Tensor]:
         outputs = counter.step(iterator)
@@ -176,9 +153,9 @@ def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
         return outputs
 
     graph = StatefulEvalLoop(counter.begin, step, counter.stop, in_graph=True)
-    done, state = graph(iter(_batches()), -1, None, _values)
+    done, state = graph(iter(batches()), -1, None, _values)
     assert (done, state.numpy().tolist()) == (2, [0, 1, 2, 3, 4, 5])
-    assert graph(iter(_batches()), -1, None, _values) == (0, None)
+    assert graph(iter(batches()), -1, None, _values) == (0, None)
 
 
 def _sums(state: Any, outputs: Any) -> Any:
@@ -228,9 +205,9 @@ def test_what_no_graph_can_do_goes_step_by_step_after_one_warning(
 ) -> None:
     counter, graph, by_step = _loops(reduce_fn)
     for _ in range(2):
-        done, state = graph(iter(_batches()), -1, None, reduce_fn)
+        done, state = graph(iter(batches()), -1, None, reduce_fn)
         assert float(counter.total) == 45.0  # each batch counted once
-        assert (done, _plain(state)) == (4, _plain(by_step(iter(_batches()), -1, None, reduce_fn)[1]))
+        assert (done, _plain(state)) == (4, _plain(by_step(iter(batches()), -1, None, reduce_fn)[1]))
     (warning,) = [record.getMessage() for record in caplog.records if "step by step" in record.getMessage()]
     assert re.search(f"{reason}.*; trainer.eval_tf_while_loop=false silences this$", warning)
 
@@ -264,7 +241,7 @@ def test_what_a_reduction_remembers_elsewhere_is_as_if_nothing_had_been_traced(
     task = _Remembering()
     reduce_fn = getattr(task, method)
     _, graph, _ = _loops(reduce_fn, [task])
-    _, state = graph(iter(_batches()), -1, None, reduce_fn)
+    _, state = graph(iter(batches()), -1, None, reduce_fn)
     assert np.asarray(state).tolist() == list(range(10))
     assert reason in caplog.text
     kept = {"count": [0] * task.batches, "keep": task.parts["each"], "keep_and_read": task.seen}[method]
@@ -282,9 +259,9 @@ def test_what_a_reduction_remembers_elsewhere_is_as_if_nothing_had_been_traced(
 def test_a_mistake_in_the_reduction_is_raised_as_it_is(reduce_fn: Any, error: type[Exception]) -> None:
     _, graph, by_step = _loops(reduce_fn)
     with pytest.raises(error) as expected:
-        by_step(iter(_batches()), -1, None, reduce_fn)
+        by_step(iter(batches()), -1, None, reduce_fn)
     with pytest.raises(error) as found:
-        graph(iter(_batches()), -1, None, reduce_fn)
+        graph(iter(batches()), -1, None, reduce_fn)
     assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
@@ -295,7 +272,7 @@ def test_a_mistake_that_only_values_show_is_raised_from_the_graph() -> None:
 
     _, graph, _ = _loops(reduce_fn)
     with pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
-        graph(iter(_batches()), -1, None, reduce_fn)
+        graph(iter(batches()), -1, None, reduce_fn)
 
 
 def test_an_evaluation_without_a_batch_is_an_error_and_one_with_fewer_than_asked_for_a_warning(

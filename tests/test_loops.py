@@ -4,60 +4,38 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.loops import OneElement, Readback, TrainLoop, stop_variable
-
-
-class _Counter:
-    """A step that adds up what it is given."""
-
-    def __init__(self) -> None:
-        self.total = tf.Variable(0.0)
-        self.stop = stop_variable()
-
-    def begin(self) -> None:
-        self.total.assign(0.0)
-
-    def step(self, iterator: object) -> dict[str, tf.Tensor]:
-        value = next(iterator)  # type: ignore[call-overload]
-        self.total.assign_add(tf.reduce_sum(tf.cast(value, tf.float32)))
-        return {"value": value}
-
-    def results(self) -> dict[str, tf.Tensor]:
-        return {"total": self.total.read_value()}
-
-
-def _batches() -> tf.data.Dataset:
-    return tf.data.Dataset.range(10).batch(3)
+from tests.counting_step import Counter, batches
+from trainer_kit.loops import OneElement, Readback, TrainLoop
 
 
 @pytest.mark.parametrize(("function", "loop"), [(True, True), (True, False), (False, False)])
 def test_every_way_of_running_the_train_loop_gives_the_same(function: bool, loop: bool) -> None:
-    counter = _Counter()
+    counter = Counter()
     train = TrainLoop(
         counter.begin, counter.step, counter.results, counter.stop, use_tf_function=function, use_tf_while_loop=loop
     )
-    iterator = iter(_batches())
+    iterator = iter(batches())
     assert train(iterator, tf.constant(2)) == (2, {"total": 15.0})
     assert train(iterator, tf.constant(1)) == (1, {"total": 21.0})  # reset at the start of a loop
 
 
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
-    counter = _Counter()
+    counter = Counter()
 
     def step(iterator: object) -> None:
         counter.step(iterator)
         counter.stop.assign(counter.total > 3.0)
 
     train = TrainLoop(counter.begin, step, counter.results, counter.stop)
-    assert train(iter(_batches()), tf.constant(4)) == (2, {"total": 15.0})
-    assert train(iter(_batches()), tf.constant(4)) == (0, {"total": 0.0})
+    assert train(iter(batches()), tf.constant(4)) == (2, {"total": 15.0})
+    assert train(iter(batches()), tf.constant(4)) == (0, {"total": 0.0})
 
 
 def test_the_end_of_the_data_is_an_exception_and_keeps_what_was_done() -> None:
-    counter = _Counter()
+    counter = Counter()
     train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop)
     with pytest.raises(tf.errors.OutOfRangeError):
-        train(iter(_batches()), tf.constant(9))
+        train(iter(batches()), tf.constant(9))
     assert train.results() == {"total": 45.0}
 
 

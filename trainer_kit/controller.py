@@ -225,9 +225,10 @@ class Controller(orbit.Controller):
                 continue
             start = time.perf_counter()
             output = self.evaluate(steps)
+            seconds = time.perf_counter() - start
             if not self.stopping:
                 self._writer.flush()  # a record never precedes what it tells of
-                run.record(self._saved_step, output, time.perf_counter() - start, path)
+                run.record(self._saved_step, output, seconds, path)
         return output
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:

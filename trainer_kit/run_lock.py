@@ -60,6 +60,17 @@ def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> 
     return value if whole and "ended" in value else None
 
 
+def runs(pid: int) -> bool:
+    """Whether this machine has a process of this number; True where there is no telling."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # somebody else's; or no number of a process, which tells nothing
+    return True
+
+
 def check_not_held(model_dir: str | os.PathLike[str]) -> None:
     """Raises ModelDirInUseError when another process of this machine trains in `model_dir` right now; takes nothing.
 
@@ -250,15 +261,7 @@ class RunLock:
         return False
 
     def _may_live(self, heartbeat: dict[str, Any]) -> bool:
-        if heartbeat["host"] != self._host:
-            return True
-        try:
-            os.kill(heartbeat["pid"], 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            return True  # somebody else's
-        return True
+        return heartbeat["host"] != self._host or runs(heartbeat["pid"])
 
     def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
         """Watches a heartbeat: True when it has stopped, False when its run ends meanwhile; raises when it beats."""

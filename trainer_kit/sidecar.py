@@ -16,7 +16,7 @@ from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.lease import Lease
 from trainer_kit.run_directory import RunDirectory
-from trainer_kit.run_lock import read_heartbeat
+from trainer_kit.run_lock import read_heartbeat, runs
 
 _SILENT_SECONDS = 20.0  # four beats
 
@@ -57,7 +57,7 @@ class Sidecar:
         """Whether the run has ended: it says so, or the last of its steps was restored."""
         train_steps = self._directory.train_steps(self._train_steps)  # the run's own, which may be changed and go on
         final = self._directory.read_final()
-        if final is not None and (final["step"] >= train_steps or final.get("stopped_early")):
+        if final is not None and final["step"] >= train_steps:
             return True
         return 0 <= train_steps <= self._step()
 
@@ -70,7 +70,7 @@ class Sidecar:
         if heartbeat["beat"] != self._beat[0]:
             self._beat = (heartbeat["beat"], now)
         here = heartbeat["host"] == socket.gethostname()
-        return now - self._beat[1] < _SILENT_SECONDS and not (here and _is_gone(heartbeat["pid"]))
+        return now - self._beat[1] < _SILENT_SECONDS and not (here and not runs(heartbeat["pid"]))
 
     def trainer(self) -> str:
         """Who trains, or has trained, how far it came and whether it is alive."""
@@ -114,13 +114,3 @@ class Sidecar:
             self._summaries.resume(step)
         if isinstance(self._best, BestCheckpoint):
             self._best.resume(None, self._ledger.best(self._best.metric_name, self._best.metric_comp))
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False  # somebody else's
-    return False

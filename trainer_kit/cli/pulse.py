@@ -7,7 +7,6 @@ by the clock of this process; the age of the file counts only for what was so be
 from __future__ import annotations
 
 import math
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer_kit.cli.run_view import Process
+from trainer_kit.run_lock import runs
 
 State = Literal["alive", "silent", "gone", "ended"]
 SILENT_AFTER = 20.0  # seconds: four beats
@@ -71,7 +71,7 @@ class Pulses:
         seconds = seen.age + now - seen.at
         if process.ended:
             return Pulse("ended", seconds)
-        if process.host == self._host and process.pid is not None and not _runs(process.pid):
+        if process.host == self._host and process.pid is not None and not runs(process.pid):
             return Pulse("gone", seconds)
         return Pulse("alive" if seconds < SILENT_AFTER else "silent", seconds)
 
@@ -81,13 +81,3 @@ def pulse_text(process: Process, pulse: Pulse) -> str:
     if pulse.state == "silent":
         return f"silent for {math.floor(pulse.seconds)} s"
     return {"ended": f"ended: {process.ended}", "gone": "gone, no end told"}.get(pulse.state, pulse.state)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True  # somebody else's; or no number of a process, which tells nothing
-    return True
