@@ -229,6 +229,7 @@ class Controller(orbit.Controller):
             if not self.stopping:
                 self._writer.flush()  # a record never precedes what it tells of
                 run.record(self._saved_step, output, seconds, path)
+        self.phase = "end"
         return output
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
