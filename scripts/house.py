@@ -43,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "distribution",
         "checkpoints",
         "telemetry",
+        "user_code",
         "loops",
         "python_state",
         "graph_reduction",
@@ -71,8 +72,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
-    "tasks": {"inputs", "optimizers", "checkpoints"},
-    "graph_reduction": {"loops", "python_state"},
+    "tasks": {"inputs", "optimizers", "checkpoints", "user_code"},
+    "graph_reduction": {"loops", "python_state", "user_code"},
     "eval_loops": {"loops", "graph_reduction"},
     "trainer": {"evaluator"},
     "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending"},

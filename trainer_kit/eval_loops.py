@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.graph_reduction import GraphReduction, NotInGraph, Reduce
-from trainer_kit.loops import OneElement, Readback, Step, eager
+from trainer_kit.loops import Readback, Step, eager, graph_function, over_elements
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,13 +18,12 @@ _LOG = logging.getLogger(__name__)
 class EvalLoop:
     """Runs evaluation steps in graph until the data ends, enough are done, or a stop is asked for.
 
-    `get_next_as_optional` ends the loop inside the graph: no exception, ragged batches and replicas included, four to
-    five times as fast as a Python loop on small models.
+    Four to five times as fast as a Python loop on small models.
     """
 
     def __init__(self, begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
-        self._results = Readback(results, tf.function)
-        self._whole = tf.function(self._graph(begin, step, self._results.pack, stop))
+        self._results = Readback(results, graph_function)
+        self._whole = graph_function(self._graph(begin, step, self._results.pack, stop))
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
@@ -34,17 +33,12 @@ class EvalLoop:
     @staticmethod
     def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
+            def one_step(element: Any, no_state: Any) -> Any:
+                step(element)
+                return no_state
+
             begin()
-            done = tf.constant(0)
-            wanted = tf.not_equal(num_steps, 0)
-            element = iterator.get_next_as_optional()
-            while tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(stop)):
-                with tf.name_scope(""):
-                    step(OneElement(element.get_value()))
-                done += 1
-                wanted = tf.not_equal(done, num_steps)
-                if wanted:  # a branch around the step itself would cost more than a small step
-                    element = iterator.get_next_as_optional()
+            done, _ = over_elements(iterator, num_steps, stop, one_step)
             return done, results()
 
         return loop
@@ -74,7 +68,7 @@ class StatefulEvalLoop:
         in_graph: bool = False,
         watched: Sequence[Any] = (),
     ) -> None:
-        compiled = tf.function if use_tf_function else eager
+        compiled = graph_function if use_tf_function else eager
         self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
         self._in_graph = in_graph
         self._make_graph = lambda reduce_fn: GraphReduction(step, stop, reduce_fn, watched)

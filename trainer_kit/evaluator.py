@@ -18,6 +18,7 @@ from trainer_kit.inputs.feed import Feed
 from trainer_kit.loops import batch_counter
 from trainer_kit.metrics import MetricSet, to_numpy
 from trainer_kit.optimizers.moving_average import MovingAverage
+from trainer_kit.user_code import converted
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,8 +109,9 @@ class Evaluator(orbit.AbstractEvaluator):
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
         options = self.config.trainer
 
+        @tf.autograph.experimental.do_not_convert
         def step(iterator: Any) -> Any:
-            logs = self.eval_step(iterator)
+            logs = converted(self.eval_step)(iterator)
             self.agree_to_stop(self.evaluated_batches)
             return logs
 
@@ -143,6 +145,7 @@ class Evaluator(orbit.AbstractEvaluator):
             if self._average is not None and not self._average.swapped:
                 self._average.swap()
 
+    @tf.autograph.experimental.do_not_convert
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.
 
@@ -150,9 +153,10 @@ class Evaluator(orbit.AbstractEvaluator):
         """
         return next(iterator), {}
 
+    @tf.autograph.experimental.do_not_convert
     def eval_step(self, iterator: Any) -> dict[str, Any]:
         """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
-        inputs, passthrough = self.next_eval_inputs(iterator)
+        inputs, passthrough = converted(self.next_eval_inputs)(iterator)
         # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
         with tf.control_dependencies(local_tensors(inputs, self._strategy)):
             self.evaluated_batches.assign_add(1)
@@ -162,15 +166,17 @@ class Evaluator(orbit.AbstractEvaluator):
             _LOG.warning("the task's logs replace the passed-through logs of the same names: %s", conflicts)
         return {**passthrough, **logs}
 
+    @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
-        logs = self.task.validation_step(inputs, model=self.model, metrics=self.validation_metrics)
+        logs = converted(self.task.validation_step)(inputs, model=self.model, metrics=self.validation_metrics)
         if self.task.loss in logs:
             self._eval_set.update_loss(logs[self.task.loss], inputs)
         return logs
 
+    @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
         """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
-        return self.task.aggregate_logs(state, step_outputs)
+        return converted(self.task.aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.

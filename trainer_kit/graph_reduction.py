@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.loops import OneElement, Step
+from trainer_kit.loops import OneElement, Step, graph_function, over_elements
 from trainer_kit.python_state import PythonState
+from trainer_kit.user_code import converted
 
 Reduce = Callable[[Any, Any], Any]
 
@@ -41,10 +42,10 @@ class GraphReduction:
         self._step, self._stop, self._watched = step, stop, watched
         self._outputs: Any = None  # specs of the outputs of a step, from the last trace
         self._outputs_in: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
-        self._first = tf.function(self._first_step)
-        self._outputs_only = tf.function(lambda iterator: self._noted(step(iterator)))
-        self._reduction = tf.function(self._reduced)
-        self._rest = tf.function(self._all_steps)
+        self._first = graph_function(self._first_step)
+        self._outputs_only = graph_function(lambda iterator: self._noted(step(iterator)))
+        self._reduction = graph_function(self._reduced)
+        self._rest = graph_function(self._all_steps)
 
     def trace(self, iterator: Any, state: Any) -> None:
         """Traces all graphs that an evaluation with this iterator and state needs; runs nothing.
@@ -79,19 +80,13 @@ class GraphReduction:
         return self._reduced(None, self._noted(self._step(iterator)))
 
     def _all_steps(self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any) -> Any:
+        def one_step(element: OneElement, flat: Any) -> Any:
+            outputs = self._noted(self._step(element))
+            state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
+            return tf.nest.flatten(self._reduced(state_now, outputs), expand_composites=True)
+
         flat = tf.nest.flatten(state, expand_composites=True)
-        wanted = tf.constant(True)
-        element = iterator.get_next_as_optional()
-        while tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(self._stop)):
-            tf.autograph.experimental.set_loop_options(shape_invariants=[(flat, [leaf.shape for leaf in flat])])
-            with tf.name_scope(""):
-                outputs = self._noted(self._step(OneElement(element.get_value())))
-                state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
-                flat = tf.nest.flatten(self._reduced(state_now, outputs), expand_composites=True)
-            done += 1
-            wanted = tf.not_equal(done, limit)
-            if wanted:
-                element = iterator.get_next_as_optional()
+        done, flat = over_elements(iterator, limit, self._stop, one_step, flat, done)
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
 
     def _reduced(self, state: Any, outputs: Any) -> Any:
@@ -101,12 +96,11 @@ class GraphReduction:
         kept = PythonState(self._watched)
         try:
             with tf.device("CPU:0"):
-                new = self.reduce_fn(state, outputs)
+                new = converted(self.reduce_fn)(state, outputs)
         finally:
             changed = kept.restore()
         return self._checked(old, new, changed)
 
-    @tf.autograph.experimental.do_not_convert
     def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
             raise NotInGraph(f"it changes {', '.join(changed)}, and not only the state that it returns")
@@ -115,7 +109,6 @@ class GraphReduction:
             raise NotInGraph("the state that it returns has no tensor that follows from the logs")
         return _tensors(state)
 
-    @tf.autograph.experimental.do_not_convert
     def _noted(self, outputs: Any) -> Any:
         """Returns the outputs of a step as they would leave a tf.function, and remembers their specs."""
         outputs = tf.nest.map_structure(

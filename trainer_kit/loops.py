@@ -6,7 +6,7 @@ call. Nothing here knows what a step does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,10 +48,10 @@ class TrainLoop:
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
     ) -> None:
-        compiled = tf.function if use_tf_function else eager
+        compiled = graph_function if use_tf_function else eager
         self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
         self._results = Readback(results, compiled)
-        self.whole = tf.function(self._graph(begin, step, self._results.pack, stop)) if use_tf_while_loop else None
+        self.whole = graph_function(self._graph(begin, step, self._results.pack, stop)) if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
@@ -88,13 +88,16 @@ class TrainLoop:
     @staticmethod
     def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
-            if fresh:
-                begin()
-            done = tf.constant(0)
-            while tf.logical_and(done < num_steps, tf.logical_not(stop)):
+            def go_on(done: tf.Tensor) -> tf.Tensor:
+                return tf.logical_and(done < num_steps, tf.logical_not(stop))
+
+            def one_step(done: tf.Tensor) -> tf.Tensor:
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     step(iterator)
-                done += 1
+                return done + 1
+
+            tf.cond(fresh, begin, lambda: None)
+            (done,) = tf.while_loop(go_on, one_step, [tf.constant(0)])
             return done, results()
 
         return loop
@@ -123,12 +126,53 @@ class OneElement:
     get_next = __next__
 
 
+def over_elements(
+    iterator: Any,
+    limit: tf.Tensor,
+    stop: tf.Variable,
+    step: Callable[[OneElement, Any], Any],
+    state: Sequence[tf.Tensor] = (),
+    done: int | tf.Tensor = 0,
+) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is asked for; in graph.
+
+    `get_next_as_optional` ends the loop inside the graph: no exception, ragged batches and replicas included.
+
+    Args:
+      iterator: over the data.
+      limit: how many steps at most, those done before included; -1 is all of the data.
+      stop: of stop_variable.
+      step: takes an iterator over one element, and the state.
+      state: tensors; each keeps its dtype and its static shape.
+      done: steps done before.
+
+    Returns:
+      How many are done, those before included, and the state.
+    """
+
+    def go_on(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> tf.Tensor:
+        return tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(stop))
+
+    def one_step(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> Any:
+        with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+            state = step(OneElement(element.get_value()), state)
+        wanted = tf.not_equal(done + 1, limit)
+        # A branch around the step itself would cost more than a small step.
+        return done + 1, wanted, tf.cond(wanted, iterator.get_next_as_optional, lambda: element), state
+
+    done, state = tf.convert_to_tensor(done), list(state)
+    values = (done, tf.not_equal(done, limit), iterator.get_next_as_optional(), state)
+    shapes = (None, None, None, [tensor.shape for tensor in state])
+    done, _, _, state = tf.while_loop(go_on, one_step, values, shapes)
+    return done, state
+
+
 class Readback:
     """Brings nested results from graph to host in one transfer: scalars travel stacked as float64.
 
     Args:
       results: returns nested scalars, tensors or variables.
-      compiled: tf.function, or the identity for eager.
+      compiled: graph_function or eager.
     """
 
     def __init__(self, results: Callable[[], Any], compiled: Callable[[Any], Any]) -> None:
@@ -166,6 +210,11 @@ class Readback:
         return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
-def eager(function: Any) -> Any:
+def graph_function(function: Callable[..., Any]) -> Any:
+    """Returns `function`, which is the framework's own, as a tf.function; AutoGraph does not see it."""
+    return tf.function(function, autograph=False)
+
+
+def eager(function: Callable[..., Any]) -> Any:
     """Returns `function` as it is, where another loop has it compiled."""
     return function

@@ -37,6 +37,7 @@ from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
 from trainer_kit.requirements import check_exact_resume, check_model, check_sections
+from trainer_kit.user_code import converted
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
@@ -260,28 +261,32 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self.sound = {1: True, 0: False}.get(int(results.pop(_SOUND, -1)))
         return dict(results)
 
+    @tf.autograph.experimental.do_not_convert
     def next_train_inputs(self, iterator: Any) -> Any:
         """Returns the next batch for the model; in graph, on the host. Override to change what the model is fed."""
         return next(iterator)
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
         """Uses one element of the iterator for one step on every replica; in graph."""
-        inputs = self.next_train_inputs(iterator)
+        inputs = converted(self.next_train_inputs)(iterator)
         with tf.control_dependencies(local_tensors(inputs, self._strategy)):  # no count moves when the data has ended
             self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
 
+    @tf.autograph.experimental.do_not_convert
     def _train_step_in_step(self, iterator: Any) -> None:
-        self.train_step(iterator)
+        converted(self.train_step)(iterator)
         self.agree_to_stop(self._global_step)
 
+    @tf.autograph.experimental.do_not_convert
     def _replica_train_step(self, inputs: Any) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
-        step = self.task.train_step
+        step = converted(self.task.train_step)
         if self.config.runtime.enable_xla:
-            step = tf.function(step, jit_compile=True)
+            step = tf.function(step, jit_compile=True, autograph=False)
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
         self._train_set.update_loss(logs[self.task.loss])
 

@@ -53,8 +53,8 @@ class MovingAverage:
         ]
         self._names = _unique([variable_path(variable) for variable in variables])
         self._swapped = False
-        self._exchange_all = tf.function(self._exchange_each)
-        self._copy_all = tf.function(self._copy_each)
+        self._exchange_all = tf.function(self._exchange_each, autograph=False)
+        self._copy_all = tf.function(self._copy_each, autograph=False)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:

@@ -19,6 +19,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.source import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
+from trainer_kit.user_code import converted
 
 
 class Task(abc.ABC):
@@ -87,6 +88,7 @@ class Task(abc.ABC):
           input_context: this worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
         """
 
+    @tf.autograph.experimental.do_not_convert
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
         """Returns the total loss, a float scalar: by default the sum of `aux_losses`, what the model's layers added.
 
@@ -103,16 +105,19 @@ class Task(abc.ABC):
         del training
         return []
 
+    @tf.autograph.experimental.do_not_convert
     def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
         """Updates the metrics of `build_metrics` by one batch; in graph, on a replica."""
         del kwargs
         for metric in metrics:
-            metric.update_state(labels, model_outputs)
+            converted(metric.update_state)(labels, model_outputs)
 
+    @tf.autograph.experimental.do_not_convert
     def process_compiled_metrics(self, model: Any, features: Any, labels: Any, model_outputs: Any) -> None:
         """Updates the metrics that the model was compiled with by one batch; in graph, on a replica."""
-        model.compute_metrics(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
+        converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
@@ -133,7 +138,7 @@ class Task(abc.ABC):
         """
         features, labels = split_batch(inputs)
         with tf.GradientTape() as tape:
-            outputs = full_precision(model(features, training=True))
+            outputs = full_precision(converted(model)(features, training=True))
             loss = self._total_loss(model, features, labels, outputs)
             replica_loss = scale_loss(optimizer, loss / tf.distribute.get_strategy().num_replicas_in_sync)
         gradients = tape.gradient(replica_loss, model.trainable_variables)
@@ -141,6 +146,7 @@ class Task(abc.ABC):
         self._update_metrics(metrics, model, features, labels, outputs)
         return {self.loss: loss}
 
+    @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
         """Does one forward pass and updates the metrics; in graph, on a replica.
 
@@ -148,14 +154,15 @@ class Task(abc.ABC):
           Logs; `self.loss`, if it is there, is the mean loss over the batch.
         """
         features, labels = split_batch(inputs)
-        outputs = full_precision(self.inference_step(features, model))
+        outputs = full_precision(converted(self.inference_step)(features, model))
         loss = self._total_loss(model, features, labels, outputs)
         self._update_metrics(metrics, model, features, labels, outputs)
         return {self.loss: loss}
 
+    @tf.autograph.experimental.do_not_convert
     def inference_step(self, inputs: Any, model: Any) -> Any:
         """Returns the model's outputs for `inputs` (features only), not in training; in graph, on a replica."""
-        return model(inputs, training=False)
+        return converted(model)(inputs, training=False)
 
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         """Returns `state` with the logs of one validation step added; state is None at the first; on the host, eager.
@@ -176,21 +183,21 @@ class Task(abc.ABC):
         return type(self).aggregate_logs is not Task.aggregate_logs
 
     def _total_loss(self, model: Any, features: Any, labels: Any, outputs: Any) -> tf.Tensor:
-        added = list(getattr(model, "losses", None) or [])
+        added, build_losses = list(getattr(model, "losses", None) or []), converted(self.build_losses)
         if is_compiled(model):  # Keras' own loss holds what the layers added
-            loss = model.compute_loss(x=features, y=labels, y_pred=outputs)
-            loss += self.build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
+            loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs)
+            loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
         else:
-            loss = self.build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
+            loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
         return _scalar(loss, type(self).__name__)
 
     def _update_metrics(
         self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any
     ) -> None:
         if metrics:
-            self.process_metrics(metrics, labels, outputs)
+            converted(self.process_metrics)(metrics, labels, outputs)
         if is_compiled(model):
-            self.process_compiled_metrics(model, features, labels, outputs)
+            converted(self.process_compiled_metrics)(model, features, labels, outputs)
 
 
 @tf.autograph.experimental.do_not_convert
