@@ -117,7 +117,7 @@ def _names(cls: type) -> set[str]:
 def _run(task_type: type[TinyTask], devices: int = 1, *, xla: bool = False, trainer_type: Any = Trainer) -> set[str]:
     """Returns where branches were traced in training and in an evaluation."""
     _BRANCHED.clear()
-    config = dataclasses.replace(tiny_experiment(), runtime=RuntimeConfig(enable_xla=xla))
+    config = dataclasses.replace(tiny_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla))
     strategy = tf.distribute.get_strategy()
     if devices > 1:
         names = [f"CPU:{number}" for number in range(devices)]
