@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
+
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and the processes of these tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -57,9 +57,9 @@ def test_all_of_the_grace_time_is_given_unless_all_is_saved(
 
 
 _PROGRAM = """
-import sys, time
+import os, sys
 from trainer_kit.signals import StopSignals
-with StopSignals(lambda: print("asked to stop", flush=True)) as signals:
+with StopSignals(lambda: os.write(1, b"asked to stop\\n")) as signals:
     print("ready", flush=True)
     sum(1 for _ in iter(lambda: signals.received is None or len(sys.argv) > 1, False))
 print("left with", signals.received.name, flush=True)

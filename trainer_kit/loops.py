@@ -91,13 +91,13 @@ class TrainLoop:
             def go_on(done: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(done < num_steps, tf.logical_not(stop))
 
-            def one_step(done: tf.Tensor) -> tf.Tensor:
+            def one_step(done: tf.Tensor) -> tuple[tf.Tensor]:
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     step(iterator)
-                return done + 1
+                return (done + 1,)
 
             tf.cond(fresh, begin, lambda: None)
-            (done,) = tf.while_loop(go_on, one_step, [tf.constant(0)])
+            (done,) = tf.while_loop(go_on, one_step, (tf.constant(0),))
             return done, results()
 
         return loop
