@@ -14,7 +14,16 @@ from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import apply
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import checker, fields_of, item_class, leaves, section_class, sections
+from trainer_kit.config.sections import (
+    checker,
+    fields_of,
+    has_sections,
+    leaves,
+    listed_class,
+    named_class,
+    section_class,
+    sections,
+)
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.errors import ConfigError
 
@@ -43,6 +52,7 @@ WORDS = st.sampled_from(
 )
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
 TEXTS = st.text(max_size=12) | WORDS
+SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
 
 def values_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
@@ -86,16 +96,17 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
     """A config of the class of `default`; drawn fields that break a rule are left out. `full`: no leaf keeps None."""
     values: dict[str, Any] = {}
     for name, info in fields_of(type(default)).items():
-        inner, items = section_class(info.annotation), item_class(info.annotation)
+        inner, named = section_class(info.annotation), named_class(info.annotation)
+        items = named or listed_class(info.annotation)
         present = getattr(default, name)
         if isinstance(present, Config):
-            values[name] = draw(configs(present))
+            several = st.dictionaries(SET_NAMES, configs(present), min_size=1, max_size=2) if named else st.nothing()
+            values[name] = draw(configs(present) | several)
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
             values[name] = draw(st.none() | configs(inner()))
         elif items is not None:
-            drawn = configs(items[0]())
-            several = st.dictionaries(TEXTS, drawn, max_size=2) if items[1] is dict else st.lists(drawn, max_size=2)
-            values[name] = draw(several)
+            drawn = configs(items())
+            values[name] = draw(st.dictionaries(SET_NAMES, drawn, max_size=2) if named else st.lists(drawn, max_size=2))
         elif inner is None and (draw(st.integers(0, 3)) == 0 or (full and present is None)):
             drawn = values_of(info.annotation, tuple(info.metadata))
             values[name] = draw(drawn.filter(lambda value: value is not None) if full else drawn)
@@ -130,9 +141,13 @@ def corrupted(draw: st.DrawFn, path: str, config: ExperimentConfig, values: dict
     """Puts one mistake into the section at `path` of nested values; returns where."""
     section: Any = config
     for part in filter(None, path.split(".")):
-        section, values = getattr(section, part), values[part]
+        section = section[part] if isinstance(section, dict) else getattr(section, part)
+        values = values[part]
     shown = {name: fields_of(type(section))[name] for name in values}
-    leaves = [name for name, info in shown.items() if not isinstance(getattr(section, name), Config) and name != "type"]
+    inner = [
+        name for name in shown if isinstance(getattr(section, name), Config) or has_sections(getattr(section, name))
+    ]
+    leaves = [name for name in shown if name not in inner and name != "type"]
     name = draw(st.sampled_from(["no_such_key", *leaves]))
     inside = f"{path}.{name}".lstrip(".")
     if name == "no_such_key":

@@ -19,6 +19,7 @@ ADDITIONS = {
     "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
     "TrainerConfig": {
         "continuous_eval",
+        "validation_sets",
         "eval_recreate_iterator",
         "hang_timeout_seconds",
         "preemption_grace_seconds",
@@ -28,7 +29,7 @@ ADDITIONS = {
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
-NEW_CLASSES = {"ContinuousEvalConfig"}
+NEW_CLASSES = {"ContinuousEvalConfig", "ValidationSetConfig"}
 REFUSED_CLASSES = {
     "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
     "AdafactorKerasConfig",

@@ -10,7 +10,7 @@ from pydantic import SerializeAsAny, ValidationError
 from trainer_kit.config.base import Config, configclass
 from trainer_kit.config.optimization import AdamConfig, EMAConfig
 from trainer_kit.config.schema import DataConfig, ExperimentConfig, TrainerConfig
-from trainer_kit.config.sections import checker, fields_of, item_class, leaves, section_class, sections
+from trainer_kit.config.sections import checker, fields_of, leaves, listed_class, named_class, section_class, sections
 
 
 @configclass
@@ -30,6 +30,7 @@ class Needy(Config):
     [
         (DataConfig, DataConfig),
         (DataConfig | None, DataConfig),
+        (DataConfig | dict[str, DataConfig], DataConfig),
         (SerializeAsAny[DataConfig] | None, DataConfig),
         (Annotated[DataConfig, "note"], DataConfig),
         (DataConfig | AdamConfig, None),
@@ -45,17 +46,18 @@ def test_a_section_is_one_config_class_or_none(annotation: object, expected: typ
 @pytest.mark.parametrize(
     ("annotation", "expected"),
     [
-        (tuple[DataConfig, ...], (DataConfig, (list, tuple))),
-        (list[DataConfig] | None, (DataConfig, (list, tuple))),
-        (dict[str, DataConfig], (DataConfig, (dict,))),
-        (tuple[int, ...], None),
-        (tuple[DataConfig, AdamConfig], None),
-        (dict[str, str], None),
-        (DataConfig, None),
+        (tuple[DataConfig, ...], (DataConfig, None)),
+        (list[DataConfig] | None, (DataConfig, None)),
+        (dict[str, DataConfig], (None, DataConfig)),
+        (DataConfig | dict[str, DataConfig], (None, DataConfig)),
+        (tuple[int, ...], (None, None)),
+        (tuple[DataConfig, AdamConfig], (None, None)),
+        (dict[str, str], (None, None)),
+        (DataConfig, (None, None)),
     ],
 )
 def test_lists_and_dicts_of_sections_are_known_by_their_items(annotation: object, expected: object) -> None:
-    assert item_class(annotation) == expected
+    assert (listed_class(annotation), named_class(annotation)) == expected
 
 
 def test_leaves_are_plain_values_by_path(default: ExperimentConfig) -> None:

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic.dataclasses
-from pydantic import ConfigDict, Field, Strict
+from pydantic import ConfigDict, Discriminator, Field, Strict, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self, dataclass_transform
 
 Section = TypeVar("Section")
+ONE, SEVERAL = "(one)", "(several)"  # what pydantic puts into the place of a mistake in such a field
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field, Field))
@@ -39,6 +40,7 @@ def configclass(cls: type[Section]) -> type[Section]:
         )
     own = inspect.get_annotations(cls)
     hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
+    hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in own})
     cls.__annotations__ = {name: _strict(hints[name]) for name in own}
     settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
     made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
@@ -51,7 +53,14 @@ def is_configclass(cls: object) -> bool:
 
 
 class Config:
-    """What every config class can do."""
+    """What every config class can do.
+
+    Attributes:
+      one_or_several: names of sections that may also be given several times, as a dict by name: in this class and in
+        those that inherit from it, whatever class they give the section.
+    """
+
+    one_or_several = ()
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yields (field name, message) for each broken rule across fields; none by default."""
@@ -117,6 +126,21 @@ class OneOfConfig(Config):
 
     def _shown_fields(self) -> list[str]:
         return ["type", *([self.type] if self.type else [])]
+
+
+def _one_or_several(annotation: Any) -> Any:
+    """Returns the annotation of a field that is a section, or several of them by name, if `annotation` is a section."""
+    if not (isinstance(annotation, type) and issubclass(annotation, Config)):
+        return annotation
+
+    def which(value: Any) -> str:
+        # So that a mistake is told once, for what was meant, and not for each part of the union.
+        if not isinstance(value, Mapping) or not value or vars(annotation)["__pydantic_fields__"].keys() & value:
+            return ONE
+        return SEVERAL if all(isinstance(item, (Mapping, Config)) for item in value.values()) else ONE
+
+    one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]  # type: ignore[valid-type]
+    return Annotated[Union[one, several], Discriminator(which)]  # noqa: UP007
 
 
 def _strict(annotation: Any) -> Any:

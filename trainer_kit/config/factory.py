@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer_kit.config.base import Config
+from trainer_kit.config.base import ONE, SEVERAL, Config
 from trainer_kit.config.layers import join
 from trainer_kit.config.overrides import missing_key_advice
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import fields_of, item_class, leaves, section_class, sections
+from trainer_kit.config.sections import fields_of, leaves, listed_class, named_class, section_class, sections
 from trainer_kit.config.wording import describe, hint, show
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.experiment import experiments, get_experiment
@@ -37,7 +37,8 @@ def make_config(name: str) -> ExperimentConfig:
 
 
 def _mistakes(config_class: type[Config], details: dict[str, Any], origin: str) -> Iterator[Mistake]:
-    around, loc, value = _place(config_class), list(details["loc"]), details["input"]
+    around, value = _place(config_class), details["input"]
+    loc = [part for part in details["loc"] if part not in (ONE, SEVERAL)]
     if details["type"] == "rules":
         for name, message in details["ctx"]["broken"]:
             problem, _, advice = message.partition("; ")
@@ -65,11 +66,11 @@ def _holder(config_class: type[Config], loc: list[Any]) -> tuple[int, type[Confi
     while depth + 1 < len(loc):
         field = fields_of(config_class).get(str(loc[depth]))
         annotation = field.annotation if field is not None else None
-        inner, items = section_class(annotation), item_class(annotation)
+        inner, items = section_class(annotation), listed_class(annotation) or named_class(annotation)
         if inner is not None:
             config_class, depth = inner, depth + 1
         elif items is not None and depth + 2 < len(loc):
-            config_class, depth = items[0], depth + 2
+            config_class, depth = items, depth + 2
         else:
             break
     return depth, config_class

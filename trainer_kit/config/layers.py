@@ -14,10 +14,12 @@ class Layer:
       values: nested dicts of the given values, as in the source; nothing is checked against the config's classes.
       origins: dotted path of a value or section -> where it was written: "conf.yaml:12", "--params_override",
         "conf.gin:3", "--gin_params".
+      complete: whether sections by name that it leaves out are not there, as in the record of a run.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
 
     def origin(self, path: str) -> str:
         """Returns where `path` was written; for a path without an entry, where its section was; else ""."""

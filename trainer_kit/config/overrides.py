@@ -1,12 +1,14 @@
 """Puts layers of values on a config: pure, and with every mistake of every layer in one report.
 
-A later layer wins. Sections merge field by field; everything else is replaced whole: scalars, None, lists, and mappings
-that are values (`DataConfig.input_path`, a dict of sections by name). A value is checked against its own field as it is
-merged, so a mistake in one layer hides none in another; the rules across fields are checked once, on the result.
+A later layer wins. Sections merge field by field, and sections by name (`task.validation_data`, if there are several)
+name by name: None removes one. Everything else is replaced whole: scalars, None, lists, and mappings that are values
+(`DataConfig.input_path`). A value is checked against its own field as it is merged, so a mistake in one layer hides
+none in another; the rules across fields are checked once, on the result.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer_kit.config.base import Config, is_configclass
+from trainer_kit.config.base import ONE, SEVERAL, Config, is_configclass
 from trainer_kit.config.layers import Layer, given_inside, join
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import checker, fields_of, is_oneof, item_class, leaves, section_class
+from trainer_kit.config.sections import checker, fields_of, is_oneof, leaves, listed_class, named_class, section_class
 from trainer_kit.config.wording import describe, hint, show
 from trainer_kit.errors import ConfigError, Mistake, near_names, suggestion
 
@@ -132,10 +134,17 @@ class _Merge:
                 continue
             current = section.values.get(name)
             inner = current.config_class if isinstance(current, _Section) else section_class(info.annotation)
-            if inner is not None and value is not None:
+            named, listed = named_class(info.annotation), listed_class(info.annotation)
+            if (
+                named is not None
+                and isinstance(value, Mapping)
+                and _gives_names(value, None if self._layer.complete else current, inner)
+            ):
+                self._named(section, name, inner or named, value, where)
+            elif inner is not None and value is not None:
                 self._section(section, name, inner, value, where)
-            elif (items := item_class(info.annotation)) and isinstance(value, items[1]):
-                self._items(section, name, items[0], value, where)
+            elif listed is not None and isinstance(value, (list, tuple)):
+                self._listed(section, name, listed, value, where)
             else:
                 self._leaf(section, name, value, where)
 
@@ -155,16 +164,44 @@ class _Merge:
                 around.branches_given.append(name)
             self.into(section, value, where)
 
-    def _items(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
-        """A list, or a dict by name, of sections: replaced whole."""
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        built: dict[Any, Any] = {}
-        for key, item in pairs:
+    def _named(
+        self, around: _Section, name: str, config_class: type[Config], value: Mapping[Any, Any], where: str
+    ) -> None:
+        """Sections by name. What stood alone before, or the field's default, is what each new one begins as."""
+        current = around.values.get(name)
+        before = current if isinstance(current, dict) else {}
+        sections = {} if self._layer.complete else dict(before)
+        around.values[name] = sections
+        for key, item in value.items():
+            if item is None:
+                self._remove(sections, key, join(where, key))
+                continue
+            if key in fields_of(config_class):
+                advice = f"name one: {join(where, next(iter(sections), 'NAME'), key)}"
+                self._refuse(join(where, key), "there are several sections here", advice)
+                continue
+            begun = current if isinstance(current, _Section) else _Section.fresh(around.config_class).values.get(name)
+            model = before.get(key) or (begun if isinstance(begun, _Section) else _Section.fresh(config_class))
+            holder = _Section(around.config_class, {key: copy.deepcopy(model)})
+            self._section(holder, key, model.config_class, item, join(where, key))
+            sections[key] = holder.values[key]
+
+    def _remove(self, sections: dict[Any, Any], key: Any, where: str) -> None:
+        if key not in sections:
+            self._refuse(where, "there is none to remove", suggestion(str(key), [str(name) for name in sections]))
+        elif sections.pop(key):
+            self._given(where)
+            del self._report.given[where]
+
+    def _listed(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+        """A list of sections: replaced whole."""
+        built: list[Any] = []
+        for index, item in enumerate(value):
             holder = _Section(config_class, {})
-            self._section(holder, "item", config_class, item, join(where, key))
-            built[key] = holder.values.get("item")
-        if all(isinstance(item, _Section) for item in built.values()):
-            around.values[name] = built if isinstance(value, Mapping) else list(built.values())
+            self._section(holder, "item", config_class, item, join(where, index))
+            built.append(holder.values.get("item"))
+        if all(isinstance(item, _Section) for item in built):
+            around.values[name] = built
             self._given(where)
 
     def _leaf(self, section: _Section, name: str, value: Any, where: str) -> None:
@@ -189,6 +226,18 @@ class _Merge:
     def _unknown(self, section: _Section, name: str, where: str) -> None:
         advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
         self._refuse(where, "there is no such key", advice)
+
+
+def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Config] | None) -> bool:
+    """Whether a mapping gives sections by name; where a single section may stand too, whether it does not mean that."""
+    if single is None or (isinstance(current, dict) and current):
+        return True
+    names = fields_of(single).keys()
+    return (
+        bool(value)
+        and not names & value.keys()
+        and all(isinstance(item, (Mapping, type(None))) for item in value.values())
+    )
 
 
 def _opened(value: Any) -> Any:
@@ -241,7 +290,7 @@ def _chosen_only(section: _Section, path: str, report: _Report) -> dict[str, Any
 
 
 def _report_details(details: dict[str, Any], path: str, report: _Report) -> None:
-    where = join(path, *details["loc"])
+    where = join(path, *(part for part in details["loc"] if part not in (ONE, SEVERAL)))
     if details["type"] == "rules":
         for name, message in details["ctx"]["broken"]:
             problem, _, advice = message.partition("; ")

@@ -6,8 +6,8 @@ their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Annotated, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -216,11 +216,14 @@ class TaskConfig(Config):
     Attributes:
       init_checkpoint: a checkpoint, or a folder of them, to start from when model_dir has none.
       model: the model's own section; subclasses give it a type.
-      train_data, validation_data: the two datasets.
+      train_data: what is trained on.
+      validation_data: what is evaluated on: one dataset, or several as a dict by name, with names that can be folders.
       name: of the task; default: the name of its class.
       differential_privacy_config: not supported; has to be None.
       allow_image_summary: whether tasks that can show images in TensorBoard do so.
     """
+
+    one_or_several = ("validation_data",)
 
     init_checkpoint: str = ""
     model: SerializeAsAny[Config] | None = None
@@ -231,17 +234,43 @@ class TaskConfig(Config):
     allow_image_summary: bool = False
 
 
+def validation_sets(task: Any) -> dict[str, Any]:
+    """Returns the datasets that a task's config is evaluated on, by name; a single one is called ""."""
+    data = getattr(task, "validation_data", None)
+    return dict(data) if isinstance(data, Mapping) else {"": data}
+
+
+@configclass
+class ValidationSetConfig(Config):
+    """How one of several validation sets is evaluated.
+
+    Attributes:
+      steps: batches in an evaluation; -1: all; None: trainer.validation_steps.
+      interval: steps between evaluations in train_and_eval; None: trainer.validation_interval.
+    """
+
+    steps: StepsOrAll | None = None
+    interval: PositiveInt | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """There is something to evaluate."""
+        if self.steps == 0:
+            yield "steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
+
+
 @configclass
 class ContinuousEvalConfig(Config):
     """How evaluations beside a training run and the run itself get along.
 
     Attributes:
       policy: all evaluates every checkpoint, in order; latest the newest one next, and says what it leaves out.
+      validation_sets: names of those of several validation sets that are evaluated; empty: all.
       max_wait_checkpoints: how many checkpoints more than max_to_keep the training run keeps for a sidecar that has yet
         to evaluate them.
     """
 
     policy: Literal["all", "latest"] = "all"
+    validation_sets: tuple[str, ...] = ()
     max_wait_checkpoints: Count = 20
 
 
@@ -268,6 +297,7 @@ class TrainerConfig(Config):
       train_steps: the global step to train up to; -1: until the data is exhausted.
       validation_steps: batches in an evaluation; -1: all.
       validation_interval: steps between evaluations in train_and_eval.
+      validation_sets: by name, what is different for one of several validation sets.
       best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint; may be empty if none is kept.
       best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
       best_checkpoint_metric_comp: whether a higher or a lower value is better.
@@ -301,6 +331,7 @@ class TrainerConfig(Config):
     train_steps: StepsOrAll = 0
     validation_steps: StepsOrAll = -1
     validation_interval: PositiveInt = 1000
+    validation_sets: dict[str, ValidationSetConfig] = Field(default_factory=dict)
     best_checkpoint_export_subdir: str = "best_ckpt"
     best_checkpoint_eval_metric: str = ""
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter
@@ -19,22 +19,26 @@ def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
 
 
 def section_class(annotation: Any) -> type[Config] | None:
-    """Returns the config class of a field that is one section, or a section or None; else None."""
-    arms = [arm for arm in _arms(annotation) if arm is not type(None)]
+    """Returns the config class of a field that is one section, or may be None or several by name; else None."""
+    arms = [arm for arm in _arms(annotation) if arm is not type(None) and get_origin(arm) is not dict]
     if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Config):
         return arms[0]
     return None
 
 
-def item_class(annotation: Any) -> tuple[type[Config], tuple[type, ...]] | None:
-    """Returns, for a field that is a list or a dict of sections, their class and what may hold them; else None."""
+def listed_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of a field that is a list of sections; else None."""
     arms = [arm for arm in _arms(annotation) if arm is not type(None)]
-    if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list, dict):
+    if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list):
         return None
-    holders: tuple[type, ...] = (dict,) if get_origin(arms[0]) is dict else (list, tuple)
     args = [arg for arg in get_args(arms[0]) if arg is not Ellipsis]
-    inner = section_class(args[-1])
-    return (inner, holders) if inner is not None and len(args) == (2 if holders == (dict,) else 1) else None
+    return section_class(args[0]) if len(args) == 1 else None
+
+
+def named_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of a field that is, or may be, a dict of sections by name; else None."""
+    dicts = [arm for arm in _arms(annotation) if get_origin(arm) is dict]
+    return section_class(get_args(dicts[0])[1]) if len(dicts) == 1 else None
 
 
 def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
@@ -76,6 +80,9 @@ def _leaves(config: Config, plain: dict[str, Any], path: str) -> Iterator[tuple[
         section = getattr(config, name)
         if isinstance(section, Config):
             yield from _leaves(section, value, join(path, name))
+        elif has_sections(section):
+            for key, item in section.items():
+                yield from _leaves(item, value[key], join(path, name, key))
         else:
             yield join(path, name), value
 
@@ -86,10 +93,19 @@ def _sections(
     yield path, config_class, config is not None
     for name, field in fields_of(config_class).items():
         value = getattr(config, name, None)
+        if has_sections(value):
+            for key, item in value.items():
+                yield from _sections(type(item), item, join(path, name, key), (*around, config_class))
+            continue
         inner = type(value) if isinstance(value, Config) else section_class(field.annotation)
         if inner is None or (value is None and inner in (*around, config_class)):
             continue  # a class that may hold itself ends where there is nothing
         yield from _sections(inner, value, join(path, name), (*around, config_class))
+
+
+def has_sections(value: Any) -> bool:
+    """Whether `value` is sections by name."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Config) for item in value.values())
 
 
 def is_oneof(config_class: type[Config]) -> bool:

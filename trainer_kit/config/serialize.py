@@ -27,7 +27,7 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     if not isinstance(parsed.values, dict):
         raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
-    return apply(default_config, [Layer(parsed.values, origins)]).config
+    return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 
 
 def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:
