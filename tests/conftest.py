@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-
-# A shell starts what it runs in the background with Ctrl-C ignored, and the processes of these tests would inherit that.
+# A shell has what it runs in the background ignore Ctrl-C, and the processes of these tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

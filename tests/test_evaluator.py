@@ -206,3 +206,57 @@ def test_the_names_of_single_numbers_are_known_before_the_evaluation_that_report
     trainer = _trainer(task_type=_PartsTask)
     names = trainer.validation_metric_names()
     assert sorted(names) == sorted(flat_scalars(trainer.evaluate(-1), "|"))
+
+
+class _ByName(TinyTask):
+    """One set has a loss of its own."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        if self.validation_set == "zero":
+            return tf.constant(0.0)
+        return super().build_losses(labels, model_outputs, aux_losses)
+
+
+class _CountedByName(_ByName):
+    """Counts batches too."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return (state or 0) + 1
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
+
+
+def _of_sets(task_type: type[TinyTask], *names: str, **trainer: Any) -> Any:
+    config = tiny_experiment(best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower")
+    data = config.task.validation_data
+    sets = {name: data.replace(global_batch_size=8 + index) for index, name in enumerate(names)}
+    config = config.replace(task={"validation_data": sets}, trainer=trainer)
+    keras.utils.set_random_seed(3)
+    task = task_type(config.task)
+    return Trainer(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+
+
+@pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
+def test_each_validation_set_has_its_own_loss_steps_and_aggregated_logs(task_type: type[TinyTask]) -> None:
+    trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
+    alone = _of_sets(TinyTask, "dev")
+    logs = trainer.evaluate(tf.constant(-1))
+    assert list(logs) == ["dev", "zero", "part"]
+    assert logs["dev"]["validation_loss"] == alone.evaluate(tf.constant(-1))["dev"]["validation_loss"]
+    assert logs["zero"]["validation_loss"] == 0.0 < logs["dev"]["validation_loss"]
+    assert logs["zero"]["accuracy"] == pytest.approx(logs["dev"]["accuracy"])
+    if task_type is _CountedByName:
+        assert {name: one["batches"] for name, one in logs.items()} == {"dev": 13, "zero": 12, "part": 2}
+        assert logs["part"]["set"]["name_length"] == 4
+    some = trainer.evaluate(tf.constant(-1), sets=["zero"])
+    assert some == {"zero": logs["zero"]} and list(trainer.eval_seconds) == ["zero"]
+    assert trainer.evaluate(tf.constant(-1)) == logs
+
+
+def test_the_best_of_one_set_is_kept_only_when_that_set_is_evaluated(tmp_path: Path) -> None:
+    trainer = _of_sets(TinyTask, "dev", "test")
+    trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
+    assert "best_dev|validation_loss" not in trainer.evaluate(tf.constant(-1), sets=["test"])
+    logs = trainer.evaluate(tf.constant(-1))
+    assert logs["best_dev|validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import orbit
 import pytest
@@ -28,8 +30,9 @@ from trainer_kit.errors import (
 )
 from trainer_kit.launcher import launch
 from trainer_kit.runner import run_experiment
+from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.history import active_history
-from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
 
 _BEST = {"best_checkpoint_eval_metric": "accuracy"}
 
@@ -442,3 +445,37 @@ def test_a_checkpoint_of_several_replicas_is_evaluated_the_same_on_one(tmp_path:
     _, one = _run(tmp_path, "eval", config)
     assert one["accuracy"] == pytest.approx(several["accuracy"], abs=1e-6)
     assert one["validation_loss"] == pytest.approx(several["validation_loss"], abs=1e-6)
+
+
+def test_several_validation_sets_have_intervals_records_and_curves_of_their_own(tmp_path: Path) -> None:
+    config = tiny_experiment(validation_interval=5, best_checkpoint_eval_metric="dev|accuracy")
+    data = config.task.validation_data
+    config = config.replace(
+        task={"validation_data": {"dev": data, "rare": data.replace(global_batch_size=7)}},
+        trainer={"validation_sets": {"rare": {"interval": 15, "steps": 2}}},
+    )
+    lines: list[str] = []
+
+    class Lines(ConsoleWriter):
+        def log(self, text: str) -> None:
+            lines.extend(text.splitlines())
+
+    keras.utils.clear_session()
+    _, logs = _run(tmp_path / "straight", "train_and_eval", config, console=Lines(io.StringIO()))
+    records = [json.loads(line) for line in (tmp_path / "straight/evals/validation.jsonl").read_text().splitlines()]
+    steps = {name: [item["step"] for item in records if item["dataset"] == name] for name in ("dev", "rare")}
+    assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
+    assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
+    assert {name: _tags(tmp_path / "straight/validation" / name)["accuracy"] for name in steps} == steps
+    assert [line.split(" | ")[:2] for line in lines if line.startswith("validation")][-3:] == [
+        ["validation rare", "step 15/20"], ["validation dev", "step 20/20"], ["validation rare", "step 20/20"],
+    ]  # fmt: skip
+    best = max((item for item in records if item["dataset"] == "dev"), key=lambda it: it["metrics"]["dev"]["accuracy"])
+    assert json.loads((tmp_path / "straight/best_ckpt/info.json").read_text())["step"] == best["step"]
+    assert f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}" in lines[-2]
+
+    _run(tmp_path / "resumed", "train_and_eval", config.replace(trainer={"train_steps": 15}))
+    keras.utils.clear_session()
+    _, again = _run(tmp_path / "resumed", "train_and_eval", config)
+    assert again == logs and compare_runs(tmp_path / "straight", tmp_path / "resumed") == []
+    assert _run(tmp_path / "resumed", "eval", config)[1]["rare"] == logs["rare"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_kit.schedules import is_due, loop_length, next_multiple, next_stop
+from trainer_kit.schedules import due_at, is_due, loop_length, next_multiple, next_stop
 
 
 def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
@@ -44,3 +44,12 @@ def test_training_pauses_at_multiples_and_at_the_end() -> None:
     assert next_stop(6, 10, 4) == 8
     assert next_stop(8, -1, 4) == 12
     assert next_multiple(8, 4) == 12
+    assert [next_stop(step, 10, 4, 3, None) for step in (0, 3, 4, 9)] == [3, 4, 6, 10]
+    assert next_stop(3, -1, None) == -1
+
+
+def test_what_is_due_at_a_pause_has_a_multiple_there_and_all_is_due_at_the_end() -> None:
+    intervals = {"dev": 4, "test": 6, "last": None}
+    assert [due_at(step, 20, intervals) for step in (4, 6, 12, 20)] == [
+        ["dev"], ["test"], ["dev", "test"], ["dev", "test", "last"],
+    ]  # fmt: skip

@@ -129,7 +129,8 @@ def create_timeline(
     directory: RunDirectory, config: ExperimentConfig, reports: Reports, trainer: Any, dataset: str
 ) -> Timeline:
     """Returns what keeps history, curves, ledger and best in step."""
-    ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config))
+    sets = {name: config_hash(config, name) for name in getattr(trainer, "validation_sets", ()) if name}
+    ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config), sets=sets)
     summaries = (reports.train_summaries, reports.eval_summaries)
     return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush)
 

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orbit
@@ -37,7 +37,8 @@ class Controller(orbit.Controller):
       loss_bound: `(bound, first step that it counts at)`; None: any loss and any weights will do.
       save_on_stop: whether a stop saves a checkpoint.
       on_evaluation: called with (step, logs, seconds, checkpoint) after each evaluation, before anything is reported;
-        checkpoint is the path of the one that has the evaluated weights, None if they were not saved.
+        seconds are by name if there are several validation sets; checkpoint is the path of the one that has the
+        evaluated weights, None if they were not saved.
       evaluated_step: returns the step of the last evaluation on record, up to the step that it is given, so that one
         that was cut off is made up; called once, after the restore.
       on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
@@ -55,7 +56,7 @@ class Controller(orbit.Controller):
         stopping: Callable[[], bool] = lambda: False,
         loss_bound: tuple[float, int] | None = None,
         save_on_stop: bool = True,
-        on_evaluation: Callable[[int, Mapping[str, Any], float, str | None], None] = lambda *_: None,
+        on_evaluation: Callable[[int, Mapping[str, Any], Any, str | None], None] = lambda *_: None,
         evaluated_step: Callable[[int], int] = lambda _: -1,
         on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
         followed: Followed | None = None,
@@ -135,8 +136,12 @@ class Controller(orbit.Controller):
             )
         return True
 
-    def evaluate(self, steps: int = -1) -> dict[str, Any]:
+    def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values.
+
+        Args:
+          steps: batches.
+          sets: names of the validation sets, if there are several; None: all.
 
         Raises:
           DataError: when there is no data, or too little.
@@ -147,7 +152,8 @@ class Controller(orbit.Controller):
         self._require_sound()
         start = time.perf_counter()
         with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
-            logs = self.evaluator.evaluate(tf.constant(steps, tf.int32)) or {}
+            chosen = {} if sets is None else {"sets": sets}
+            logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
         seconds = time.perf_counter() - start
         if self.stopping:
             return {}
@@ -157,7 +163,8 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         self._evaluated_step = step
         self.sync()  # nothing is recorded before it is there
-        self._on_evaluation(step, logs, seconds, self._checkpoint if step == self._saved_step else None)
+        checkpoint = self._checkpoint if step == self._saved_step else None
+        self._on_evaluation(step, logs, self._seconds_of_sets() or seconds, checkpoint)
         self._report("validation", step, logs, seconds=seconds)
         return dict(logs)
 
@@ -181,17 +188,17 @@ class Controller(orbit.Controller):
         self._total = train_steps if train_steps >= 0 else None
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
-        due = step == train_steps or (eval_interval and step % eval_interval == 0)
-        if due and step > max(self._evaluated_step, 0):
-            output = self.evaluate(eval_steps)
+        intervals = self._eval_intervals(eval_interval)
+        if (due := schedules.due_at(step, train_steps, intervals)) and step > max(self._evaluated_step, 0):
+            output = self.evaluate(eval_steps, _named(due))
         while (step < train_steps or train_steps < 0) and not self.stopping:
-            pause = schedules.next_stop(step, train_steps, eval_interval) if eval_interval else train_steps
+            pause = schedules.next_stop(step, train_steps, *intervals.values())
             reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
             step = int(self.global_step.numpy())
             if reached and getattr(self.trainer, "data_ended", False):
                 train_steps = step
             if reached and not self.stopping:
-                output = self.evaluate(eval_steps)
+                output = self.evaluate(eval_steps, _named(schedules.due_at(step, train_steps, intervals)))
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
         self.sync()
@@ -228,7 +235,7 @@ class Controller(orbit.Controller):
             seconds = time.perf_counter() - start
             if not self.stopping:
                 self._writer.flush()  # a record never precedes what it tells of
-                run.record(self._saved_step, output, seconds, path)
+                run.record(self._saved_step, output, self._seconds_of_sets() or seconds, path)
         self.phase = "end"
         return output
 
@@ -294,6 +301,15 @@ class Controller(orbit.Controller):
         self.restore_checkpoint(path)
         self._evaluated_step = min(self._evaluated_step, self._saved_step)
         return self._saved_step
+
+    def _eval_intervals(self, default: int | None) -> dict[str, int | None]:
+        """The steps between evaluations of each validation set; a single one is called ""."""
+        intervals = getattr(self.evaluator, "validation_intervals", None)
+        return {"": default} if intervals is None else intervals(default)
+
+    def _seconds_of_sets(self) -> dict[str, float]:
+        """How long each of several validation sets took in the last evaluation."""
+        return {name: spent for name, spent in getattr(self.evaluator, "eval_seconds", {}).items() if name}
 
     @property
     def _interval(self) -> int:
@@ -401,5 +417,11 @@ class Controller(orbit.Controller):
                 examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
                 seconds=seconds,
                 best=getattr(exporter, "best", None),
+                seconds_of_sets=self._seconds_of_sets() if kind == "validation" else {},
             )
         )
+
+
+def _named(sets: Sequence[str]) -> Sequence[str] | None:
+    """The sets that an evaluation is told to take; None where there is only one, without a name."""
+    return None if "" in sets else sets

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orbit
@@ -43,10 +44,17 @@ class Evaluator(orbit.AbstractEvaluator):
     _is_async: bool
     _results: dict[str, Any]
 
-    def init_evaluation(self, metrics: Sequence[Any], feed: Feed) -> None:
-        """Sets what evaluations are made of: metrics beside the loss, and data; in scope."""
-        self._eval_set, self._eval_feed = MetricSet("validation_loss", metrics, exact=True), feed
-        self._eval_loops: dict[bool, Any] = {}
+    def init_evaluation(self, metrics: Sequence[Any], feeds: Mapping[str, Feed]) -> None:
+        """Sets what evaluations are made of; in scope.
+
+        Args:
+          metrics: beside the loss.
+          feeds: of the validation sets by name; a single one is called "".
+        """
+        self._eval_set, self._eval_feeds = MetricSet("validation_loss", metrics, exact=True), dict(feeds)
+        self._eval_loops: dict[tuple[str, bool], Any] = {}  # each set has its own, traced with the set's name
+        self._set_results: dict[str, Any] = {}
+        self.eval_seconds: dict[str, float] = {}
         self.evaluated_batches = batch_counter()
         self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too
 
@@ -66,34 +74,77 @@ class Evaluator(orbit.AbstractEvaluator):
         return self._checkpoint_exporter
 
     @property
+    def validation_sets(self) -> tuple[str, ...]:
+        """The names of the validation sets; a single one is called ""."""
+        return tuple(self._eval_feeds)
+
+    @property
     def eval_dataset(self) -> Any:
-        """The validation data, made when first needed; setting it takes effect with the next evaluation."""
-        return self._eval_feed.dataset
+        """The validation data, made when first needed, or a dict of it by name, if there are several sets.
+
+        Setting it, or some sets of it by name, takes effect with the next evaluation.
+        """
+        datasets = {name: feed.dataset for name, feed in self._eval_feeds.items()}
+        return datasets if self.has_validation_sets else datasets[""]
 
     @eval_dataset.setter
     def eval_dataset(self, dataset: Any) -> None:
-        self._eval_feed.replace(dataset)
+        for name, one in dataset.items() if self.has_validation_sets else [("", dataset)]:
+            self._eval_feeds[name].replace(one)
 
-    def evaluate(self, num_steps: Any) -> dict[str, Any]:
+    def validation_intervals(self, default: int | None) -> dict[str, int | None]:
+        """Returns the steps between evaluations of each validation set; `default` where the config names none."""
+        own = {name: self._own_options(name) for name in self.validation_sets}
+        return {name: default if one is None or one.interval is None else one.interval for name, one in own.items()}
+
+    @property
+    def has_validation_sets(self) -> bool:
+        """Whether validation sets have names; logs are nested by them then."""
+        return "" not in self._eval_feeds
+
+    def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation over `num_steps` batches, -1 for all, and returns what `eval_end` returns.
 
-        Weights that a moving average replaced come back in any case. Eager, on the host.
+        Several validation sets are evaluated in turn, each over as many batches as `trainer.validation_sets` says of
+        it, if it does. Weights that a moving average replaced come back in any case. Eager, on the host.
+
+        Args:
+          num_steps: batches.
+          sets: names of the validation sets to evaluate; None: all.
 
         Raises:
           DataError: when there is no data at all.
         """
+        self.eval_seconds, self._set_results = {}, {}
         try:
-            state = self.eval_begin()
-            iterator = self._eval_feed.iterator(fresh=self.config.trainer.eval_recreate_iterator)
-            has_state = state is not None or self._aggregates()
-            if has_state not in self._eval_loops:
-                self._eval_loops[has_state] = self.create_eval_loop_fn(has_state)
-            loop = self._eval_loops[has_state]
-            state = loop(iterator, num_steps, state, self.eval_reduce) if has_state else loop(iterator, num_steps)
-            return self.eval_end(state)
+            states = {}
+            for name in self.validation_sets if sets is None else sets:
+                start = time.perf_counter()
+                states[name] = self._evaluate_set(name, num_steps, self.eval_begin())
+                self.eval_seconds[name] = time.perf_counter() - start
+            return self.eval_end(states if self.has_validation_sets else states[""])
         finally:
             self.end_averaging()
-            self._eval_feed.end_pass()
+            for feed in self._eval_feeds.values():
+                feed.end_pass()
+
+    def _evaluate_set(self, name: str, num_steps: Any, state: Any) -> Any:
+        self.task.validation_set = name
+        if (own := self._own_options(name)) is not None and own.steps is not None:
+            num_steps = tf.constant(own.steps, tf.int32)
+        iterator = self._eval_feeds[name].iterator(fresh=self.config.trainer.eval_recreate_iterator)
+        has_state = state is not None or self._aggregates()
+        if (name, has_state) not in self._eval_loops:
+            self._eval_loops[name, has_state] = self.create_eval_loop_fn(has_state)
+        loop = self._eval_loops[name, has_state]
+        if has_state:
+            state = loop(iterator, num_steps, state, self.eval_reduce)
+        else:
+            loop(iterator, num_steps)
+        self.join()
+        results = self._results.pop("validation", None)
+        self._set_results[name] = to_numpy(self._eval_set.results()) if results is None else results
+        return state
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns the evaluation loop.
@@ -140,7 +191,10 @@ class Evaluator(orbit.AbstractEvaluator):
         return stateful_loop_fn if has_state else loop_fn
 
     def eval_begin(self) -> Any:
-        """Called before an evaluation: swaps in the moving average, if there is one; may return an initial state."""
+        """Called before each validation set: swaps in the moving average, if there is one.
+
+        May return an initial state, a new one each time.
+        """
         with self._weights_in_use:
             if self._average is not None and not self._average.swapped:
                 self._average.swap()
@@ -182,16 +236,17 @@ class Evaluator(orbit.AbstractEvaluator):
         """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.
 
         Args:
-          aggregated_logs: the state that `eval_reduce` made, if any.
+          aggregated_logs: the state that `eval_reduce` made, if any; of several validation sets, by their names.
         """
-        self.join()
-        results = self._results.pop("validation", None)
-        logs = to_numpy(self._eval_set.results()) if results is None else results
-        if aggregated_logs is not None:
-            logs.update(self.task.reduce_aggregated_logs(aggregated_logs, global_step=self.global_step))
+        if self.has_validation_sets:
+            states = dict(aggregated_logs or {})
+            logs = {name: self._logs_of(name, states.get(name)) for name in self._set_results}
+        else:
+            logs = self._logs_of("", aggregated_logs)
         if self._checkpoint_exporter:
             with self._weights_in_use:
-                if not self.stop_requested:  # else a late save may have put the weights back
+                # A late save may have put the weights back after a request to stop.
+                if not self.stop_requested and self._reports(self._checkpoint_exporter.metric_name, logs):
                     step = int(self.global_step.numpy())
                     self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step)
             best = self._checkpoint_exporter.best_ckpt_logs
@@ -205,7 +260,7 @@ class Evaluator(orbit.AbstractEvaluator):
         """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
         if type(self).eval_end is not Evaluator.eval_end or self._aggregates():
             return None
-        return self._eval_set.names()
+        return [f"{name}|{metric}".lstrip("|") for name in self.validation_sets for metric in self._eval_set.names()]
 
     def agree_to_stop(self, count: tf.Variable) -> None:
         """Lets several workers stop together; in graph, after each step."""
@@ -215,6 +270,22 @@ class Evaluator(orbit.AbstractEvaluator):
         with self._weights_in_use:
             if self._average is not None and self._average.swapped:
                 self._average.swap()
+
+    def _reports(self, metric: str, logs: Mapping[str, Any]) -> bool:
+        """Whether the validation set that `metric` is of was evaluated now."""
+        return not self.has_validation_sets or metric.partition("|")[0] in logs
+
+    def _own_options(self, name: str) -> Any:
+        return getattr(self.config.trainer, "validation_sets", {}).get(name)
+
+    def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
+        """The logs of one validation set: what its loop read back, and what follows from the logs it aggregated."""
+        self.task.validation_set = name
+        results = self._set_results.get(name)
+        logs = to_numpy(self._eval_set.results()) if results is None else dict(results)
+        if state is not None:
+            logs.update(self.task.reduce_aggregated_logs(state, global_step=self.global_step))
+        return logs
 
     def _aggregates(self) -> bool:
         return self.task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce

@@ -198,16 +198,25 @@ def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None
             )
 
 
-def config_hash(config: ExperimentConfig) -> str:
+def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     """Returns twelve hex digits that change with whatever in the config the result of an evaluation depends on.
 
     How long and on which batches to train is not in it: a run that is prolonged is not evaluated anew.
+
+    Args:
+      config: of the run.
+      validation_set: the name of the set that is evaluated, if there are several; the others are not in it.
     """
     import hashlib
 
-    task = {name: value for name, value in config.task.as_dict().items() if name != "train_data"}
+    task, steps = config.task.as_dict(), config.trainer.validation_steps
+    task.pop("train_data", None)
+    if validation_set:
+        task["validation_data"] = {validation_set: task["validation_data"][validation_set]}
+        own = config.trainer.validation_sets.get(validation_set)
+        steps = steps if own is None or own.steps is None else own.steps
     average = config.trainer.optimizer_config.as_dict().get("ema")
-    values = [task, average, config.trainer.validation_steps, config.runtime.mixed_precision_dtype]
+    values = [task, average, steps, config.runtime.mixed_precision_dtype]
     return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from trainer_kit import build
 from trainer_kit.checkpoints.selection import select_checkpoint
-from trainer_kit.config.schema import ExperimentConfig, TrainerConfig, folder_name_problem
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig, folder_name_problem, validation_sets
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed
@@ -114,7 +114,7 @@ def run_experiment(
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
-    chosen = lookup_mode(mode)
+    chosen, params = lookup_mode(mode), _evaluated_here(params, mode)
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
@@ -231,6 +231,18 @@ def _recorded(
         if explained(error) and int(trainer.global_step.numpy()) == 0:
             directory.withdraw_record(new)
         raise
+
+
+def _evaluated_here(config: ExperimentConfig, mode: str) -> ExperimentConfig:
+    """Returns the config of this process: a sidecar evaluates only those validation sets that it is told to."""
+    names = config.trainer.continuous_eval.validation_sets
+    if mode != "continuous_eval" or not names:
+        return config
+    data, own = validation_sets(config.task), config.trainer.validation_sets
+    return config.replace(
+        task={"validation_data": {name: data[name] for name in names}},
+        trainer={"validation_sets": {name: own[name] for name in names if name in own}},
+    )
 
 
 def _evaluation_name(mode: str, eval_name: str) -> str:

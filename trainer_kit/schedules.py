@@ -6,7 +6,7 @@ due, once, at the loop's end. So the events of a resumed run fall on the steps o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 StepsPerLoop = int | Callable[[int], int]
 
@@ -38,7 +38,18 @@ def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
     return wanted if target < 0 else min(wanted, target - step)
 
 
-def next_stop(step: int, target: int, interval: int) -> int:
-    """Returns the step at which training pauses next: a multiple of `interval`, or `target` if that comes first."""
-    pause = next_multiple(step, interval)
-    return pause if target < 0 else min(pause, target)
+def next_stop(step: int, target: int, *intervals: int | None) -> int:
+    """Returns the step at which training pauses next: a multiple of an interval, or `target` if that comes first.
+
+    Args:
+      step: the global step now.
+      target: the global step to reach; negative: there is none.
+      *intervals: between pauses; None: no pauses.
+    """
+    pauses = [next_multiple(step, interval) for interval in intervals if interval]
+    return min([*pauses, target] if target >= 0 or not pauses else pauses)
+
+
+def due_at(step: int, target: int, intervals: Mapping[str, int | None]) -> list[str]:
+    """Returns the names of what is due when a run pauses at `step`: all at `target`, else what has a multiple there."""
+    return [name for name, interval in intervals.items() if step == target or (interval and step % interval == 0)]

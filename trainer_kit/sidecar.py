@@ -94,14 +94,14 @@ class Sidecar:
 
     def last_metrics(self) -> dict[str, Any]:
         """Returns the metrics of the last step on record; {} if there is none."""
-        last = max(self._ledger.active(), key=lambda record: int(record["step"]), default=None)
-        return dict(last["metrics"]) if last else {}
+        evaluated = self._ledger.evaluated()
+        return evaluated[max(evaluated)] if evaluated else {}
 
     def evaluated(self) -> set[int]:
         """Returns the steps on record, of this data and this config."""
-        return {record["step"] for record in self._ledger.active()}
+        return set(self._ledger.evaluated())
 
-    def record(self, step: int, logs: Mapping[str, Any], seconds: float, checkpoint: str) -> None:
+    def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
         """Notes an evaluation, when it was reported: a sidecar that dies in between reports it once more."""
         self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
 

@@ -86,8 +86,11 @@ class Timeline:
 
     def metrics_at(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the evaluation of `step` that is on record; {} if there is none."""
-        found = [record["metrics"] for record in active_records(self.ledger.records()) if record["step"] == step]
-        return dict(found[-1]) if found else {}
+        found: dict[str, Any] = {}
+        for record in active_records(self.ledger.records()):
+            if record["step"] == step:
+                found.update(record["metrics"])
+        return found
 
     def evaluated_step(self, step: int) -> int:
         """Returns the last step, up to `step`, whose evaluation is in the ledger and in the history; -1 if none is."""

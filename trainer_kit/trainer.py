@@ -17,6 +17,7 @@ import tensorflow as tf
 from trainer_kit.async_training import AsyncTraining
 from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.config.schema import validation_sets
 from trainer_kit.distribution.batches import tell_uneven_batch
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.replica_values import (
@@ -56,7 +57,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
       train: whether this trainer will train.
       evaluate: whether this trainer will evaluate.
       train_dataset: used in place of the task's; with replicas, a distributed dataset.
-      validation_dataset: the same for evaluation; each evaluation starts it anew.
+      validation_dataset: the same for evaluation, or a dict of such by name; each evaluation starts it anew.
       checkpoint_exporter: keeps the best checkpoint; has `maybe_export_checkpoint` and `best_ckpt_logs`.
 
     Raises:
@@ -91,7 +92,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
         eval_metrics = task.build_metrics(training=False) + own if evaluate else []
-        self.init_evaluation(eval_metrics, Feed("validation_data", self._validation_dataset, validation_dataset))
+        self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
         self._stop, self._stop_asked = stop_variable(), stop_variable()
         self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
@@ -161,9 +162,11 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
 
     def check_data(self) -> None:
         """Raises DataError when a dataset that will be used is known to be empty; to be called after the restore."""
-        for feed, needed in ((self.data.feed, self._trains), (self._eval_feed, self._evaluates)):
-            if needed:
-                feed.check_not_empty()
+        for feed in (
+            *([self.data.feed] if self._trains else []),
+            *(self._eval_feeds.values() if self._evaluates else []),
+        ):
+            feed.check_not_empty()
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
@@ -359,11 +362,22 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
             require_exact=getattr(self.config.trainer, "require_exact_resume", False),
         )
 
-    def _validation_dataset(self) -> Any:
-        data, replicas = self.config.task.validation_data, self._strategy.num_replicas_in_sync
-        path = "task.validation_data.global_batch_size"
-        with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
-            return self._task_data(data, open_whole)
+    def _validation_feeds(self, given: Any) -> dict[str, Feed]:
+        sets = validation_sets(self._config.task)
+        if isinstance(given, Mapping):
+            sets = {**dict.fromkeys(given), **{name: data for name, data in sets.items() if name}}
+        given = given if isinstance(given, Mapping) else {"": given}
+        return {name: self._validation_feed(name, data, given.get(name)) for name, data in sets.items()}
+
+    def _validation_feed(self, name: str, data: Any, given: Any) -> Feed:
+        section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
+
+        def make() -> Any:
+            path = f"task.{section}.global_batch_size"
+            with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
+                return self._task_data(data, open_whole)
+
+        return Feed(section, make, given)
 
     def _task_data(self, params: Any, open_data: Any) -> Any:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:

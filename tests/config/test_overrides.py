@@ -8,7 +8,7 @@ import pytest
 
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import Resolved, apply
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import DataConfig, ExperimentConfig
 from trainer_kit.config.sections import leaves
 from trainer_kit.errors import ConfigError, Mistake
 
@@ -272,3 +272,38 @@ def test_the_given_config_is_left_as_it_was(default: ExperimentConfig) -> None:
     before = default.as_dict()
     on(default, {"trainer": {"train_steps": 7}, "task": {"model": {"blocks": []}}})
     assert default.as_dict() == before
+
+
+def _sets(**sets: Any) -> dict[str, Any]:
+    return {"task": {"validation_data": sets}}
+
+
+def test_several_validation_sets_begin_as_the_single_one_and_merge_name_by_name(default: ExperimentConfig) -> None:
+    two = on(default, _sets(dev={"global_batch_size": 7}, test={}), _sets(dev={"shuffle_buffer_size": 3}))
+    single, sets = default.task.validation_data, two.config.task.validation_data
+    assert isinstance(single, DataConfig)
+    assert sets == {"dev": single.replace(global_batch_size=7, shuffle_buffer_size=3), "test": single}
+    assert two.origins["task.validation_data.dev.global_batch_size"] == "layer 0"
+    assert two.origins["task.validation_data.dev.shuffle_buffer_size"] == "layer 1"
+    assert two.origins["task.validation_data.test.global_batch_size"] == "default"
+    assert on(two.config, _sets(dev=None)).config.task.validation_data == {"test": single}
+    assert on(default, _sets(global_batch_size=5)).config.task.validation_data == single.replace(global_batch_size=5)
+
+
+def test_a_mistake_in_one_of_several_sets_is_told_with_the_sets_name(default: ExperimentConfig) -> None:
+    two = on(default, _sets(dev={}, test={})).config
+    told = refused(two, _sets(dev={"global_batchsize": 5}, tst=None, global_batch_size=5))
+    assert told.keys() == {
+        f"task.validation_data.{name}" for name in ("dev.global_batchsize", "tst", "global_batch_size")
+    }
+    assert "did you mean test?" in told["task.validation_data.tst"].advice
+    assert "task.validation_data.dev.global_batch_size" in told["task.validation_data.global_batch_size"].advice
+
+
+def test_what_is_said_of_a_validation_set_is_said_of_one_that_there_is(default: ExperimentConfig) -> None:
+    told = refused(default, {**_sets(dev={}), "trainer": {"validation_sets": {"dve": {"steps": 3}}}})
+    assert "did you mean dev?" in str(told["trainer.validation_sets"])
+    assert "a single set" in str(refused(default, {"trainer": {"validation_sets": {"dev": {}}}}))
+    named = {"trainer": {"continuous_eval": {"validation_sets": ["dev", "tset"]}}}
+    assert "did you mean test?" in str(refused(default, _sets(dev={}, test={}), named))
+    assert "cannot name" in str(refused(default, {"task": {"validation_data": {"a|b": {}}}}))

@@ -92,3 +92,47 @@ def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: Fo
     ended = side.wait()
     assert ended.code == 0, ended.text
     assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))
+
+
+def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    sets = [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in ("dev", "hard", "seen")]
+    of_set = [f"--params_override=trainer.validation_sets.{name}.steps={steps}" for name, steps in (("hard", 3),)]
+    choices = {"one": "[dev,hard]", "other": "[seen]"}
+    metrics = {"one": "hard|accuracy", "other": "seen|accuracy"}
+    sidecars = [
+        server.start(
+            "train",
+            *_arguments(
+                run,
+                "continuous_eval",
+                f"continuous_eval.validation_sets={choices[name]}",
+                f"best_checkpoint_eval_metric={metrics[name]}",
+            ),
+            *sets,
+            *of_set,
+            f"--eval_name={name}",
+        )
+        for name in choices
+    ]
+    trainer = _arguments(run, "train_and_eval", "train_steps=20", "best_checkpoint_eval_metric=dev|accuracy")
+    assert server.run("train", *trainer, *sets, *of_set).code == 0
+    for sidecar in sidecars:
+        ended = sidecar.wait()
+        assert ended.code == 0, ended.text
+    found = {
+        name: [json.loads(line) for line in (run / f"evals/{name}.jsonl").read_text().splitlines()]
+        for name in (*choices, "validation")
+    }
+    done = {name: sorted((item["step"], item["dataset"]) for item in records) for name, records in found.items()}
+    assert done["one"] == sorted((step, name) for step in (5, 10, 15, 20) for name in ("dev", "hard"))
+    assert done["other"] == [(step, "seen") for step in (5, 10, 15, 20)]
+    assert done["validation"] == sorted((step, name) for step in (15, 20) for name in ("dev", "hard", "seen"))
+    same = {(item["step"], item["dataset"]): item["metrics"] for item in found["validation"]}
+    own = {(item["step"], item["dataset"]): item["metrics"] for name in choices for item in found[name]}
+    assert same.items() <= own.items()
+    for name in choices:
+        data, metric = metrics[name].split("|")
+        best = max(found[name], key=lambda item: item["metrics"].get(data, {}).get(metric, -1.0))
+        info = json.loads((run / f"evals/{name}/best_ckpt/info.json").read_text())
+        assert (info["step"], info["value"]) == (best["step"], best["metrics"][data][metric])

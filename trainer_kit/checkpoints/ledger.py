@@ -14,6 +14,7 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from trainer_kit import files
@@ -31,19 +32,35 @@ class Ledger:
       dataset: what the evaluations of this object are of.
       config_hash: of the config that they are made with.
       lineage: of the records to come; the file's newest lineage if that is larger.
+      sets: the config_hash of each of several validation sets, which are evaluated together and have records of their
+        own, with metrics grouped by the set's name; none: there is one, called `dataset`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, dataset: str, config_hash: str, lineage: int = 0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dataset: str,
+        config_hash: str,
+        lineage: int = 0,
+        sets: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.path = os.fspath(path)
-        self.dataset = dataset
-        self.config_hash = config_hash
+        self.sets = dict(sets)
+        self._hashes = self.sets or {dataset: config_hash}
         self._read: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._followed: Any = None
         self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
         self._known: dict[tuple[Any, ...], dict[str, Any]] | None = None
         self._told = False
 
-    def append(self, step: int, metrics: Mapping[str, Any], seconds: float, checkpoint: str | None = None) -> bool:
+    def append(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        seconds: float | Mapping[str, float],
+        checkpoint: str | None = None,
+    ) -> bool:
         """Appends an evaluation unless the ledger has one of this lineage, step, dataset and config.
 
         The first record stays. When the metrics that come again are others, the resume was not exact, and the first
@@ -52,7 +69,7 @@ class Ledger:
         Args:
           step: global step of the weights.
           metrics: may be nested; what is no single number is left out.
-          seconds: how long the evaluation took.
+          seconds: how long the evaluation took; of several validation sets, by name, those that were evaluated.
           checkpoint: the one that holds the weights, relative to the model_dir; None if they were not saved.
 
         Returns:
@@ -61,8 +78,17 @@ class Ledger:
         Raises:
           StorageError: when the file cannot be written.
         """
+        if isinstance(seconds, Mapping):
+            written = [self._append(name, step, {name: metrics[name]}, seconds[name], checkpoint) for name in seconds]
+            return any(written)
+        (dataset,) = self._hashes
+        return self._append(dataset, step, metrics, seconds, checkpoint)
+
+    def _append(
+        self, dataset: str, step: int, metrics: Mapping[str, Any], seconds: float, checkpoint: str | None
+    ) -> bool:
         values = _encoded(plain(metrics))
-        key = (self.lineage, int(step), self.dataset, self.config_hash)
+        key = (self.lineage, int(step), dataset, self._hashes[dataset])
         if self._known is None:
             self._known = _first_metrics(self.records())
         if key in self._known:
@@ -71,10 +97,10 @@ class Ledger:
         record = {
             "step": int(step),
             "checkpoint": checkpoint,
-            "dataset": self.dataset,
+            "dataset": dataset,
             "metrics": values,
             "seconds": round(seconds, 3),
-            "config_hash": self.config_hash,
+            "config_hash": self._hashes[dataset],
             "lineage": self.lineage,
         }
         files.append_line(self.path, record, point="ledger")
@@ -117,8 +143,21 @@ class Ledger:
         return list(self._read[1])
 
     def active(self) -> list[dict[str, Any]]:
-        """Returns the evaluations on this data set and of this config that count, in their order."""
-        return [item for item in self._own_records() if item.get("config_hash", self.config_hash) == self.config_hash]
+        """Returns the evaluations on this data and of this config that count, in their order."""
+        return [
+            item
+            for item in self._own_records()
+            if item.get("config_hash") in (None, self._hashes.get(item.get("dataset"), item.get("config_hash")))
+        ]
+
+    def evaluated(self) -> dict[int, dict[str, Any]]:
+        """Returns the metrics of each step at which all of the data was evaluated with this config."""
+        found: dict[int, dict[str, Any]] = {}
+        of_step: dict[int, set[str]] = {}
+        for item in self.active():
+            found.setdefault(item["step"], {}).update(item["metrics"])
+            of_step.setdefault(item["step"], set()).add(item.get("dataset") or next(iter(self._hashes)))
+        return {step: metrics for step, metrics in found.items() if of_step[step] >= self._hashes.keys()}
 
     def evaluated_step(self, up_to: int | None = None) -> int:
         """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
@@ -130,7 +169,7 @@ class Ledger:
         return best_record(self._own_records(), metric, comparison, up_to_step)
 
     def _own_records(self) -> list[dict[str, Any]]:
-        return [item for item in active_records(self.records()) if item.get("dataset", self.dataset) == self.dataset]
+        return [item for item in active_records(self.records()) if item.get("dataset") in (None, *self._hashes)]
 
     def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         # As text, since NaN is no other metric than NaN.

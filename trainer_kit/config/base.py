@@ -80,12 +80,16 @@ class Config:
         """
         merged = {
             name: getattr(self, name).replace(**value)
-            if isinstance(value, Mapping) and isinstance(getattr(self, name, None), Config)
+            if isinstance(value, Mapping) and self._is_section(name, value)
             else value
             for name, value in changes.items()
         }
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return type(self)(**{**values, **merged})
+
+    def _is_section(self, name: str, value: Mapping[str, Any]) -> bool:
+        now = getattr(self, name, None)
+        return isinstance(now, Config) and not (name in self.one_or_several and gives_several(type(now), value))
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
@@ -128,6 +132,16 @@ class OneOfConfig(Config):
         return ["type", *([self.type] if self.type else [])]
 
 
+def gives_several(section: type[Config], value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping, given for a section that may be one or several, gives several of them by name."""
+    fields = vars(section)["__pydantic_fields__"].keys()
+    return bool(value) and not fields & value.keys() and all(_may_be_section(item) for item in value.values())
+
+
+def _may_be_section(value: Any) -> bool:
+    return value is None or isinstance(value, (Mapping, Config))
+
+
 def _one_or_several(annotation: Any) -> Any:
     """Returns the annotation of a field that is a section, or several of them by name, if `annotation` is a section."""
     if not (isinstance(annotation, type) and issubclass(annotation, Config)):
@@ -135,9 +149,7 @@ def _one_or_several(annotation: Any) -> Any:
 
     def which(value: Any) -> str:
         # So that a mistake is told once, for what was meant, and not for each part of the union.
-        if not isinstance(value, Mapping) or not value or vars(annotation)["__pydantic_fields__"].keys() & value:
-            return ONE
-        return SEVERAL if all(isinstance(item, (Mapping, Config)) for item in value.values()) else ONE
+        return SEVERAL if isinstance(value, Mapping) and gives_several(annotation, value) else ONE
 
     one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]  # type: ignore[valid-type]
     return Annotated[Union[one, several], Discriminator(which)]  # noqa: UP007

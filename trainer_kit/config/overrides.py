@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer_kit.config.base import ONE, SEVERAL, Config, is_configclass
+from trainer_kit.config.base import ONE, SEVERAL, Config, gives_several, is_configclass
 from trainer_kit.config.layers import Layer, given_inside, join
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sections import checker, fields_of, is_oneof, leaves, listed_class, named_class, section_class
@@ -232,12 +232,7 @@ def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Config] | 
     """Whether a mapping gives sections by name; where a single section may stand too, whether it does not mean that."""
     if single is None or (isinstance(current, dict) and current):
         return True
-    names = fields_of(single).keys()
-    return (
-        bool(value)
-        and not names & value.keys()
-        and all(isinstance(item, (Mapping, type(None))) for item in value.values())
-    )
+    return gives_several(single, value)
 
 
 def _opened(value: Any) -> Any:

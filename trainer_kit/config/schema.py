@@ -13,6 +13,7 @@ from pydantic import Field, SerializeAsAny
 
 from trainer_kit.config.base import Config, configclass
 from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.errors import suggestion
 
 MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
     "RuntimeConfig.distribution_strategy": "'auto': mirroring over a single device costs up to 3 times",
@@ -393,7 +394,11 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Batches to train on that virtual CPUs share equally; other strategies know their replicas on the machine."""
+        """Validation sets by name, and batches to train on that virtual CPUs share equally.
+
+        Other strategies know their replicas on the machine only.
+        """
+        yield from self._set_rules()
         runtime = self.runtime
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
@@ -408,13 +413,35 @@ class ExperimentConfig(Config):
                     f"the nearest that can be shared equally: {' or '.join(nearest)}",
                 )
 
+    def _set_rules(self) -> Iterator[tuple[str, str]]:
+        """Several validation sets are named like folders, and what is said of one is said of one that there is."""
+        sets = validation_sets(self.task)
+        several = isinstance(getattr(self.task, "validation_data", None), Mapping)
+        if several and not sets:
+            yield "task.validation_data", "holds no validation set; name one, or give the fields of a single one"
+        for name in sets if several else ():
+            if "." in name or "|" in name or folder_name_problem(name, ()):
+                yield "task.validation_data", f"{name!r} cannot name a validation set; use letters, digits, _ and -"
+        chosen = [("trainer.validation_sets", name) for name in self.trainer.validation_sets]
+        chosen += [
+            ("trainer.continuous_eval.validation_sets", name) for name in self.trainer.continuous_eval.validation_sets
+        ]
+        for path, name in chosen:
+            if not several:
+                yield path, f"names {name!r}, and task.validation_data is a single set; remove it"
+            elif name not in sets:
+                yield path, f"there is no validation set {name!r}; {suggestion(name, list(sets))}"
+
     def equal_batches(self) -> Iterator[tuple[str, int]]:
         """Yields path and size of the global batches that replicas have to share equally: those to train on.
 
         In an evaluation each example counts for itself, so that one replica may get more of them than another.
         """
-        for name in ("train_data", "validation_data"):
-            data = getattr(self.task, name, None)
+        found = {"task.train_data": (getattr(self.task, "train_data", None), True)}
+        for name, data in validation_sets(self.task).items():
+            path = f"task.validation_data.{name}".rstrip(".")
+            found[path] = (data, bool(getattr(data, "is_training", False)))
+        for path, (data, equal) in found.items():
             batch = getattr(data, "global_batch_size", 0)
-            if batch and (name == "train_data" or getattr(data, "is_training", False)):
-                yield f"task.{name}.global_batch_size", batch
+            if batch and equal:
+                yield f"{path}.global_batch_size", batch

@@ -32,6 +32,7 @@ class Task(abc.ABC):
     """
 
     loss = "loss"  # the key of the loss in the logs of train_step and validation_step
+    validation_set = ""  # the name of the one that is evaluated, of several; steps are traced for each of them
 
     def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
         self._task_config = params

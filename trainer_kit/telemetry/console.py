@@ -67,7 +67,7 @@ class ConsoleWriter:
                 self._newest = (report, self._clock())
                 self._live = self._live or self._start()
         else:
-            self.log(lines.report_line(report))
+            self.log("\n".join(lines.report_lines(report)))
 
     def log(self, text: str) -> None:
         """Prints `text` on a line of its own, above the display if there is one. Several lines stay several.

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from trainer_kit.scalars import flat_scalars
 from trainer_kit.telemetry.report import Report
+
+
+def report_lines(report: Report) -> list[str]:
+    """Returns the lines of `report`: one, or one for each of several validation sets, which begin "validation dev"."""
+    return [report_line(_of_set(report, name)) for name in report.seconds_of_sets] or [report_line(report)]
 
 
 def report_line(report: Report) -> str:
@@ -80,6 +86,17 @@ def number_text(value: float, digits: int = 4) -> str:
 def printable(text: str, keep: str = "") -> str:
     """Returns `text` with everything that is no printable character, and not in `keep`, replaced by a space."""
     return "".join(character if character.isprintable() or character in keep else " " for character in text)
+
+
+def _of_set(report: Report, name: str) -> Report:
+    best = report.best if report.best is not None and report.best[0].startswith(f"{name}|") else None
+    return replace(
+        report,
+        kind=f"{report.kind} {name}",
+        metrics=report.metrics[name],
+        seconds=report.seconds_of_sets[name],
+        best=(best[0].removeprefix(f"{name}|"), *best[1:]) if best else None,
+    )
 
 
 def _rate(value: float) -> str:

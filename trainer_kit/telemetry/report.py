@@ -6,7 +6,7 @@ No TensorFlow here, so that whatever only reads or prints reports does not wait 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -25,6 +25,7 @@ class Report:
       examples_per_second: the same in examples of the global batch.
       seconds: how long the loop or the evaluation took.
       best: name, value and step of the best metric so far; None when there is none yet.
+      seconds_of_sets: of an evaluation of several validation sets, how long each took; its metrics are grouped by them.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Report:
     examples_per_second: float | None = None
     seconds: float = 0.0
     best: tuple[str, float, int] | None = None
+    seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
 
 class Writer(Protocol):
