@@ -215,3 +215,17 @@ def test_a_terminal_is_drawn_over_and_given_back(tmp_path: Path, columns: int) -
     drawn = re.split(r"[\r\n]|\x1b\[2K|\x1b\[1A", first)  # it may have been drawn more than once
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in drawn]
     assert max(map(len, lines)) <= columns
+
+
+def test_each_of_several_validation_sets_has_a_row(tmp_path: Path) -> None:
+    write_params(tmp_path, best_checkpoint_eval_metric="dev|accuracy")
+    records = [
+        evaluation(5, dataset=name, **{name: {"accuracy": value}}) for name, value in (("dev", 0.5), ("rare", 0.25))
+    ]
+    write_ledger(tmp_path, *records, evaluation(10, dataset="dev", dev={"accuracy": 0.4}))
+    table = plain(Look(tmp_path, Pulses()).tables()[-1]).splitlines()
+    rows = [line.split() for line in table if line.startswith("validation")]
+    assert rows == [
+        ["validation", "dev", "10", "dev|accuracy", "0.4", "5", "0.5"],
+        ["validation", "rare", "5", "rare|accuracy", "0.25", "5", "0.25"],
+    ]

@@ -33,6 +33,18 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     )
 
 
+def test_each_of_several_validation_sets_has_a_line_with_its_own_seconds_and_best() -> None:
+    metrics = {"dev": {"accuracy": 0.5}, "rare": {"accuracy": 0.25}, "best_dev|accuracy": 0.75}
+    report = Report(
+        kind="validation", step=9, total_steps=10, metrics=metrics, seconds=2.0, best=("dev|accuracy", 0.75, 3),
+        seconds_of_sets={"dev": 0.5, "rare": 1.25},
+    )  # fmt: skip
+    assert lines.report_lines(report) == [
+        "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
+        "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
+    ]
+
+
 def test_a_line_is_one_line_whatever_names_hold() -> None:
     report = Report(kind="train", step=1, total_steps=None, metrics={"a\nb\x1b[31m\r\tc": 1.0})
     assert lines.report_line(report) == "train | step 1 | a b [31m  c 1"

@@ -35,7 +35,7 @@ class Followed(Protocol):
     def evaluated(self) -> set[int]:
         """Returns the steps whose evaluation is on record."""
 
-    def record(self, step: int, logs: Mapping[str, Any], seconds: float, checkpoint: str) -> None:
+    def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
         """Notes an evaluation, which was reported."""
 
     def need(self, after: int | None, reads: int | None) -> None:
@@ -64,7 +64,7 @@ class Unknown:
         """None is on record."""
         return set()
 
-    def record(self, step: int, logs: Mapping[str, Any], seconds: float, checkpoint: str) -> None:
+    def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
         """Keeps no record."""
 
     def need(self, after: int | None, reads: int | None) -> None:

@@ -144,10 +144,11 @@ class Ledger:
 
     def active(self) -> list[dict[str, Any]]:
         """Returns the evaluations on this data and of this config that count, in their order."""
+        hashes: dict[Any, str] = dict(self._hashes)
         return [
             item
             for item in self._own_records()
-            if item.get("config_hash") in (None, self._hashes.get(item.get("dataset"), item.get("config_hash")))
+            if item.get("config_hash") in (None, hashes.get(item.get("dataset"), item.get("config_hash")))
         ]
 
     def evaluated(self) -> dict[int, dict[str, Any]]:

@@ -120,15 +120,24 @@ def _training(state: RunState) -> list[Table]:
 
 
 def _evaluations(state: RunState, found: Mapping[str, list[Evaluation]]) -> list[Table]:
-    """The last evaluation of each ledger, and the best."""
-    counting = {name: [one for one in of if one.active] for name, of in found.items()}
-    rows = [_evaluation_row(name, of, state.settings) for name, of in counting.items() if of]
+    """The last evaluation of each dataset in each ledger, and the best."""
+    rows = []
+    for name, evaluations in found.items():
+        datasets: dict[str, list[Evaluation]] = {}
+        for one in evaluations:
+            if one.active:
+                datasets.setdefault(one.dataset, []).append(one)
+        for dataset, of in datasets.items():
+            title = f"{name} {dataset}" if len(datasets) > 1 else name
+            rows.append(_evaluation_row(title, of, state.settings))
     headers = ["evaluation", "step", "metric", "value", "best step", "best"]
     return [Table("last and best evaluations", headers, rows, left=frozenset({"evaluation", "metric"}))] if rows else []
 
 
 def _evaluation_row(name: str, evaluations: Sequence[Evaluation], settings: Settings) -> list[str]:
     last, metric = evaluations[-1], settings.metric
+    if all(name.startswith(f"{last.dataset}|") for name in last.metrics):  # one of several sets: the same metric of it
+        metric = f"{last.dataset}|{metric.rpartition('|')[2]}"
     if metric not in last.metrics:
         other = next(iter(last.metrics), "")
         return [name, str(last.step), other, number(last.metrics.get(other)), "", ""]

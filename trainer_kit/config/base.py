@@ -60,7 +60,7 @@ class Config:
         those that inherit from it, whatever class they give the section.
     """
 
-    one_or_several = ()
+    one_or_several: tuple[str, ...] = ()
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yields (field name, message) for each broken rule across fields; none by default."""
@@ -151,7 +151,7 @@ def _one_or_several(annotation: Any) -> Any:
         # So that a mistake is told once, for what was meant, and not for each part of the union.
         return SEVERAL if isinstance(value, Mapping) and gives_several(annotation, value) else ONE
 
-    one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]  # type: ignore[valid-type]
+    one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]
     return Annotated[Union[one, several], Discriminator(which)]  # noqa: UP007
 
 

@@ -92,7 +92,7 @@ def _sections(
 ) -> Iterator[tuple[str, type[Config], bool]]:
     yield path, config_class, config is not None
     for name, field in fields_of(config_class).items():
-        value = getattr(config, name, None)
+        value: Any = getattr(config, name, None)
         if has_sections(value):
             for key, item in value.items():
                 yield from _sections(type(item), item, join(path, name, key), (*around, config_class))
