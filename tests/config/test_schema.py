@@ -19,6 +19,7 @@ ADDITIONS = {
     "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
     "TrainerConfig": {
         "continuous_eval",
+        "early_stopping",
         "eval_recreate_iterator",
         "hang_timeout_seconds",
         "preemption_grace_seconds",
@@ -28,7 +29,7 @@ ADDITIONS = {
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
-NEW_CLASSES = {"ContinuousEvalConfig"}
+NEW_CLASSES = {"ContinuousEvalConfig", "EarlyStoppingConfig"}
 REFUSED_CLASSES = {
     "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
     "AdafactorKerasConfig",
@@ -148,6 +149,16 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             schema.TrainerConfig,
             {"best_checkpoint_export_subdir": "one", "validation_summary_subdir": "one"},
             "best_checkpoint_export_subdir",
+        ),
+        (
+            schema.TrainerConfig,
+            {"require_exact_resume": True, "early_stopping": {"metric": "a", "patience": 1, "eval_name": "side"}},
+            "early_stopping.eval_name",
+        ),
+        (schema.TrainerConfig, {"early_stopping": {"patience": 3}}, "early_stopping.metric"),
+        *(
+            (schema.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
+            for name in ("validation", "eval", "a/b")
         ),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
