@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.controller import Controller
-from trainer_kit.errors import DataError, DivergedError
+from trainer_kit.errors import DataError, DivergedError, StopTraining
 from trainer_kit.telemetry.report import Report, Writer
 
 
@@ -134,6 +134,60 @@ def test_a_stop_ends_after_the_loop_and_saves_as_it_is_told(tmp_path: Path, save
     assert int(counter.global_step) == 8
     assert list(complete_checkpoints(str(tmp_path))) == steps
     assert controller.evaluate() == {}
+
+
+def _raise_stop(logs: Any) -> None:
+    raise StopTraining("enough")
+
+
+def test_an_action_that_stops_ends_training_saved_evaluated_and_reported(tmp_path: Path) -> None:
+    counter, seen = _Counter(), []
+    actions = [lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None, seen.append]
+    controller, kept = _controller(tmp_path, counter, train_actions=actions)
+    assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
+    assert (controller.stop_request.reason, len(seen), counter.evaluated) == ("enough", 2, [8])
+    assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
+
+
+@pytest.mark.parametrize("hook", ["eval_actions", "on_evaluation"])
+def test_what_stops_after_an_evaluation_has_it_reported_and_its_weights_saved(tmp_path: Path, hook: str) -> None:
+    counter, seen = _Counter(), []
+    hooks: dict[str, Any] = {"on_evaluation": lambda step, *_: seen.append(step), "eval_actions": [_raise_stop]}
+    if hook == "on_evaluation":
+        hooks = {"on_evaluation": lambda *arguments: (seen.append(arguments[0]), _raise_stop(None))}
+    controller, kept = _controller(tmp_path, counter, interval=99, **hooks)
+    controller.train_and_evaluate(train_steps=40, eval_interval=6)
+    assert seen == counter.evaluated == _steps(kept, "validation") == [6]
+    assert list(complete_checkpoints(str(tmp_path))) == [6]
+
+
+def test_a_loop_that_diverged_is_not_saved_because_an_action_stops(tmp_path: Path) -> None:
+    counter = _Counter(losses={8: float("nan")})
+    controller, _ = _controller(tmp_path, counter, loss_bound=(5.0, 0), train_actions=[_raise_stop])
+    counter.global_step.assign(4)
+    with pytest.raises(DivergedError):
+        controller.train(20)
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def test_a_run_that_went_back_goes_on_although_an_action_had_stopped_it(tmp_path: Path) -> None:
+    counter = _Counter(losses={12: float("nan")})
+    once = iter([True])
+
+    def go_back(*_: Any) -> bool:
+        counter._losses.clear()
+        controller.go_back(str(tmp_path / "ckpt-8"))
+        return True
+
+    def stop_once(logs: Any) -> None:
+        if int(counter.global_step) == 12 and next(once, False):
+            _raise_stop(logs)
+
+    controller, _ = _controller(
+        tmp_path, counter, interval=8, loss_bound=(5.0, 0), train_actions=[stop_once], on_divergence=go_back
+    )
+    controller.train(20)
+    assert (int(counter.global_step), controller.stop_request.reason) == (20, "")
 
 
 def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_it_again(tmp_path: Path) -> None:

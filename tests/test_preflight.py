@@ -51,6 +51,20 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
     assert isinstance(error.value.__cause__, ConfigError)
 
 
+def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar(name: str, tmp_path: Path) -> None:
+    overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
+    sources = Sources(params_overrides=(overrides,))
+    for mode in ("train", "train_and_post_eval"):
+        with pytest.raises(ConfigError, match=f"trainer.early_stopping: the mode {mode} evaluates nothing while"):
+            _check(name, tmp_path, mode, sources=sources)
+    for mode in ("train_and_eval", "continuous_eval"):
+        assert _check(name, tmp_path, mode, sources=sources).trainer.early_stopping is not None
+    beside = Sources(params_overrides=(overrides, "trainer.early_stopping.eval_name=side"))
+    assert _check(name, tmp_path, "train", sources=beside).trainer.early_stopping is not None
+    with pytest.raises(ConfigError, match=r"trainer.early_stopping.metric.*: is needed"):
+        _check(name, tmp_path, sources=Sources(params_overrides=("trainer.early_stopping.patience=3",)))
+
+
 @pytest.mark.parametrize("eval_name", ["", ".", "..", "a/b", "/a", "validation", "eval"])
 def test_the_name_of_a_sidecar_is_plain_and_its_own(name: str, tmp_path: Path, eval_name: str) -> None:
     with pytest.raises(ConfigError, match=f"--eval_name: '{eval_name}' is "):

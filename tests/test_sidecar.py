@@ -174,3 +174,5 @@ def test_a_run_is_finished_when_it_says_so_for_the_steps_that_are_wanted(tmp_pat
     (tmp_path / "final.json").write_text(final)
     assert not _sidecar(tmp_path, train_steps=100).finished()  # it may be about to go on
     assert _sidecar(tmp_path, train_steps=40).finished()
+    (tmp_path / "final.json").write_text(final.replace("{}}", '{}, "stopped": "enough"}'))
+    assert _sidecar(tmp_path, train_steps=100).finished()

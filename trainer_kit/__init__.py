@@ -20,6 +20,7 @@ _HOME = {
     "TrainerConfig": "config.schema",
     "OptimizationConfig": "config.optimization",
     "DataError": "errors",
+    "StopTraining": "errors",
     "get_experiment": "experiment",
     "register_experiment": "experiment",
     "register_task": "experiment",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema import TaskConfig as TaskConfig
     from trainer_kit.config.schema import TrainerConfig as TrainerConfig
     from trainer_kit.errors import DataError as DataError
+    from trainer_kit.errors import StopTraining as StopTraining
     from trainer_kit.experiment import get_experiment as get_experiment
     from trainer_kit.experiment import register_experiment as register_experiment
     from trainer_kit.experiment import register_task as register_task

@@ -15,9 +15,10 @@ import tensorflow as tf
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import EarlyStoppingConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
+from trainer_kit.early_stopping import EarlyStopping, check_metric
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, config_hash
@@ -84,6 +85,13 @@ def check_best_metric(trainer: Any, wanted: bool) -> None:
         exporter.check_metric(names)
 
 
+def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: Any) -> None:
+    """Raises UsageError when no evaluation will report the metric of early stopping, unless only a run can tell."""
+    names = None if options.eval_name else trainer.validation_metric_names()
+    if names is not None:
+        check_metric(options.metric, names, "an evaluation")
+
+
 def create_manager(
     trainer: Trainer,
     config: ExperimentConfig,
@@ -133,6 +141,19 @@ def create_timeline(
     ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config), sets=sets)
     summaries = (reports.train_summaries, reports.eval_summaries)
     return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush)
+
+
+def create_early_stopping(
+    directory: RunDirectory, timeline: Timeline, trainer: Any, options: TrainerConfig, trains: bool
+) -> EarlyStopping:
+    """Returns what ends a training run early if the config asks for it, and nothing else; on every worker."""
+    return EarlyStopping(
+        options.early_stopping if trains else None,
+        timeline.ledger if is_chief(trainer.strategy) else None,
+        directory.evals,
+        lambda number: chiefs_number(trainer.strategy, number),
+        lambda: int(trainer.global_step.numpy()),
+    )
 
 
 def create_sidecar(

@@ -20,6 +20,7 @@ import tensorflow as tf
 from trainer_kit import schedules
 from trainer_kit.checkpoints.arrival import Arrivals, Followed, Unknown
 from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.early_stopping import StopRequest
 from trainer_kit.errors import DataError, DivergedError, StorageError
 from trainer_kit.progress import BETWEEN
 from trainer_kit.telemetry.report import Report, Writer
@@ -38,7 +39,7 @@ class Controller(orbit.Controller):
       save_on_stop: whether a stop saves a checkpoint.
       on_evaluation: called with (step, logs, seconds, checkpoint) after each evaluation, before anything is reported;
         seconds are by name if there are several validation sets; checkpoint is the path of the one that has the
-        evaluated weights, None if they were not saved.
+        evaluated weights, None if they were not saved. Like an action, it may raise StopTraining.
       evaluated_step: returns the step of the last evaluation on record, up to the step that it is given, so that one
         that was cut off is made up; called once, after the restore.
       on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
@@ -69,6 +70,7 @@ class Controller(orbit.Controller):
         self._total: int | None = None
         self._saved_step, self._evaluated_step = -1, -1
         self._checkpoint: str | None = None
+        self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
         self._open_loop: tuple[int, int] | None = None  # the steps that a loop runs between, until it has
         self._running = (0, 0)  # the steps that the last loop was to run between
         self.phase = "start"  # what the main thread is doing: start, train, evaluate, save, wait, report, end
@@ -93,7 +95,7 @@ class Controller(orbit.Controller):
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains up to global step `steps`, or until the data ends if it is -1.
 
-        Stops early, after saving, when a stop was asked for.
+        Stops early, after saving, when a stop was asked for, or an action has ended the run.
 
         Raises:
           DataError: when the data ends before `steps`.
@@ -109,26 +111,29 @@ class Controller(orbit.Controller):
         """Trains as `train` does; returns False as soon as the run has gone back to an earlier step."""
         step = int(self.global_step.numpy())
         data_ended = False
-        while step < steps or (steps < 0 and not data_ended):
+        while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):
             begun, end = self._next_loop(step, steps)
             try:
                 step = self._run_loop(step, begun, end)
                 save = schedules.is_due(begun, step, self._interval)
-                if save or step >= steps >= 0 or self.stopping:  # before a save, or an evaluation
+                if (
+                    save or step >= steps >= 0 or self.stopping or self.stop_request.reason
+                ):  # before a save, or an evaluation
                     self._require_sound()
             except DivergedError as error:
                 if not self._on_divergence(error, begun, end):
                     raise
                 return False
             data_ended = getattr(self.trainer, "data_ended", False)
-            if data_ended or self.stopping:
+            if data_ended or self.stopping or self.stop_request.reason:
                 break
             if save:
                 self.save_checkpoint()
-        if self._save_on_stop if self.stopping else checkpoint_at_completion or data_ended:
+        complete = checkpoint_at_completion or data_ended or self.stop_request.reason
+        if self._save_on_stop if self.stopping else complete:
             self.save_checkpoint()
             self.sync()
-        if data_ended and self._total is not None:
+        if data_ended and self._total is not None and not self.stop_request.reason:
             raise DataError(
                 f"task.train_data ended at step {step} of {self._total}; repeat the data (an ArraySource does with "
                 "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
@@ -157,14 +162,14 @@ class Controller(orbit.Controller):
         seconds = time.perf_counter() - start
         if self.stopping:
             return {}
-        for action in self.eval_actions:
-            action(logs)
+        self.stop_request.call(self.eval_actions, logs)
         logs = tf.nest.map_structure(orbit.utils.get_value, logs)
         step = int(self.global_step.numpy())
         self._evaluated_step = step
         self.sync()  # nothing is recorded before it is there
         checkpoint = self._checkpoint if step == self._saved_step else None
-        self._on_evaluation(step, logs, self._seconds_of_sets() or seconds, checkpoint)
+        with self.stop_request.heard():
+            self._on_evaluation(step, logs, self._seconds_of_sets() or seconds, checkpoint)
         self._report("validation", step, logs, seconds=seconds)
         return dict(logs)
 
@@ -173,7 +178,8 @@ class Controller(orbit.Controller):
     ) -> dict[str, Any]:
         """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
 
-        An evaluation that was due when an earlier start ended comes first.
+        An evaluation that was due when an earlier start ended comes first. Where an action ends the run, its last
+        step is evaluated and saved as that of a whole run is.
 
         Returns:
           The logs of the last evaluation; empty when a stop was asked for.
@@ -188,17 +194,19 @@ class Controller(orbit.Controller):
         self._total = train_steps if train_steps >= 0 else None
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
-        intervals = self._eval_intervals(eval_interval)
-        if (due := schedules.due_at(step, train_steps, intervals)) and step > max(self._evaluated_step, 0):
+        intervals, asked = self._eval_intervals(eval_interval), self.stop_request
+        due = schedules.due_at(step, step if asked.reason else train_steps, intervals)
+        if due and step > max(self._evaluated_step, 0):
             output = self.evaluate(eval_steps, _named(due))
-        while (step < train_steps or train_steps < 0) and not self.stopping:
+        while (step < train_steps or train_steps < 0) and not self.stopping and not asked.reason:
             pause = schedules.next_stop(step, train_steps, *intervals.values())
             reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
             step = int(self.global_step.numpy())
             if reached and getattr(self.trainer, "data_ended", False):
                 train_steps = step
             if reached and not self.stopping:
-                output = self.evaluate(eval_steps, _named(schedules.due_at(step, train_steps, intervals)))
+                due = schedules.due_at(step, step if asked.reason else train_steps, intervals)
+                output = self.evaluate(eval_steps, _named(due))
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
         self.sync()
@@ -224,7 +232,9 @@ class Controller(orbit.Controller):
         directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
         run = self._followed or Unknown(timeout_fn or (lambda: False))
         arrivals = Arrivals(directory, timeout, run, self._newest_only)
-        for path in arrivals.follow(lambda: self.stopping, lambda: self._during("wait")):
+        for path in arrivals.follow(
+            lambda: self.stopping or bool(self.stop_request.reason), lambda: self._during("wait")
+        ):
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
@@ -297,7 +307,7 @@ class Controller(orbit.Controller):
 
     def go_back(self, path: str | None) -> int:
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
-        self._open_loop = None
+        self._open_loop, self.stop_request.reason = None, ""
         self.restore_checkpoint(path)
         self._evaluated_step = min(self._evaluated_step, self._saved_step)
         return self._saved_step
@@ -370,8 +380,7 @@ class Controller(orbit.Controller):
         if self._open_loop is None and done:
             values = tf.nest.map_structure(orbit.utils.get_value, logs)
             self._report("train", step + done, values, steps=done, seconds=seconds)  # an action may raise
-            for action in self.train_actions:
-                action(logs)
+            self.stop_request.call(self.train_actions, logs)
         self._check_loss(step + done, logs)
         return step + done
 

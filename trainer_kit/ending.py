@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from signal import SIGINT
 from typing import Any
 
@@ -12,7 +12,14 @@ from trainer_kit import build
 from trainer_kit.checkpoints.ledger import plain
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.workers import worker_count
-from trainer_kit.errors import DivergedError, InterruptedRunError, PreemptedError, StorageError
+from trainer_kit.errors import (
+    DivergedError,
+    InterruptedRunError,
+    PreemptedError,
+    StopTraining,
+    StorageError,
+    TrainerKitError,
+)
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
 
@@ -37,14 +44,54 @@ def saved_after_errors(controller: Any) -> Iterator[None]:
 
 
 def finished_logs(
-    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool
+    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool, enough: Callable[[int], str]
 ) -> dict[str, Any] | None:
-    """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something."""
+    """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something.
+
+    Args:
+      directory: of the run.
+      step: of its newest checkpoint.
+      config: that it is started with.
+      evaluates: whether metrics are wanted.
+      enough: returns why early stopping ends the run at a step; "" if it does not. A run that only an action has
+        stopped goes on.
+    """
+    reason = enough(step)  # asked by all workers, whatever else they find
     final, wanted = directory.read_final(), config.trainer.train_steps
-    if final is None or final["step"] != step or step < wanted or (evaluates and not final["metrics"]):
+    if final is None or final["step"] != step or (evaluates and not final["metrics"]):
         return None
-    _LOG.info("nothing to do: %s was finished at step %d; raise trainer.train_steps to train on", directory.path, step)
+    stopped = bool(final.get("stopped")) and not step >= wanted >= 0
+    if (step < wanted and not stopped) or (stopped and not reason):
+        return None
+    how = f"stopped early at step {step}: {reason}" if stopped else f"finished at step {step}"
+    change = "trainer.early_stopping.patience, or remove trainer.early_stopping," if stopped else "trainer.train_steps"
+    _LOG.info("nothing to do: %s was %s; raise %s to train on", directory.path, how, change)
     return dict(final["metrics"]) if evaluates else {}
+
+
+def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dict[str, Any], str]:
+    """Returns what a mode's entry returns, and why an action has ended the run before its last step, "" if none has.
+
+    An orbit.Controller knows nothing of StopTraining: what it has done is saved, and not evaluated once more.
+
+    Raises:
+      TrainerKitError: when something else than an action has raised StopTraining.
+    """
+    controller = run.controller
+    try:
+        logs = entry(run)
+        reason = controller.stop_request.reason if hasattr(controller, "stop_request") else ""
+    except StopTraining as stop:
+        if hasattr(controller, "stop_request"):
+            raise TrainerKitError(
+                f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; only train_actions and "
+                "eval_actions, which are called after them, can end a run"
+            ) from stop
+        controller.save_checkpoint()
+        logs, reason = {}, str(stop)
+        _LOG.warning("%s has no evaluation at the end of a run that an action stops", type(controller).__name__)
+    step, train_steps = int(controller.global_step.numpy()), run.config.trainer.train_steps
+    return logs, "" if step >= train_steps >= 0 else reason
 
 
 def conclude(
@@ -55,16 +102,21 @@ def conclude(
     trainer: Any,
     mode: str,
     logs: Mapping[str, Any],
+    reason: str = "",
 ) -> None:
-    """Notes what a training run has ended with, when all that it saved and reported is in the files."""
+    """Notes what a training run has ended with, when all that it saved and reported is in the files.
+
+    With a `reason`, it has ended before its last step.
+    """
     _raise_if_stopped(signals, trainer)
     manager.sync()
     if reports.history is None:
         return
     reports.writer.flush()
     step = int(trainer.global_step.numpy())
-    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter)
-    _LOG.info("finished at step %d; %s", step, build.model_cost(trainer))
+    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason)
+    how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
+    _LOG.info("%s; %s", how, build.model_cost(trainer))
 
 
 def stopped(signals: StopSignals, trainer: Any) -> bool:

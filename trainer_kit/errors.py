@@ -106,6 +106,20 @@ class InterruptedRunError(TrainerKitError):
     exit_code = ExitCode.INTERRUPTED
 
 
+class StopTraining(TrainerKitError):
+    """Raised by an action after a training loop or an evaluation: the run ends here, as if it had no more steps.
+
+    What was found is reported, the weights are saved and, where the mode evaluates, evaluated; final.json tells the
+    reason. Of several workers, all have to raise it after the same step.
+
+    Args:
+      reason: why, for the log and for final.json.
+    """
+
+    def __init__(self, reason: str = "an action asked for it") -> None:
+        super().__init__(reason)
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One thing that a user has to change.

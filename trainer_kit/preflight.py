@@ -11,14 +11,12 @@ from trainer_kit.checkpoints.names import complete_checkpoints, require_step
 from trainer_kit.config.drift import unknown_paths
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema import folder_name_problem
+from trainer_kit.config.schema import OWN_EVALUATIONS, TrainerConfig, folder_name_problem
 from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.modes import MODES, lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import check_not_held
-
-OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ def check_request(request: Request) -> Resolved:
             discovery.find_experiment(request.experiment, request.import_modules)
             resolved = resolve(request.experiment, request.sources)
             mistakes += _path_mistakes(request, resolved)
+            mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
     except ConfigError as error:
         mistakes += error.mistakes
         cause = error
@@ -73,6 +72,16 @@ def check_request(request: Request) -> Resolved:
         raise ConfigError(mistakes) from cause
     _check_directory(request, resolved)
     return resolved
+
+
+def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
+    """Returns why a run of this mode could not be stopped early although its config asks for it; [] when it can."""
+    early = options.early_stopping
+    if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
+        return []
+    problem = f"the mode {mode} evaluates nothing while it trains"
+    advice = "use train_and_eval, name a sidecar in trainer.early_stopping.eval_name, or remove trainer.early_stopping"
+    return [Mistake("trainer.early_stopping", problem, advice)]
 
 
 def _flag_mistakes(request: Request) -> Iterator[Mistake]:

@@ -111,9 +111,19 @@ class RunDirectory:
             if os.path.exists(path):
                 os.remove(path)
 
-    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any) -> None:
-        """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept."""
+    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any, stopped: str = "") -> None:
+        """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept.
+
+        Args:
+          step: the last one.
+          mode: of the run.
+          metrics: of the last evaluation.
+          exporter: with the best so far.
+          stopped: why it ended before the steps that its config asks for; "" if it did not.
+        """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
+        if stopped:
+            record["stopped"] = stopped
         best = getattr(exporter, "best", None)
         if best is not None:
             record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}

@@ -15,19 +15,23 @@ import tensorflow as tf
 
 from trainer_kit import build
 from trainer_kit.checkpoints.selection import select_checkpoint
-from trainer_kit.config.schema import ExperimentConfig, TrainerConfig, folder_name_problem, validation_sets
+from trainer_kit.config.schema import (
+    OWN_EVALUATIONS,
+    ExperimentConfig,
+    TrainerConfig,
+    folder_name_problem,
+    validation_sets,
+)
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed
-from trainer_kit.distribution.workers import chiefs_number, part, worker_count
-from trainer_kit.ending import conclude, finished_logs, saved_after_errors, stopped
-from trainer_kit.errors import (
-    UsageError,
-    explained,
-)
+from trainer_kit.distribution.workers import part, worker_count
+from trainer_kit.early_stopping import EarlyStopping
+from trainer_kit.ending import conclude, finished_logs, saved_after_errors, stopped, until_stopped
+from trainer_kit.errors import ConfigError, UsageError, explained
 from trainer_kit.lease import Lease
 from trainer_kit.modes import lookup_mode
-from trainer_kit.preflight import OWN_EVALUATIONS
+from trainer_kit.preflight import early_stopping_mistakes
 from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, check_model_dir
@@ -119,11 +123,7 @@ def run_experiment(
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
     directory = RunDirectory(model_dir, params.trainer, sidecar=_evaluation_name(mode, eval_name))
-    if chosen.trains:
-        for change in check_model_dir(directory, params, experiment, allow_config_change):
-            _LOG.info("changed since the run was started: %s", change)
-    elif mode == "eval":
-        checkpoint = select_checkpoint(model_dir, checkpoint, directory.best)
+    checkpoint = _look_at_model_dir(directory, mode, params, experiment, allow_config_change, checkpoint)
     progress, managers = Progress(), (summary_manager, eval_summary_manager)
 
     with contextlib.ExitStack() as run:
@@ -133,12 +133,14 @@ def run_experiment(
             best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
             trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
             build.check_best_metric(trainer, wanted=best is not None)
+            _check_early_stopping(params.trainer, mode, trainer, controller_cls)
         signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
         run.enter_context(contextlib.closing(reports.writer))
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
         manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
+        early = build.create_early_stopping(directory, timeline, trainer, params.trainer, chosen.trains)
         sidecar = build.create_sidecar(directory, timeline, trainer, params, lock, reports)
         recovery = build.create_recovery(params, trainer, manager, timeline, directory) if chosen.trains else None
         controller = controller_cls(
@@ -147,31 +149,63 @@ def run_experiment(
             evaluator=trainer if evaluates else None,
             global_step=trainer.global_step,
             checkpoint_manager=manager,
-            train_actions=build.create_actions(strategy, params, trainer, manager, train_actions),
+            train_actions=[*build.create_actions(strategy, params, trainer, manager, train_actions), *early.actions],
             eval_actions=eval_actions,
             **_reporting(reports, params, directory, save_summary),
-            **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, strategy, sidecar),
+            **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, early, sidecar),
         )
         progress.follow(controller, trainer)
         start = _told_start(mode, checkpoint, trainer)
-        if chosen.trains and (logs := finished_logs(directory, start, params, evaluates)) is not None:
+        if chosen.trains and (logs := finished_logs(directory, start, params, evaluates, early.reason)) is not None:
             return trainer.model, logs
         trainer.check_data()
         manager.archive_later()
         recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NOTHING
         with strategy.scope(), recorded, saved_after_errors(controller):
             if chosen.trains:
-                _begin(timeline, recovery, manager, controller, start)
-            logs = MODE_ENTRIES[mode](Run(params, directory, controller, checkpoint, timeline, sidecar))
+                _begin(timeline, recovery, manager, controller, start, early)
+            described = Run(params, directory, controller, checkpoint, timeline, sidecar)
+            logs, reason = until_stopped(MODE_ENTRIES[mode], described)
             if run_post_eval and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
-        conclude(directory, signals, manager, reports, trainer, mode, logs)
+        conclude(directory, signals, manager, reports, trainer, mode, logs, reason)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
-def _begin(timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int) -> None:
-    """Takes what was told before to the step that a training run goes on from."""
+def _look_at_model_dir(
+    directory: RunDirectory,
+    mode: str,
+    params: ExperimentConfig,
+    experiment: str,
+    allowed: Iterable[str],
+    checkpoint: str,
+) -> str:
+    """Checks that a training run may go on there, and returns the checkpoint that mode eval was asked to evaluate."""
+    if lookup_mode(mode).trains:
+        for change in check_model_dir(directory, params, experiment, allowed):
+            _LOG.info("changed since the run was started: %s", change)
+    return select_checkpoint(directory.path, checkpoint, directory.best) if mode == "eval" else checkpoint
+
+
+def _check_early_stopping(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type) -> None:
+    """Checks, before the first step, that early stopping will have what it looks at; on every worker."""
+    if options.early_stopping is None or not lookup_mode(mode).trains:
+        return
+    if mistakes := early_stopping_mistakes(options, mode):
+        raise ConfigError(mistakes)
+    if not issubclass(controller_cls, Controller):
+        raise UsageError(
+            f"trainer.early_stopping: {controller_cls.__name__} keeps no ledger of evaluations, by which it stops; "
+            "give a controller_cls that is a trainer_kit.controller.Controller, or remove trainer.early_stopping"
+        )
+    build.check_early_stopping_metric(options.early_stopping, trainer)
+
+
+def _begin(
+    timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int, early: EarlyStopping
+) -> None:
+    """Takes what was told before to the step that a training run goes on from, or ends at."""
     if manager.goes_back_to is None:
         timeline.begin(start, anew=manager.begins_anew)
     else:
@@ -179,6 +213,8 @@ def _begin(timeline: Timeline, recovery: Recovery | None, manager: Any, controll
         manager.done_going_back()
     if recovery is not None and isinstance(controller, Controller):
         recovery.begin(controller)
+    if reason := early.reason(start):
+        controller.stop_request.ask(reason)
 
 
 def _guard(
@@ -330,7 +366,7 @@ def _extras(
     directory: RunDirectory,
     timeline: Timeline,
     recovery: Recovery | None,
-    strategy: tf.distribute.Strategy,
+    early: EarlyStopping,
     sidecar: Sidecar | None,
 ) -> dict[str, Any]:
     """What only our Controller takes."""
@@ -338,7 +374,7 @@ def _extras(
         return {}
     options = config.trainer
     extras: dict[str, Any] = {
-        "evaluated_step": lambda step: chiefs_number(strategy, timeline.evaluated_step(step)),
+        "evaluated_step": lambda step: early.agree(timeline.evaluated_step(step)),
         "writer": reports.writer,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,
@@ -349,8 +385,10 @@ def _extras(
         extras["on_divergence"] = recovery
     if sidecar is not None:
         return {**extras, "followed": sidecar, "newest_only": options.continuous_eval.policy == "latest"}
-    if reports.chief:
-        extras["on_evaluation"] = lambda step, logs, seconds, path: timeline.ledger.append(
-            step, logs, seconds, os.path.relpath(path, directory.path) if path else None
-        )
-    return extras
+
+    def on_evaluation(step: int, logs: Mapping[str, Any], seconds: float, path: str | None) -> None:
+        if reports.chief:
+            timeline.ledger.append(step, logs, seconds, os.path.relpath(path, directory.path) if path else None)
+        early.after_evaluation(step)
+
+    return {**extras, "on_evaluation": on_evaluation}

@@ -54,10 +54,10 @@ class Sidecar:
             self._follow_records(max(self.evaluated(), default=-1))
 
     def finished(self) -> bool:
-        """Whether the run has ended: it says so, or the last of its steps was restored."""
+        """Whether the run has ended: it says so, at its last step or before, or the last of its steps was restored."""
         train_steps = self._directory.train_steps(self._train_steps)  # the run's own, which may be changed and go on
         final = self._directory.read_final()
-        if final is not None and final["step"] >= train_steps:
+        if final is not None and (final["step"] >= train_steps or final.get("stopped")):
             return True
         return 0 <= train_steps <= self._step()
 

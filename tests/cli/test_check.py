@@ -131,6 +131,13 @@ def test_a_best_metric_that_does_not_exist_fails_and_names_those_that_do(check: 
     assert "did you mean accuracy? (all: accuracy, validation_loss)" in err
 
 
+def test_so_does_the_metric_of_early_stopping(check: Check) -> None:
+    code, out, err = check("--params_override=trainer.early_stopping.metric=acuracy")
+    assert code == 2
+    assert out.splitlines()[-1].startswith("FAIL  early stopping: acuracy")
+    assert "did you mean accuracy" in err
+
+
 def test_nested_metrics_may_be_the_best_and_are_known_after_an_evaluation(check: Check) -> None:
     good = check("--params_override=trainer.best_checkpoint_eval_metric=far|accuracy", task=_NestedConfig())
     assert good[0] == 0

@@ -167,6 +167,14 @@ def test_a_mistake_is_one_message_and_exit_2(
     assert out == "" and message in err and len(err.splitlines()) == 1
 
 
+def test_a_run_that_was_stopped_early_is_finished_and_tells_why(tmp_path: Path) -> None:
+    write_params(tmp_path, train_steps=40)
+    (tmp_path / "final.json").write_text('{"step": 30, "mode": "train", "metrics": {}, "stopped": "enough"}')
+    look = Look(tmp_path)
+    assert look.tables()[0].title == f"{tmp_path}: stopped early at step 30: enough"
+    assert look.over
+
+
 def test_an_empty_folder_is_waited_for_until_its_run_is_finished(tmp_path: Path) -> None:
     with _watching(tmp_path) as process:
         assert process.stdout is not None

@@ -20,6 +20,7 @@ ADDITIONS = {
     "TrainerConfig": {
         "continuous_eval",
         "validation_sets",
+        "early_stopping",
         "eval_recreate_iterator",
         "hang_timeout_seconds",
         "preemption_grace_seconds",
@@ -29,7 +30,7 @@ ADDITIONS = {
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
-NEW_CLASSES = {"ContinuousEvalConfig", "ValidationSetConfig"}
+NEW_CLASSES = {"ContinuousEvalConfig", "EarlyStoppingConfig", "ValidationSetConfig"}
 REFUSED_CLASSES = {
     "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
     "AdafactorKerasConfig",
@@ -149,6 +150,16 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             schema.TrainerConfig,
             {"best_checkpoint_export_subdir": "one", "validation_summary_subdir": "one"},
             "best_checkpoint_export_subdir",
+        ),
+        (
+            schema.TrainerConfig,
+            {"require_exact_resume": True, "early_stopping": {"metric": "a", "patience": 1, "eval_name": "side"}},
+            "early_stopping.eval_name",
+        ),
+        (schema.TrainerConfig, {"early_stopping": {"patience": 3}}, "early_stopping.metric"),
+        *(
+            (schema.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
+            for name in ("validation", "eval", "a/b")
         ),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),

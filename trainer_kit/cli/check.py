@@ -55,6 +55,10 @@ def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
     if exporter is not None and names is not None:
         with _told(f"best metric: {exporter.metric_name} is one of {', '.join(names)}"):
             exporter.check_metric(names)
+    early = config.trainer.early_stopping
+    if early is not None and not early.eval_name and names is not None:
+        with _told(f"early stopping: {early.metric} is one of {', '.join(names)}"):
+            build.check_early_stopping_metric(early, trainer)
     with _told("data: can be opened, and is not empty"):
         trainer.check_data()
     with _told("train: one step on one batch"):

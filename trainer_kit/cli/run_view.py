@@ -86,6 +86,7 @@ class RunState:
       checkpoint: the newest one's name; "" if there is none.
       sidecars: by name; None for one that tells nothing of itself.
       finished: the step that the run has ended with; None while it has not.
+      stopped: why it has ended before the last of its steps; "" if it has not.
     """
 
     settings: Settings
@@ -94,6 +95,7 @@ class RunState:
     checkpoint: str
     sidecars: Mapping[str, Process | None]
     finished: int | None
+    stopped: str = ""
 
 
 def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
@@ -165,7 +167,8 @@ def read_state(folder: Path) -> RunState:
     """
     with readable(folder):
         checkpoints = complete_checkpoints(os.fspath(folder))
-    step = (files.read_json(folder / "final.json") or {}).get("step")
+    final = files.read_json(folder / "final.json") or {}
+    step, stopped = final.get("step"), final.get("stopped")
     return RunState(
         settings=read_settings(folder),
         trainer=read_process(folder / HEARTBEAT),
@@ -173,6 +176,7 @@ def read_state(folder: Path) -> RunState:
         checkpoint=f"ckpt-{max(checkpoints)}" if checkpoints else "",
         sidecars={name: read_process(folder / "evals" / f"{name}{LEASE}") for name in _sidecar_names(folder)},
         finished=step if isinstance(step, int) else None,
+        stopped=stopped if isinstance(stopped, str) else "",
     )
 
 

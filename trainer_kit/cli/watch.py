@@ -98,7 +98,8 @@ class Look:
             place = " pid ".join(str(part) for part in (process.host, process.pid) if part)
             rows.append([name, pulse_text(process, pulse), process.phase, step, place])
         headers = ["process", "state", "phase", "step", "where"]
-        done = "" if state.finished is None else f": finished at step {state.finished}"
+        how = f"stopped early at step {state.finished}: {state.stopped}" if state.stopped else ""
+        done = "" if state.finished is None else f": {how or f'finished at step {state.finished}'}"
         return Table(f"{self._folder}{done}", headers, rows, styles, left=frozenset(headers) - {"step"}), alive
 
 

@@ -31,6 +31,7 @@ RUN_NAMES = (
     "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", "params.yaml", "manifest.json",
     "metrics.jsonl", "metrics.superseded.jsonl", "final.json", "heartbeat.json", "trainer.lock", "attempts.jsonl",
 )  # fmt: skip
+OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
 
 
@@ -276,6 +277,35 @@ class ContinuousEvalConfig(Config):
 
 
 @configclass
+class EarlyStoppingConfig(Config):
+    """When a run ends before its last step: when evaluations bring no improvement any more.
+
+    Attributes:
+      metric: of the evaluations, needed; `a|b` is the entry b of the nested metrics a.
+      metric_comp: whether a higher or a lower value is better.
+      patience: how many evaluations in a row may pass without an improvement; the last of them ends the run.
+      min_delta: by how much more than this a value has to be better than the best before. NaN never is.
+      start_step: evaluations before this step do not count.
+      eval_name: of the sidecar whose evaluations decide; when they come is a matter of the clock, and so is the step
+        at which the run ends. Empty: the run's own, whose last step is the same however often it is killed.
+    """
+
+    metric: str = ""
+    metric_comp: Literal["higher", "lower"] = "higher"
+    patience: PositiveInt = 10
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    start_step: Count = 0
+    eval_name: str = ""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """A sidecar has a name of its own."""
+        if self.eval_name in OWN_EVALUATIONS:
+            yield "eval_name", f"{self.eval_name!r} is no sidecar; leave it empty for the run's own evaluations"
+        elif self.eval_name and (problem := folder_name_problem(self.eval_name, ())):
+            yield "eval_name", problem
+
+
+@configclass
 class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate. All intervals are in steps.
 
@@ -302,6 +332,7 @@ class TrainerConfig(Config):
       best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint; may be empty if none is kept.
       best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
       best_checkpoint_metric_comp: whether a higher or a lower value is better.
+      early_stopping: when the run ends before train_steps; None: it does not.
       loss_upper_bound, recovery_begin_steps: a run has diverged when a weight or the loss is not finite, or the loss is
         above the bound after so many steps.
       recovery_max_trials: how often a run that has diverged goes back to its last sound checkpoint; 0: it ends;
@@ -336,6 +367,7 @@ class TrainerConfig(Config):
     best_checkpoint_export_subdir: str = "best_ckpt"
     best_checkpoint_eval_metric: str = ""
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
+    early_stopping: EarlyStoppingConfig | None = None
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Count = 0
     recovery_max_trials: StepsOrAll = 0
@@ -367,7 +399,19 @@ class TrainerConfig(Config):
                 "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
                 "set validation_steps to a number of batches, or eval_recreate_iterator to true",
             )
+        yield from self._early_stopping_rules()
         yield from self._folder_rules()
+
+    def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
+        """Early stopping has a metric, and depends on no clock where a resume has to be exact."""
+        early = self.early_stopping
+        if early is not None and not early.metric:
+            yield "early_stopping.metric", "is needed to tell an improvement; name a metric of the evaluations"
+        if self.require_exact_resume and early is not None and early.eval_name:
+            yield (
+                "early_stopping.eval_name",
+                "makes the last step a matter of the clock, which require_exact_resume=true forbids; leave it empty",
+            )
 
     def _folder_rules(self) -> Iterator[tuple[str, str]]:
         """The folders that the config names lie in model_dir, apart from each other and from everything else."""
