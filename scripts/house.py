@@ -35,7 +35,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "config.schema",
         "config.optimization",
     ),
-    ("experiment", "config", "discovery", "run_directory", "run_lock", "lease", "watchdog", "preflight"),
+    (
+        "experiment",
+        "config",
+        "discovery",
+        "run_directory",
+        "run_lock",
+        "lease",
+        "watchdog",
+        "preflight",
+        "finetune_directory",
+    ),
     (
         "tasks",
         "inputs",
@@ -64,6 +74,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "divergence",
         "sidecar",
         "ending",
+        "finetune",
     ),
     ("flags", "train", "compat", "testing"),
     ("cli",),
@@ -79,7 +90,8 @@ MAY_USE = {
     "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending"},
     "ending": {"build"},
     "build": {"timeline", "recovery", "divergence", "sidecar"},
-    "launcher": {"runner"},
+    "finetune": {"runner", "sidecar"},
+    "launcher": {"runner", "finetune"},
     "train": {"flags"},
 }
 

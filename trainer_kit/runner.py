@@ -26,7 +26,7 @@ from trainer_kit.errors import (
     explained,
 )
 from trainer_kit.lease import Lease
-from trainer_kit.modes import lookup_mode
+from trainer_kit.modes import Mode, lookup_mode
 from trainer_kit.preflight import OWN_EVALUATIONS
 from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
@@ -114,7 +114,7 @@ def run_experiment(
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
-    chosen = lookup_mode(mode)
+    chosen = _lookup_single(mode)
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
@@ -168,6 +168,17 @@ def run_experiment(
         conclude(directory, signals, manager, reports, trainer, mode, logs)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
+
+
+def _lookup_single(mode: str) -> Mode:
+    """Returns the mode, which has to be one of a single run."""
+    chosen = lookup_mode(mode)
+    if not chosen.single:
+        raise UsageError(
+            f"mode {mode} needs a new task for each checkpoint: start it by trainer_kit.launch(config, {mode!r}, "
+            "model_dir), or by python -m trainer_kit.train"
+        )
+    return chosen
 
 
 def _begin(timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int) -> None:
