@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.telemetry.test_tensorboard import read_curves
+from trainer_kit import files
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.errors import ConfigError, NothingToWaitForError, UsageError
+from trainer_kit.errors import ConfigError, NothingToWaitForError, StorageError, UsageError
 from trainer_kit.experiment import register_task
 from trainer_kit.launcher import launch
 from trainer_kit.lease import Leases
@@ -133,6 +134,24 @@ def test_what_is_removed_is_done_again_and_takes_its_place_in_the_curve(
     assert (tmp_path / "before.json").read_text() == (tmp_path / "metrics-10.json").read_text()
     assert compare_runs(tmp_path / "before", tmp_path / "finetune-10") == []
     assert [step for step, _ in read_curves(tmp_path / "validation")["."]["accuracy"]] == [10, 20, 30]
+
+
+def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_the_curve(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(point: str, path: str) -> None:
+        if point == "metrics.rename":
+            raise OSError("full")
+
+    config = _config(pretrained, continuous_eval={"policy": "latest"})
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
+        patch.setattr(files, "on_write_point", full)
+        launch(config, MODE, str(tmp_path))
+    reports = (tmp_path / "finetune-30/metrics.jsonl").read_text()
+    launch(config, MODE, str(tmp_path))
+    assert (tmp_path / "finetune-30/metrics.jsonl").read_text() == reports
+    assert list(_metrics(tmp_path)) == [30]
+    assert [step for step, _ in read_curves(tmp_path / "validation")["."]["accuracy"]] == [30]
 
 
 def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tunings(tmp_path: Path) -> None:

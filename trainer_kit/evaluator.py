@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.distribution.replicas import local_tensors
+from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import UsageError
 from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.inputs.feed import Feed
@@ -94,6 +95,15 @@ class Evaluator(orbit.AbstractEvaluator):
         finally:
             self.end_averaging()
             self._eval_feed.end_pass()
+
+    def evaluation_batches(self) -> int | None:
+        """Returns how many batches this process has in an evaluation, if that is known; from any thread, any time."""
+        steps, known = self.config.trainer.validation_steps, self._eval_feed.cardinality()
+        if known is None:
+            return steps if steps > 0 else None
+        here = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
+        batches = -(-known // here)
+        return min(steps, batches) if steps > 0 else batches
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns the evaluation loop.

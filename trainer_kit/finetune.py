@@ -238,7 +238,7 @@ def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, A
         )
     if given := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
         raise UsageError(
-            f"{given[0]}: is of one run, and {CONTINUOUS_FINETUNE} has one for each checkpoint; leave it out"
+            f"{given[0]} is of one run, and {CONTINUOUS_FINETUNE} has one for each checkpoint: leave it out"
         )
 
 

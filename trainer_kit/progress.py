@@ -42,6 +42,17 @@ class Progress:
         batches = getattr(self.trainer, "evaluated_batches", None)
         return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
 
+    def of_evaluation(self) -> tuple[bool, int, int]:
+        """Returns whether an evaluation is under way, the global step, and the batches evaluated by this process."""
+        phase, step = self.of_step()
+        batches = getattr(self.trainer, "evaluated_batches", None)
+        return phase == "evaluate" and batches is not None, step, 0 if batches is None else int(batches.numpy())
+
+    def evaluation_batches(self) -> int | None:
+        """Returns how many batches an evaluation has, as far as the trainer knows."""
+        tell = getattr(self.trainer, "evaluation_batches", None)
+        return None if tell is None else tell()
+
     def save_late(self) -> bool:
         """Saves what can be saved while the main thread does not come back; in another thread.
 

@@ -34,6 +34,7 @@ from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import RunLock
 from trainer_kit.sidecar import Sidecar
 from trainer_kit.signals import StopSignals
+from trainer_kit.telemetry.evaluation_watch import EvaluationWatch
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.timeline import Timeline
@@ -135,7 +136,7 @@ def run_experiment(
             build.check_best_metric(trainer, wanted=best is not None)
         signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
-        run.enter_context(contextlib.closing(reports.writer))
+        _open_until_the_end(run, reports, progress)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
         manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
@@ -200,6 +201,14 @@ def _guard(
     run.enter_context(signals)
     run.enter_context(Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds))
     return signals
+
+
+def _open_until_the_end(run: contextlib.ExitStack, reports: build.Reports, progress: Progress) -> None:
+    """Closes the reports with the run; until then the console shows how far a long evaluation is."""
+    run.enter_context(contextlib.closing(reports.writer))
+    show = getattr(reports.console, "show_evaluation", None)
+    if show is not None:
+        run.enter_context(EvaluationWatch(progress.of_evaluation, progress.evaluation_batches, show))
 
 
 NOTHING = contextlib.nullcontext()
