@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from trainer_kit import files
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.errors import ConfigError, NothingToWaitForError, StorageError, UsageError
+from trainer_kit.errors import ConfigError, ModelDirInUseError, NothingToWaitForError, StorageError, UsageError
 from trainer_kit.experiment import register_task
 from trainer_kit.launcher import launch
 from trainer_kit.lease import Leases
 from trainer_kit.run_directory import count_starts
+from trainer_kit.run_lock import RunLock
 from trainer_kit.runner import run_experiment
 from trainer_kit.testing import TinyConfig, TinyTask, compare_runs, tiny_experiment
 
@@ -127,13 +129,13 @@ def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretraine
 def test_what_is_removed_is_done_again_and_takes_its_place_in_the_curve(
     finished: Path, pretrained: Path, tmp_path: Path
 ) -> None:
-    launch(_config(pretrained, _NotedConfig()), MODE, str(tmp_path))
-    (tmp_path / "metrics-10.json").rename(tmp_path / "before.json")
-    (tmp_path / "finetune-10").rename(tmp_path / "before")
-    launch(_config(pretrained, _NotedConfig()), MODE, str(tmp_path))
-    assert (tmp_path / "before.json").read_text() == (tmp_path / "metrics-10.json").read_text()
-    assert compare_runs(tmp_path / "before", tmp_path / "finetune-10") == []
-    assert [step for step, _ in read_curves(tmp_path / "validation")["."]["accuracy"]] == [10, 20, 30]
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.rmtree(run / "finetune-10")
+    (run / "metrics-10.json").unlink()
+    launch(_config(pretrained, _NotedConfig()), MODE, str(run))
+    assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
+    assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
+    assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
 
 
 def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_the_curve(
@@ -188,6 +190,11 @@ def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, cap
         launch(config, MODE, str(tmp_path / "run"))
     assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (there is no such folder)" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_fine_tunes_in_is_refused(finished: Path, pretrained: Path) -> None:
+    with RunLock(finished), pytest.raises(ModelDirInUseError, match="is in use"):
+        launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
 
 
 def test_a_config_that_would_make_other_fine_tunings_of_it_is_refused(finished: Path, pretrained: Path) -> None:

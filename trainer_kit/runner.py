@@ -86,7 +86,7 @@ def run_experiment(
     Args:
       distribution_strategy: of `distribution.strategy.create_strategy`; None: the current one.
       task: what is learned, made in the scope of the strategy.
-      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval.
+      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval (continuous_train_and_eval: `launch`).
       params: the experiment's config.
       model_dir: where the run keeps its files.
       run_post_eval: evaluate once more at the end.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.killed_experiment import killed_at
+from tests.end_to_end.killed_experiment import killed_at, stopped_in_step
 from trainer_kit.run_directory import count_starts
 from trainer_kit.testing import ForkServer, compare_runs
 from trainer_kit.testing.fork_server import Child
@@ -73,13 +73,15 @@ def test_fine_tunings_beside_a_run_take_every_checkpoint_of_it_and_end_with_it(p
     assert json.loads((beside / "final.json").read_text())["step"] == STEPS[-1]
 
 
-def test_fine_tunings_that_are_killed_again_and_again_end_with_the_same_bits(
+def test_fine_tunings_that_are_stopped_and_killed_again_and_again_end_with_the_same_bits(
     server: ForkServer, pretrained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pretraining, unkilled = pretrained
     command = _finetuning(tmp_path / "run", pretraining)
-    faults = (("checkpoint.written", 2), ("best.weights", 1), ("final.rename", 1), ("checkpoint.save", 5))
+    stop = server.run(stopped_in_step, 22, *command)  # the seventh of the second fine-tuning
+    faults = (("best.weights", 1), ("final.rename", 1), ("checkpoint.save", 2))
     deaths = [server.run(killed_at, *fault, f"{tmp_path}.points", *command) for fault in faults]
+    assert stop.code == 75 and list(_metrics(tmp_path / "run")) == ["metrics-10.json", "metrics-5.json"], stop.text
     assert [death.code for death in deaths] == [-signal.SIGKILL] * len(faults), [death.text for death in deaths]
     ended = server.run("train", *command)
     assert ended.code == 0, ended.text
@@ -96,7 +98,7 @@ def test_one_that_has_begun_goes_on_when_its_first_checkpoint_is_gone(
     command = _finetuning(tmp_path / "run", copy)
     death = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *command)
     assert death.code == -signal.SIGKILL, death.text
-    for path in copy.glob("ckpt-5.*"):
+    for path in copy.glob("ckpt-*"):
         path.unlink()
     ended = server.run("train", *command)
     assert ended.code == 0, ended.text
@@ -104,9 +106,7 @@ def test_one_that_has_begun_goes_on_when_its_first_checkpoint_is_gone(
     assert [text for text in differences if "config_hash" not in text] == []  # which the path of the copy is a part of
 
 
-def test_sigterm_in_a_fine_tuning_and_while_waiting_is_exit_75_and_the_same_command_goes_on(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing_behind(server: ForkServer, tmp_path: Path) -> None:
     command = _finetuning(tmp_path / "run", tmp_path / "pretraining")
     waiting = server.start("train", *command)
     while "waiting for" not in waiting.text:

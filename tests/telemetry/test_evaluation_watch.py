@@ -95,7 +95,9 @@ def test_without_a_known_end_the_batches_are_counted_and_validation_steps_are_an
 
 
 def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
-    lines = _lines(tmp_path, slow_experiment().replace(runtime={"virtual_cpus": 2}), after=0.0)
+    lines = _lines(
+        tmp_path, slow_experiment().replace(runtime={"virtual_cpus": 2}, trainer={"train_steps": 5}), after=0.0
+    )
     assert any(re.match(r"evaluating \| step 5 \| batch \d+/13 \| ", line) for line in lines), lines
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer_kit.telemetry import lines
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import EvaluationProgress, Report
 
 
 def test_a_training_line_has_all_figures() -> None:
@@ -31,6 +31,21 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     assert lines.report_line(report) == (
         "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at step 200"
     )
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "expected"),
+    [
+        (120, 600, "batch 120/600 | 0:00:12 | 0:00:48 left"),
+        (0, 600, "batch 0/600 | 0:00:12"),
+        (120, None, "batch 120 | 0:00:12"),
+        (601, 600, "batch 601/601 | 0:00:12 | 0:00:00 left"),
+    ],
+)
+def test_an_evaluation_under_way_tells_what_is_done_and_what_is_left(
+    done: int, total: int | None, expected: str
+) -> None:
+    assert lines.evaluation_line(EvaluationProgress(200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
 
 
 def test_a_line_is_one_line_whatever_names_hold() -> None:
