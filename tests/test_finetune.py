@@ -168,10 +168,18 @@ def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tuning
     assert Leases(pretraining / "evals", 20).needed([10, 20]) == set()
 
 
-def test_without_a_best_checkpoint_the_last_one_stays(pretrained: Path, tmp_path: Path) -> None:
+def test_without_a_best_checkpoint_the_last_one_stays_also_when_others_are_to_have_one(
+    pretrained: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "finetune-20/ckpt-10.index"  # no run of ours, though somebody has put metrics beside it
+    foreign.parent.mkdir()
+    for path in (foreign, tmp_path / "metrics-20.json"):
+        path.write_text("{}")
     latest = {"policy": "latest"}
     launch(_config(pretrained, best_checkpoint_eval_metric="", continuous_eval=latest), MODE, str(tmp_path))
+    launch(_config(pretrained, continuous_eval=latest), MODE, str(tmp_path))
     assert list(complete_checkpoints(str(tmp_path / "finetune-30"))) == [10]
+    assert foreign.read_text() == "{}"
 
 
 def test_a_damaged_checkpoint_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ def test_before_there_is_a_controller_a_run_starts() -> None:
 
 def test_an_evaluation_under_way_is_told_with_its_batches() -> None:
     assert Progress().of_evaluation() == (False, 0, 0) and Progress().evaluation_batches() is None
-    assert _run("train", 5, 0)[0].of_evaluation() == (False, 5, 7)
+    assert _run("train", 5, 0)[0].of_evaluation() == (False, 0, 7)
     assert _run("evaluate", 5, 0)[0].of_evaluation() == (True, 5, 7)
 
 

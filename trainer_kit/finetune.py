@@ -92,7 +92,7 @@ def finetune_checkpoints(
         run.enter_context(_recorded(directory, config, experiment, records()))
         pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
         run.enter_context(contextlib.closing(each.curves))
-        each.resume()
+        each.resume(pretraining)
         for path in _arrivals(pretraining, config.trainer):
             each.fine_tune(step_of(path), path)
         last = max(each.directory.done(), default=0)
@@ -124,8 +124,8 @@ class Pretraining(Sidecar):
             train_steps=-1,
             step=lambda: max(each.directory.done(), default=-1),
         )
-        self.path, self._each, self._run, self._leased = directory.path, each, run, False
-        self._its_lease, self._refused = lease, False
+        self.path, self._each, self._run = directory.path, each, run
+        self._leased, self._refused = False, False
 
     def went_back_to(self) -> int | None:
         """What was fine-tuned stays, whatever becomes of the checkpoint."""
@@ -139,7 +139,7 @@ class Pretraining(Sidecar):
         """Keeps the run from removing checkpoints, if it is one of ours that can be told."""
         if not self._leased and not self._refused and os.path.exists(os.path.join(self.path, HEARTBEAT)):
             try:
-                self._run.enter_context(self._its_lease)
+                self._run.enter_context(self._lease)
                 self._leased = True
             except (StorageError, ModelDirInUseError) as error:
                 self._refused = True
@@ -188,12 +188,14 @@ class Finetuning:
         now = read_heartbeat(self.directory.run(step)) or {"phase": "start", "step": 0}
         return f"finetune-{step}: {now['phase']}", before + int(now["step"])
 
-    def resume(self) -> None:
+    def resume(self, pretraining: Pretraining) -> None:
         """Ends what an earlier process has begun: its runs first, whose first checkpoints may be gone by now."""
         for step in self.directory.done():
             self._remove_needless(step)
+        newest_only = self._config.trainer.continuous_eval.policy == "latest"
         for step in self.directory.begun():
-            self.fine_tune(step, os.path.join(os.path.abspath(self._config.task.init_checkpoint), f"ckpt-{step}"))
+            pretraining.need(None if newest_only else step - 1, step)
+            self.fine_tune(step, os.path.join(pretraining.path, f"ckpt-{step}"))
 
     def fine_tune(self, step: int, checkpoint: str) -> None:
         """Fine-tunes and evaluates one checkpoint, and notes what was found; a damaged one is left out."""
@@ -227,8 +229,11 @@ class Finetuning:
         self.directory.write_metrics(step, {**record, **best})
 
     def _remove_needless(self, step: int) -> None:
-        """Removes the checkpoints that a finished run was to go on from; without a best one the last stays."""
-        remove_saved(self.directory.run(step), keep=0 if self._config.trainer.best_checkpoint_eval_metric else 1)
+        """Removes the checkpoints that a finished run was to go on from; where no best one is kept, the last stays."""
+        folder = self.directory.run(step)
+        final = RunDirectory(folder, self._config.trainer).read_final()
+        if final is not None:  # else it is no run of ours
+            remove_saved(folder, keep=0 if "best" in final else 1)
 
 
 def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, Any]) -> None:
@@ -243,7 +248,10 @@ def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, A
 
 
 def _arrivals(pretraining: Pretraining, options: TrainerConfig) -> Iterator[str]:
-    """Yields the prefixes of checkpoints; between them a signal to stop is seen at once, in a run that run sees it."""
+    """Yields the prefixes of checkpoints as they come; a signal to stop that arrives meanwhile ends it at once.
+
+    While a fine-tuning runs, signals are that run's own.
+    """
     signals: list[StopSignals] = []
     arrivals = Arrivals(
         pretraining.path, options.continuous_eval_timeout, pretraining, options.continuous_eval.policy == "latest"

@@ -43,10 +43,15 @@ class Progress:
         return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
 
     def of_evaluation(self) -> tuple[bool, int, int]:
-        """Returns whether an evaluation is under way, the global step, and the batches evaluated by this process."""
-        phase, step = self.of_step()
+        """Returns whether an evaluation is under way, its global step (else 0), and the batches evaluated so far.
+
+        Asked for often: while there is no evaluation it reads nothing but a variable on the host.
+        """
         batches = getattr(self.trainer, "evaluated_batches", None)
-        return phase == "evaluate" and batches is not None, step, 0 if batches is None else int(batches.numpy())
+        if batches is None:
+            return False, 0, 0
+        evaluates = getattr(self.controller, "phase", "") == "evaluate"
+        return evaluates, self.of_step()[1] if evaluates else 0, int(batches.numpy())
 
     def evaluation_batches(self) -> int | None:
         """Returns how many batches an evaluation has, as far as the trainer knows."""
