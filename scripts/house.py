@@ -35,7 +35,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "config.schema",
         "config.optimization",
     ),
-    ("experiment", "config", "discovery", "run_directory", "run_lock", "lease", "watchdog", "preflight"),
+    (
+        "experiment",
+        "config",
+        "discovery",
+        "run_directory",
+        "run_lock",
+        "lease",
+        "watchdog",
+        "preflight",
+        "finetune_directory",
+    ),
     (
         "tasks",
         "inputs",
@@ -65,6 +75,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sidecar",
         "ending",
         "early_stopping",
+        "finetune",
     ),
     ("flags", "train", "compat", "testing"),
     ("cli",),
@@ -81,7 +92,8 @@ MAY_USE = {
     "controller": {"early_stopping"},
     "ending": {"build"},
     "build": {"timeline", "recovery", "divergence", "sidecar", "early_stopping"},
-    "launcher": {"runner"},
+    "finetune": {"runner", "sidecar"},
+    "launcher": {"runner", "finetune"},
     "train": {"flags"},
 }
 

@@ -117,6 +117,10 @@ MISTAKES = [
         (("file", ""),),
     ),
     Mistake(
+        "fine-tuning from nowhere", {"mode": "continuous_train_and_eval"},
+        "task.init_checkpoint: is needed in mode continuous_train_and_eval",
+    ),
+    Mistake(
         "model_dir of another experiment", {}, "holds a run of the experiment 'char_lm'",
         files=(("run/manifest.json", '{"experiment": "char_lm"}'),),
     ),

@@ -235,6 +235,18 @@ def test_a_run_that_was_to_end_earlier_ends_at_once_and_is_evaluated_where_it_is
     assert _final(tmp_path)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
 
 
+def test_of_several_validation_sets_the_one_that_the_metric_is_of_decides(tmp_path: Path) -> None:
+    config = _scripted([0.9, 0.4, 0.8, 0.3, 0.7, 0.2], metric="rare|group|score", patience=2)
+    data = config.task.validation_data
+    config = config.replace(
+        task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": {"rare": {"interval": 20}}}
+    )
+    _run(tmp_path, config)
+    assert _final(tmp_path)["stopped"].startswith("rare|group|score has not improved on 0.4 of step 20")
+    assert _newest(tmp_path) == 60
+    assert sorted(_evaluated(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
+
+
 def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:
     config = _tiny().replace(runtime={"virtual_cpus": 2})
     _run(tmp_path, config)

@@ -15,7 +15,9 @@ def test_what_each_mode_needs() -> None:
         "train_and_eval": (True, True),
         "continuous_eval": (False, True),
         "train_and_post_eval": (True, True),
+        "continuous_train_and_eval": (True, True),
     }
+    assert [name for name, mode in MODES.items() if not mode.single] == ["continuous_train_and_eval"]
 
 
 def test_a_mode_is_found_by_its_whole_name() -> None:

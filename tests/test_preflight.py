@@ -118,6 +118,13 @@ def test_a_step_to_go_on_from_is_refused_where_nothing_is_trained(
         _check(name, tmp_path, mode, from_step=step)
 
 
+def test_fine_tunings_have_no_step_to_go_on_from_and_need_a_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        _check(name, tmp_path, "continuous_train_and_eval", from_step=5)
+    assert "--from_step: is of one run, and continuous_train_and_eval has one for each" in str(error.value)
+    assert "task.init_checkpoint: is needed in mode continuous_train_and_eval" in str(error.value)
+
+
 @pytest.mark.parametrize("file", ["run[1]/ckpt-5.index", "run[1]/checkpoint"])
 def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(name: str, tmp_path: Path, file: str) -> None:
     (tmp_path / file).parent.mkdir()

@@ -34,6 +34,12 @@ def test_before_there_is_a_controller_a_run_starts() -> None:
     assert not Progress().save_late()
 
 
+def test_an_evaluation_under_way_is_told_with_its_batches() -> None:
+    assert Progress().of_evaluation() == (False, 0, 0) and Progress().evaluation_batches() is None
+    assert _run("train", 5, 0)[0].of_evaluation() == (False, 0, 7)
+    assert _run("evaluate", 5, 0)[0].of_evaluation() == (True, 5, 7)
+
+
 def test_phase_and_step_are_those_of_the_controller_and_the_variable() -> None:
     assert _run("save", 5, 0)[0].of_step() == ("save", 5)
 

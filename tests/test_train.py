@@ -104,7 +104,8 @@ def test_debug_shows_where_a_users_module_fails_beside_the_message(
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_dir_that_cannot_be_written_is_exit_6_in_every_mode(name: str, mode: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    common = (f"--experiment={name}", f"--model_dir={tmp_path}/file/run", "--checkpoint=best")
+    pretraining = "--params_override=task.init_checkpoint=elsewhere"
+    common = (f"--experiment={name}", f"--model_dir={tmp_path}/file/run", "--checkpoint=best", pretraining)
     assert _main(*common, f"--mode={mode}") == 6
 
 

@@ -45,6 +45,7 @@ class Reports:
       train_summaries, eval_summaries: for TensorBoard, also for the task's own tf.summary calls.
       history: metrics.jsonl; None for runs that do not train.
       chief: whether this process writes the run's files.
+      console: where progress is shown; None on a worker that is not the chief.
     """
 
     writer: Writer
@@ -52,6 +53,7 @@ class Reports:
     eval_summaries: Any
     history: JsonLinesWriter | None
     chief: bool
+    console: Writer | None = None
 
 
 def create_trainer(
@@ -236,9 +238,10 @@ def open_reports(
     history = JsonLinesWriter(directory.metrics) if chief and trains else None
     if history is not None:
         writers.append(history)
-    if chief:
-        writers.append(console or ConsoleWriter(sys.stdout))
-    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history, chief)
+    shown = (console or ConsoleWriter(sys.stdout)) if chief else None
+    if shown is not None:
+        writers.append(shown)
+    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history, chief, shown)
 
 
 def model_cost(trainer: Any) -> str:

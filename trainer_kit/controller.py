@@ -194,18 +194,18 @@ class Controller(orbit.Controller):
         self._total = train_steps if train_steps >= 0 else None
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
-        intervals, asked = self._eval_intervals(eval_interval), self.stop_request
-        due = schedules.due_at(step, step if asked.reason else train_steps, intervals)
+        intervals = self._eval_intervals(eval_interval)
+        due = schedules.due_at(step, self._last_step(step, train_steps), intervals)
         if due and step > max(self._evaluated_step, 0):
             output = self.evaluate(eval_steps, _named(due))
-        while (step < train_steps or train_steps < 0) and not self.stopping and not asked.reason:
+        while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
             pause = schedules.next_stop(step, train_steps, *intervals.values())
             reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
             step = int(self.global_step.numpy())
             if reached and getattr(self.trainer, "data_ended", False):
                 train_steps = step
             if reached and not self.stopping:
-                due = schedules.due_at(step, step if asked.reason else train_steps, intervals)
+                due = schedules.due_at(step, self._last_step(step, train_steps), intervals)
                 output = self.evaluate(eval_steps, _named(due))
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
@@ -316,6 +316,10 @@ class Controller(orbit.Controller):
         """The steps between evaluations of each validation set; a single one is called ""."""
         intervals = getattr(self.evaluator, "validation_intervals", None)
         return {"": default} if intervals is None else intervals(default)
+
+    def _last_step(self, step: int, train_steps: int) -> int:
+        """The step that the run ends at: `step`, if an action has asked for that."""
+        return step if self.stop_request.reason else train_steps
 
     def _seconds_of_sets(self) -> dict[str, float]:
         """How long each of several validation sets took in the last evaluation."""

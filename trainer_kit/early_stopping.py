@@ -148,8 +148,7 @@ class EarlyStopping:
         if options.eval_name:
             records = [*(item for item in records if item.get("kind") == REWIND), *self._beside.records()]
         if records != self._read[0]:
-            active = active_records(records) if options.eval_name else self._ledger.active()
-            active = _of_set(active, options.metric)
+            active = _of_set(active_records(records) if options.eval_name else self._ledger.active(), options.metric)
             self._read = records, _values(_of_last_kind(active) if options.eval_name else active, options)
         return self._read[1]
 
@@ -188,13 +187,13 @@ class StopRequest:
             self.ask(str(stop))
 
 
-def _of_set(records: Sequence[Mapping[str, Any]], metric: str) -> Sequence[Mapping[str, Any]]:
-    """Those on the validation set that the metric is of; where there are several, each groups its metrics by its name."""
+def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Those on the validation set that the metric is of, where several group their metrics by their names."""
     of_sets = [item for item in records if list(item["metrics"]) == [item.get("dataset")]]
     return [item for item in of_sets if item["dataset"] == metric.partition("|")[0]] if of_sets else records
 
 
-def _of_last_kind(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _of_last_kind(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those on the data and of the config of the last one: a sidecar that was changed begins anew."""
     kind = [(item.get("dataset"), item.get("config_hash")) for item in records]
     return [item for item, own in zip(records, kind, strict=True) if own == kind[-1]]

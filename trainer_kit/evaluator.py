@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.distribution.replicas import local_tensors
+from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import UsageError
 from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.inputs.feed import Feed
@@ -54,6 +55,7 @@ class Evaluator(orbit.AbstractEvaluator):
         self._eval_set, self._eval_feeds = MetricSet("validation_loss", metrics, exact=True), dict(feeds)
         self._eval_loops: dict[tuple[str, bool], Any] = {}  # each set has its own, traced with the set's name
         self._set_results: dict[str, Any] = {}
+        self._evaluated_sets = tuple(feeds)  # by the last evaluation, or the one under way
         self.eval_seconds: dict[str, float] = {}
         self.evaluated_batches = batch_counter()
         self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too
@@ -118,7 +120,8 @@ class Evaluator(orbit.AbstractEvaluator):
         self.eval_seconds, self._set_results = {}, {}
         try:
             states = {}
-            for name in self.validation_sets if sets is None else sets:
+            self._evaluated_sets = self.validation_sets if sets is None else tuple(sets)
+            for name in self._evaluated_sets:
                 start = time.perf_counter()
                 states[name] = self._evaluate_set(name, num_steps, self.eval_begin())
                 self.eval_seconds[name] = time.perf_counter() - start
@@ -145,6 +148,20 @@ class Evaluator(orbit.AbstractEvaluator):
         results = self._results.pop("validation", None)
         self._set_results[name] = to_numpy(self._eval_set.results()) if results is None else results
         return state
+
+    def evaluation_batches(self) -> int | None:
+        """Returns how many batches this process has in an evaluation, if that is known; from any thread, any time."""
+        found = [self._batches_of(name) for name in self._evaluated_sets]
+        return None if None in found else sum(batches for batches in found if batches is not None)
+
+    def _batches_of(self, name: str) -> int | None:
+        own, known = self._own_options(name), self._eval_feeds[name].cardinality()
+        steps = self.config.trainer.validation_steps if own is None or own.steps is None else own.steps
+        if known is None:
+            return steps if steps > 0 else None
+        here = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
+        batches = -(-known // here)
+        return min(steps, batches) if steps > 0 else batches
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns the evaluation loop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.experiment import task_class
+from trainer_kit.finetune import finetune_checkpoints
+from trainer_kit.modes import CONTINUOUS_FINETUNE
 from trainer_kit.run_directory import kept_threads
 from trainer_kit.runner import run_experiment
 
@@ -46,9 +49,16 @@ def launch(
     before_task()
     with peers_needed():
         strategy = prepare(config, kept_threads(model_dir))
-        with strategy.scope():
-            task = task_type(config.task, logging_dir=model_dir)
+        new_task = functools.partial(_new_task, task_type, strategy)
+        if mode == CONTINUOUS_FINETUNE:
+            return finetune_checkpoints(strategy, new_task, config, model_dir, **arguments)
+        task = new_task(config, model_dir)
     return run_experiment(strategy, task, mode, config, model_dir, **arguments)
+
+
+def _new_task(task_type: Any, strategy: Any, config: ExperimentConfig, model_dir: str) -> Any:
+    with strategy.scope():
+        return task_type(config.task, logging_dir=model_dir)
 
 
 def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) -> Any:

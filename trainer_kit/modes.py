@@ -15,19 +15,25 @@ class Mode:
       trains: whether it changes weights, and so owns model_dir.
       evaluates: whether it needs validation data.
       meaning: one line for the help text.
+      single: whether it is one run in model_dir; else it has a run of its own for each checkpoint of another.
     """
 
     trains: bool
     evaluates: bool
     meaning: str
+    single: bool = True
 
 
+CONTINUOUS_FINETUNE = "continuous_train_and_eval"
 MODES: dict[str, Mode] = {
     "train": Mode(True, False, "train up to trainer.train_steps"),
     "eval": Mode(False, True, "evaluate one checkpoint: the latest, the best, a step or a path"),
     "train_and_eval": Mode(True, True, "train, with an evaluation every trainer.validation_interval steps"),
     "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run beside this one writes"),
     "train_and_post_eval": Mode(True, True, "train, then evaluate once"),
+    CONTINUOUS_FINETUNE: Mode(
+        True, True, "fine-tune and evaluate each checkpoint of the run in the folder task.init_checkpoint", single=False
+    ),
 }
 
 

@@ -14,7 +14,8 @@ from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.schema import OWN_EVALUATIONS, TrainerConfig, folder_name_problem
 from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
-from trainer_kit.modes import MODES, lookup_mode
+from trainer_kit.finetune_directory import pretraining_mistakes
+from trainer_kit.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import check_not_held
 
@@ -62,6 +63,8 @@ def check_request(request: Request) -> Resolved:
             resolved = resolve(request.experiment, request.sources)
             mistakes += _path_mistakes(request, resolved)
             mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
+            if request.mode == CONTINUOUS_FINETUNE:
+                mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
         mistakes += error.mistakes
         cause = error
@@ -94,13 +97,16 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
         except UsageError as error:
             yield Mistake("--mode", str(error))
         else:
-            if request.from_step is not None and not mode.trains:
+            if request.from_step is not None and not (mode.trains and mode.single):
                 yield _from_step_mistake(request.mode, request.from_step)
     if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
         yield Mistake("--eval_name", problem)
 
 
 def _from_step_mistake(mode: str, step: int) -> Mistake:
+    if mode == CONTINUOUS_FINETUNE:
+        advice = "remove metrics-<step>.json and finetune-<step>/ of what is to be done again"
+        return Mistake("--from_step", f"is of one run, and {mode} has one for each checkpoint", advice)
     instead = f"--checkpoint={step} evaluates that step" if mode == "eval" else "leave it out"
     return Mistake("--from_step", f"is where training goes on, and the mode {mode} does not train", instead)
 

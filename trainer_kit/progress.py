@@ -42,6 +42,22 @@ class Progress:
         batches = getattr(self.trainer, "evaluated_batches", None)
         return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
 
+    def of_evaluation(self) -> tuple[bool, int, int]:
+        """Returns whether an evaluation is under way, its global step (else 0), and the batches evaluated so far.
+
+        Asked for often: while there is no evaluation it reads nothing but a variable on the host.
+        """
+        batches = getattr(self.trainer, "evaluated_batches", None)
+        if batches is None:
+            return False, 0, 0
+        evaluates = getattr(self.controller, "phase", "") == "evaluate"
+        return evaluates, self.of_step()[1] if evaluates else 0, int(batches.numpy())
+
+    def evaluation_batches(self) -> int | None:
+        """Returns how many batches an evaluation has, as far as the trainer knows."""
+        tell = getattr(self.trainer, "evaluation_batches", None)
+        return None if tell is None else tell()
+
     def save_late(self) -> bool:
         """Saves what can be saved while the main thread does not come back; in another thread.
 

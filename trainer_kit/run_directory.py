@@ -21,6 +21,7 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
 
+FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
 _LOG = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class RunDirectory:
 
     def withdraw_record(self, paths: Iterable[str]) -> None:
         """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
-        if _checkpoints(self.path):
+        if _has_begun(self.path):
             return
         for path in paths:
             if os.path.exists(path):
@@ -177,7 +178,7 @@ def check_model_dir(
     """
     files.check_writable(directory.path)
     directory.check_experiment(experiment)
-    if not (directory.is_recorded() and _checkpoints(directory.path)):
+    if not (directory.is_recorded() and _has_begun(directory.path)):
         return []
     return check_resume(_read_params(directory.params), config, tuple(allowed))
 
@@ -195,8 +196,10 @@ def count_starts(model_dir: str | os.PathLike[str]) -> int:
     return len(starts) if isinstance(starts, list) else 0
 
 
-def _checkpoints(model_dir: str) -> list[str]:
-    return glob.glob(os.path.join(glob.escape(model_dir), "ckpt-*.index"))
+def _has_begun(model_dir: str) -> bool:
+    """Whether there is a checkpoint, or the record of a run that fine-tunes one of another run."""
+    inside = glob.escape(model_dir)
+    return any(glob.glob(os.path.join(inside, what)) for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml"))
 
 
 def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

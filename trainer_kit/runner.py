@@ -30,7 +30,7 @@ from trainer_kit.early_stopping import EarlyStopping
 from trainer_kit.ending import conclude, finished_logs, saved_after_errors, stopped, until_stopped
 from trainer_kit.errors import ConfigError, UsageError, explained
 from trainer_kit.lease import Lease
-from trainer_kit.modes import lookup_mode
+from trainer_kit.modes import Mode, lookup_mode
 from trainer_kit.preflight import early_stopping_mistakes
 from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
@@ -38,6 +38,7 @@ from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import RunLock
 from trainer_kit.sidecar import Sidecar
 from trainer_kit.signals import StopSignals
+from trainer_kit.telemetry.evaluation_watch import EvaluationWatch
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.timeline import Timeline
@@ -89,7 +90,7 @@ def run_experiment(
     Args:
       distribution_strategy: of `distribution.strategy.create_strategy`; None: the current one.
       task: what is learned, made in the scope of the strategy.
-      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval.
+      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval (continuous_train_and_eval: `launch`).
       params: the experiment's config.
       model_dir: where the run keeps its files.
       run_post_eval: evaluate once more at the end.
@@ -118,7 +119,7 @@ def run_experiment(
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
-    chosen, params = lookup_mode(mode), _evaluated_here(params, mode)
+    chosen, params = _lookup_single(mode), _evaluated_here(params, mode)
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
@@ -136,7 +137,7 @@ def run_experiment(
             _check_early_stopping(params.trainer, mode, trainer, controller_cls)
         signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
-        run.enter_context(contextlib.closing(reports.writer))
+        _open_until_the_end(run, reports, progress)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
         manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
@@ -171,6 +172,17 @@ def run_experiment(
         conclude(directory, signals, manager, reports, trainer, mode, logs, reason)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
+
+
+def _lookup_single(mode: str) -> Mode:
+    """Returns the mode, which has to be one of a single run."""
+    chosen = lookup_mode(mode)
+    if not chosen.single:
+        raise UsageError(
+            f"mode {mode} needs a new task for each checkpoint: start it by trainer_kit.launch(config, {mode!r}, "
+            "model_dir), or by python -m trainer_kit.train"
+        )
+    return chosen
 
 
 def _look_at_model_dir(
@@ -225,6 +237,14 @@ def _guard(
     run.enter_context(signals)
     run.enter_context(Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds))
     return signals
+
+
+def _open_until_the_end(run: contextlib.ExitStack, reports: build.Reports, progress: Progress) -> None:
+    """Closes the reports with the run; until then the console shows how far a long evaluation is."""
+    run.enter_context(contextlib.closing(reports.writer))
+    show = getattr(reports.console, "show_evaluation", None)
+    if show is not None:
+        run.enter_context(EvaluationWatch(progress.of_evaluation, progress.evaluation_batches, show))
 
 
 NOTHING = contextlib.nullcontext()

@@ -20,8 +20,10 @@ from trainer_kit.checkpoints.folder import (
     going_back,
     newest_whole,
     remove_debris,
+    remove_saved,
     set_aside,
 )
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 
 RECORD, DATA, INDEX, ITERATOR, ITERATOR_INDEX = parts(3)[0], *parts(3)[1:3], *parts(3)[3:]
@@ -371,3 +373,16 @@ def test_what_was_set_aside_before_is_kept_when_the_same_step_is_set_aside_again
         set_aside(str(tmp_path / "ckpt-5"), "archived")
     kept = [tmp_path / "archived" / place / "ckpt-5.index" for place in ("", "2", "3")]
     assert [path.read_text() for path in kept] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, [2]), (1, [2, 3]), (3, [1, 2, 3])])
+def test_what_a_finished_run_saved_goes_but_for_the_newest_and_what_is_pinned_or_foreign(
+    folder: Path, keep: int, left: list[int]
+) -> None:
+    for name in (*FOREIGN, "ckpt-2.pin"):
+        (folder / name).touch()
+    remove_saved(str(folder), keep)
+    assert list(complete_checkpoints(str(folder))) == left
+    own = {name for step in left for name in parts(step)}
+    assert set(names(folder)) == {*own, *FOREIGN, "ckpt-2.pin", "checkpoint"}
+    assert newest_whole(str(folder)) == f"{folder}/ckpt-{left[-1]}"

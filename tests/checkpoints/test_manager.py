@@ -1,6 +1,9 @@
 """Saving, rotating and restoring real files."""
 
+import gc
 import re
+import threading
+import weakref
 from pathlib import Path
 
 import keras
@@ -172,3 +175,19 @@ def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(t
             select_checkpoint(folder, missing, best)
     with pytest.raises(UsageError, match="holds no checkpoint"):
         select_checkpoint(str(tmp_path / "empty"), "latest", best)
+
+
+def test_a_manager_that_is_left_keeps_neither_the_model_nor_a_thread_and_may_save_again(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    run = _Run(tmp_path)
+    for _ in range(2):
+        with run.manager:
+            run.train()
+            run.manager.save()
+        assert threading.active_count() == threads
+    assert list(complete_checkpoints(str(tmp_path))) == [1, 2]
+    model = weakref.ref(run.model)
+    del run
+    keras.utils.clear_session()
+    gc.collect()
+    assert model() is None

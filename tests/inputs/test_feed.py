@@ -179,3 +179,16 @@ def test_a_distributed_dataset_can_be_asked_too() -> None:
         )
         with contextlib.nullcontext() if examples else pytest.raises(DataError, match="train_data has no batch"):
             feed.check_not_empty()
+
+
+def test_the_cardinality_is_that_of_a_dataset_that_was_made_and_tells() -> None:
+    feed = Feed("validation_data", lambda: tf.data.Dataset.range(3))
+    assert feed.cardinality() is None
+    feed.iterator()
+    assert feed.cardinality() == 3
+    endless = Feed("validation_data", lambda: tf.data.Dataset.range(3).repeat())
+    endless.iterator()
+    assert endless.cardinality() is None
+    given = Feed("validation_data", lambda: None, tf.data.Dataset.range(3))
+    given.iterator()
+    assert given.cardinality() is None

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer_kit.telemetry import lines
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import EvaluationProgress, Report
 
 
 def test_a_training_line_has_all_figures() -> None:
@@ -43,6 +43,21 @@ def test_each_of_several_validation_sets_has_a_line_with_its_own_seconds_and_bes
         "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
         "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
     ]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "expected"),
+    [
+        (120, 600, "batch 120/600 | 0:00:12 | 0:00:48 left"),
+        (0, 600, "batch 0/600 | 0:00:12"),
+        (120, None, "batch 120 | 0:00:12"),
+        (601, 600, "batch 601/601 | 0:00:12 | 0:00:00 left"),
+    ],
+)
+def test_an_evaluation_under_way_tells_what_is_done_and_what_is_left(
+    done: int, total: int | None, expected: str
+) -> None:
+    assert lines.evaluation_line(EvaluationProgress(200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
 
 
 def test_a_line_is_one_line_whatever_names_hold() -> None:

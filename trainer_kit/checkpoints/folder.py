@@ -66,6 +66,22 @@ def remove_unfinished(prefix: str) -> None:
             os.remove(path)
 
 
+def remove_saved(directory: str, keep: int) -> None:
+    """Removes all but the `keep` newest checkpoints of a run that is finished; those that are pinned stay.
+
+    As in a rotation, each leaves the pointer file first, then loses its record.
+    """
+    there = list(complete_checkpoints(directory).values())
+    for prefix in there[: len(there) - keep]:
+        if os.path.exists(f"{prefix}.pin"):
+            continue
+        _unpoint(prefix)
+        for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
+            files.reach("checkpoint.remove", path)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+
 def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns what tells a user that `what` failed, why, and how much room there is in `folder`."""
     if not os.path.isdir(folder):

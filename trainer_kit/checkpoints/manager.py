@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -160,6 +161,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 raise
             _LOG.warning("%s", second)
         finally:
+            _end_saver(self.checkpoint)
             if self._own_folder:
                 self._own_folder.cleanup()
 
@@ -295,6 +297,20 @@ class CheckpointManager(tf.train.CheckpointManager):
             what = "was written, but not the file that points to it, or an older one was not removed"
         remove_unfinished(prefix)
         return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
+
+
+def _end_saver(checkpoint: tf.train.Checkpoint) -> None:
+    """Ends the thread of asynchronous saves, which TensorFlow leaves to the end of the process, with all it refers to.
+
+    It would keep the model, and its copy of every variable, while other runs follow in the same process. A later save
+    makes another one.
+    """
+    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
+    if saver is not None and saver._async_save_thread is not None:
+        atexit.unregister(saver._join_async_save_thread)
+        saver._queue.put(False)  # after the save in flight, if any
+        saver._async_save_thread.join()
+        checkpoint._async_checkpointer_impl = None
 
 
 def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:

@@ -216,7 +216,8 @@ class TaskConfig(Config):
     """What a task is configured by. Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
 
     Attributes:
-      init_checkpoint: a checkpoint, or a folder of them, to start from when model_dir has none.
+      init_checkpoint: a checkpoint, or a folder of them, to start from when model_dir has none; in mode
+        continuous_train_and_eval the folder of the run whose checkpoints are fine-tuned, each by a run of its own.
       model: the model's own section; subclasses give it a type.
       train_data: what is trained on.
       validation_data: what is evaluated on: one dataset, or several as a dict by name, with names that can be folders.

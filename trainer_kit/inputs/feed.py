@@ -67,10 +67,17 @@ class Feed:
 
     def check_not_empty(self) -> None:
         """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
-        known = getattr(self.dataset, "cardinality", None)  # a method; of a distributed dataset a property
-        known = known() if callable(known) else known
-        if known is not None and int(known) == 0:
+        if _cardinality(self.dataset) == 0:
             raise DataError(no_batch(self.name))
+
+    def cardinality(self) -> int | None:
+        """Returns how many elements the dataset has that was made of the task's data; from any thread.
+
+        Under several replicas an element is the batch of one of them. None before it is made, where it does not tell,
+        and for a ready-made one, which may be distributed in any way.
+        """
+        known = None if self.given is not None or self._made is None else _cardinality(self._made)
+        return None if known is None or known < 0 else known
 
     def replace(self, dataset: Any) -> None:
         """Uses `dataset` from the next iterator on, which is made at the next call of `iterator`."""
@@ -110,6 +117,12 @@ class Feed:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._let_go()
+
+
+def _cardinality(dataset: Any) -> int | None:
+    known = getattr(dataset, "cardinality", None)  # a method; of a distributed dataset a property
+    known = known() if callable(known) else known
+    return None if known is None else int(known)
 
 
 @atexit.register

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer_kit.telemetry import lines
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import EvaluationProgress, Report
 
 _LOG = logging.getLogger(__name__)
 # A drawing takes 1 to 2 ms of the interpreter, which the training loop needs too.
@@ -37,10 +37,18 @@ class ConsoleWriter:
       stream: where to print, e.g. `sys.stdout`.
       interactive: whether to draw; None asks the stream whether it is a terminal that can.
       clock: seconds that only go up; the time left runs by it between two reports.
+      evaluation_after: seconds after which an evaluation that is under way is shown; the short ones never are.
+      evaluation_every: seconds between two lines about it where nothing is drawn.
     """
 
     def __init__(
-        self, stream: TextIO, *, interactive: bool | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO,
+        *,
+        interactive: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        evaluation_after: float = 10.0,
+        evaluation_every: float = 30.0,
     ) -> None:
         self._stream = stream
         self._interactive = _can_draw(stream) if interactive is None else interactive
@@ -56,6 +64,8 @@ class ConsoleWriter:
         self._live: Live | None = None
         self._newest: tuple[Report, float] | None = None
         self._best: tuple[str, float, int] | None = None
+        self._evaluation_after, self._evaluation_every = evaluation_after, evaluation_every
+        self._evaluation: EvaluationProgress | None = None  # as it was shown last
         # Messages come from any thread, reports from the writer thread.
         self._lock = threading.RLock()
 
@@ -82,6 +92,29 @@ class ConsoleWriter:
                 self._output.write(text + "\n")
                 self._output.flush()
 
+    def show_evaluation(self, evaluation: EvaluationProgress | None) -> None:
+        """Shows how far an evaluation is, if it takes long: below the display, or by a line now and then.
+
+        To be called again and again, from one thread; with None when none is under way any more.
+        """
+        with self._lock:
+            before = self._evaluation
+            if evaluation is None:
+                self._evaluation = None
+            elif evaluation.seconds < self._evaluation_after:
+                return
+            elif self._interactive:
+                self._evaluation, self._live = evaluation, self._live or self._start()
+            elif (
+                before is None
+                or before.step != evaluation.step
+                or evaluation.seconds - before.seconds >= self._evaluation_every
+            ):
+                self._evaluation = evaluation
+                self.log(lines.evaluation_line(evaluation))
+        if evaluation is None and before is not None and self._newest is None:
+            self.close()  # there was nothing else to draw
+
     def flush(self) -> None:
         """Brings the display up to date."""
         if self._live is not None:
@@ -93,6 +126,7 @@ class ConsoleWriter:
         with self._lock:
             live, self._live = self._live, None
         if live is not None:
+            live.transient = self._newest is None  # what was drawn told of an evaluation only, which is over
             live.stop()
             atexit.unregister(live.stop)
 
@@ -111,11 +145,15 @@ class ConsoleWriter:
         live.start(refresh=True)
         return live
 
-    def _draw(self) -> Group | str:
-        if self._newest is None:
-            return ""
-        report, since = self._newest
-        return _display(report, self._clock() - since, self._best)
+    def _draw(self) -> Group:
+        parts: list[Group | Text] = []
+        if self._newest is not None:
+            report, since = self._newest
+            parts.append(_display(report, self._clock() - since, self._best))
+        evaluation = self._evaluation
+        if evaluation is not None:
+            parts.append(Text(lines.evaluation_line(evaluation), no_wrap=True, overflow="ellipsis"))
+        return Group(*parts)
 
 
 class _Output:

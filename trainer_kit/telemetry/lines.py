@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from trainer_kit.scalars import flat_scalars
-from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.report import EvaluationProgress, Report
 
 
 def report_lines(report: Report) -> list[str]:
@@ -27,6 +27,19 @@ def report_line(report: Report) -> str:
     if report.kind != "train" and report.best is not None:
         parts.append(best_text(report.best))
     return printable(" | ".join(parts))
+
+
+def evaluation_line(evaluation: EvaluationProgress) -> str:
+    """Returns the line of an evaluation that is under way, its parts separated by " | ".
+
+    For example "evaluating | step 200 | batch 120/600 | 0:00:12 | 0:00:48 left".
+    """
+    done, total, seconds = evaluation.done, evaluation.total, evaluation.seconds
+    batch = f"batch {done}" if total is None else f"batch {done}/{max(done, total)}"
+    parts = ["evaluating", f"step {evaluation.step}", batch, duration_text(seconds)]
+    if total is not None and done > 0:
+        parts.append(f"{duration_text(seconds / done * max(0, total - done))} left")
+    return " | ".join(parts)
 
 
 def progress_text(report: Report) -> str:

@@ -39,6 +39,23 @@ class Report:
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class EvaluationProgress:
+    """How far an evaluation is.
+
+    Attributes:
+      step: the global step of the weights.
+      done: batches, of this process.
+      total: batches in all; None where that is not known.
+      seconds: since it began.
+    """
+
+    step: int
+    done: int
+    total: int | None
+    seconds: float
+
+
 class Writer(Protocol):
     """Something that keeps or shows reports."""
 

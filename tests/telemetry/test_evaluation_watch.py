@@ -1,0 +1,157 @@
+"""How far a long evaluation is: what the watch sees, and what a real run with slow data prints."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.telemetry.test_console import screen
+from trainer_kit.config.base import configclass
+from trainer_kit.config.schema import DataConfig, ExperimentConfig
+from trainer_kit.experiment import register_task
+from trainer_kit.launcher import launch
+from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.evaluation_watch import EvaluationWatch
+from trainer_kit.telemetry.report import EvaluationProgress
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+@configclass
+class SlowConfig(TinyConfig):
+    """The tiny task.
+
+    Attributes:
+      tells: whether the validation data says how many batches it has.
+    """
+
+    tells: bool = True
+
+
+@register_task(SlowConfig)
+class SlowTask(TinyTask):
+    """Each batch of validation data takes 0.1 s."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        source = super().build_inputs(params, input_context)
+        if params.is_training:
+            return source
+        dataset = source.at(0, input_context)
+        slow = dataset.map(lambda *batch: tf.py_function(_slowly, batch, [tensor.dtype for tensor in batch]))
+        slow = slow.map(lambda *batch: _with_shapes(batch, dataset.element_spec))
+        count = dataset.cardinality() if self.task_config.tells else tf.data.UNKNOWN_CARDINALITY
+        return (
+            slow.apply(tf.data.experimental.assert_cardinality(count))
+            if self.task_config.tells
+            else slow.filter(lambda *batch: True)
+        )
+
+
+def _slowly(*batch: Any) -> Any:
+    time.sleep(0.1)
+    return batch
+
+
+def _with_shapes(batch: Any, spec: Any) -> Any:
+    return tuple(tf.ensure_shape(tensor, one.shape) for tensor, one in zip(batch, spec, strict=True))
+
+
+def slow_experiment(**task: Any) -> ExperimentConfig:
+    """Two evaluations of 13 batches, 1.3 s each."""
+    return tiny_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig(**task))
+
+
+def _lines(tmp_path: Path, config: ExperimentConfig, mode: str = "train_and_eval", after: float = 0.3) -> list[str]:
+    stream = io.StringIO()
+    launch(config, mode, str(tmp_path), console=ConsoleWriter(stream, evaluation_after=after, evaluation_every=0.4))
+    return stream.getvalue().splitlines()
+
+
+def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, slow_experiment())
+    kinds = [line.split(" | ")[0] for line in lines]
+    assert re.fullmatch(r"(train (evaluating ){2,4}validation ){2}", " ".join(kinds) + " "), lines
+    told = [line for line in lines if line.startswith("evaluating")]
+    batches = []
+    for line in told:
+        match = re.fullmatch(r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:0[12]( \| 0:00:0\d left)?", line)
+        assert match, line
+        batches.append((int(match[1]), int(match[2])))
+    assert batches == sorted(set(batches)) and all(0 < done < 13 for _, done in batches[1:])
+
+
+def test_without_a_known_end_the_batches_are_counted_and_validation_steps_are_an_end(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, slow_experiment(tells=False))
+    assert any(re.fullmatch(r"evaluating \| step 5 \| batch \d+ \| 0:00:0\d", line) for line in lines), lines
+    asked = slow_experiment(tells=False).replace(trainer={"validation_steps": 9})
+    lines = _lines(tmp_path, asked, "eval")
+    assert any(re.match(r"evaluating \| step 10 \| batch \d+/9 \| ", line) for line in lines), lines
+
+
+def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
+    lines = _lines(
+        tmp_path, slow_experiment().replace(runtime={"virtual_cpus": 2}, trainer={"train_steps": 5}), after=0.0
+    )
+    assert any(re.match(r"evaluating \| step 5 \| batch \d+/13 \| ", line) for line in lines), lines
+
+
+def test_a_short_evaluation_is_not_told_of(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, slow_experiment(), after=10.0)
+    assert [line.split(" | ")[0] for line in lines] == ["train", "validation"] * 2
+
+
+def _drawn(tmp_path: Path, mode: str) -> str:
+    stream = io.StringIO()
+    console = ConsoleWriter(stream, interactive=True, evaluation_after=0.2)
+    launch(slow_experiment(), mode, str(tmp_path), console=console)
+    return stream.getvalue()
+
+
+def test_on_a_terminal_one_line_below_the_display_is_drawn_over_and_gone_at_the_end(tmp_path: Path) -> None:
+    written = _drawn(tmp_path, "train_and_eval")
+    assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", written))) > 2
+    seen = screen(written)
+    assert [line.split(" | ")[1] for line in seen if line.startswith("validation")] == ["step 5/10", "step 10/10"]
+    assert sum(line.startswith("train") for line in seen) == 1
+    assert not any("evaluating" in line for line in seen), seen
+
+
+def test_on_a_terminal_nothing_is_left_of_the_line_where_nothing_else_is_drawn(tmp_path: Path) -> None:
+    launch(slow_experiment(), "train", str(tmp_path), console=ConsoleWriter(io.StringIO()))
+    written = _drawn(tmp_path, "eval")
+    assert "evaluating | step 10 | batch" in written
+    assert [line.split(" | ")[0] for line in screen(written) if line] == ["validation"]
+
+
+def test_each_evaluation_is_counted_from_its_own_start() -> None:
+    now, seen = [0.0], []
+    looks = iter([(False, 10, 40), (True, 10, 43), (True, 10, 50), (True, 20, 62), (False, 20, 70), (True, 20, 71)])
+    watch = EvaluationWatch(lambda: next(looks), lambda: 20, seen.append, clock=lambda: now[0])
+    for _ in range(6):
+        watch.look()
+        now[0] += 1.0
+    assert seen == [
+        EvaluationProgress(10, 3, 20, 0.0),
+        EvaluationProgress(10, 10, 20, 1.0),
+        None,
+        EvaluationProgress(20, 0, 20, 0.0),
+        None,
+        EvaluationProgress(20, 1, 20, 0.0),
+    ]
+
+
+def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(progress: EvaluationProgress | None) -> None:
+        raise OSError("gone")
+
+    with caplog.at_level(logging.WARNING), EvaluationWatch(lambda: (True, 1, 1), lambda: None, fail, 0.01):
+        time.sleep(0.1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "evaluations are no longer shown while they are under way: OSError('gone')"
+    ]

@@ -1,0 +1,225 @@
+"""Fine-tunings of another run's checkpoints, through the Python interface, on a tiny task with real files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.telemetry.test_tensorboard import read_curves
+from trainer_kit import files
+from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.config.base import configclass
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import ConfigError, ModelDirInUseError, NothingToWaitForError, StorageError, UsageError
+from trainer_kit.experiment import register_task
+from trainer_kit.launcher import launch
+from trainer_kit.lease import Leases
+from trainer_kit.run_directory import count_starts
+from trainer_kit.run_lock import RunLock
+from trainer_kit.runner import run_experiment
+from trainer_kit.testing import TinyConfig, TinyTask, compare_runs, tiny_experiment
+
+MODE = "continuous_train_and_eval"
+_models: list[Any] = []
+
+
+@configclass
+class _NotedConfig(TinyConfig):
+    """The tiny task with dropout."""
+
+    dropout: float = 0.3
+
+
+@register_task(_NotedConfig)
+class _NotedTask(TinyTask):
+    """Notes its models, and which of those before are still there when the next one is built."""
+
+    def build_model(self) -> Any:
+        _models.append(sum(model() is not None for model in _models if isinstance(model, weakref.ref)))
+        model = super().build_model()
+        _models.append(weakref.ref(model))
+        return model
+
+
+def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
+    steps = {"train_steps": 10, "checkpoint_interval": 5, "best_checkpoint_eval_metric": "accuracy", **trainer}
+    return tiny_experiment(**steps).replace(task=task or TinyConfig()).replace(
+        task={"init_checkpoint": str(pretraining)}
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained")
+    config = tiny_experiment(train_steps=30).replace(task=_NotedConfig())
+    launch(config, "train", str(folder))
+    assert list(complete_checkpoints(str(folder))) == [10, 20, 30]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all three are fine-tuned, beside files of somebody else."""
+    folder = tmp_path_factory.mktemp("finetuned")
+    for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("kept")
+    _models.clear()
+    launch(_config(pretrained, _NotedConfig()), MODE, str(folder))
+    return folder
+
+
+def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
+    records = [json.loads(path.read_text()) for path in folder.glob("metrics-*.json")]
+    return {record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))}
+
+
+def test_each_checkpoint_has_its_metrics_which_differ_and_name_it(finished: Path, pretrained: Path) -> None:
+    found = _metrics(finished)
+    assert list(found) == [10, 20, 30]
+    assert [record["checkpoint"] for record in found.values()] == [f"{pretrained}/ckpt-{step}" for step in found]
+    assert len({record["metrics"]["validation_loss"] for record in found.values()}) == 3
+    for step, record in found.items():
+        final = json.loads((finished / f"finetune-{step}/final.json").read_text())
+        assert (record["metrics"], record["finetune_steps"], record["best"]) == (final["metrics"], 10, final["best"])
+        assert f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
+    last = json.loads((finished / "final.json").read_text())
+    assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, found[30]["metrics"])
+
+
+def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> None:
+    accuracy = read_curves(finished / "validation")["."]["accuracy"]
+    expected = [(step, pytest.approx(record["metrics"]["accuracy"])) for step, record in _metrics(finished).items()]
+    assert accuracy == expected
+
+
+def test_only_the_best_checkpoint_of_a_fine_tuning_stays_and_nothing_foreign_goes(finished: Path) -> None:
+    for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
+        assert (finished / name).read_text() == "kept"
+    for step in (10, 20, 30):
+        assert complete_checkpoints(str(finished / f"finetune-{step}")) == {}
+        assert not (finished / f"finetune-{step}/checkpoint").exists()
+        assert list((finished / f"finetune-{step}/best_ckpt").glob("*.index"))
+
+
+def test_the_model_of_one_fine_tuning_is_gone_when_the_next_one_begins(finished: Path) -> None:
+    assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
+
+
+def test_what_came_before_in_the_process_changes_no_bit(finished: Path, pretrained: Path, tmp_path: Path) -> None:
+    launch(_config(pretrained, _NotedConfig(), continuous_eval={"policy": "latest"}), MODE, str(tmp_path))
+    assert list(_metrics(tmp_path)) == [30]
+    assert compare_runs(tmp_path / "finetune-30", finished / "finetune-30") == []
+
+
+def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretrained: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.glob("*/*")}
+    model, logs = launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
+    assert model is None and logs == _metrics(finished)[30]["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("*/*")} == before
+    assert count_starts(finished) == 2
+
+
+def test_what_is_removed_is_done_again_and_takes_its_place_in_the_curve(
+    finished: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.rmtree(run / "finetune-10")
+    (run / "metrics-10.json").unlink()
+    launch(_config(pretrained, _NotedConfig()), MODE, str(run))
+    assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
+    assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
+    assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
+
+
+def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_the_curve(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(point: str, path: str) -> None:
+        if point == "metrics.rename":
+            raise OSError("full")
+
+    config = _config(pretrained, continuous_eval={"policy": "latest"})
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
+        patch.setattr(files, "on_write_point", full)
+        launch(config, MODE, str(tmp_path))
+    reports = (tmp_path / "finetune-30/metrics.jsonl").read_text()
+    launch(config, MODE, str(tmp_path))
+    assert (tmp_path / "finetune-30/metrics.jsonl").read_text() == reports
+    assert list(_metrics(tmp_path)) == [30]
+    assert [step for step, _ in read_curves(tmp_path / "validation")["."]["accuracy"]] == [30]
+
+
+def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tunings(tmp_path: Path) -> None:
+    pretraining, needed = tmp_path / "pretraining", []
+    launch(tiny_experiment(train_steps=20), "train", str(pretraining))
+
+    def look(logs: Any) -> None:
+        needed.append(Leases(pretraining / "evals", 20).needed([10, 20]))
+
+    launch(_config(pretraining), MODE, str(tmp_path / "run"), eval_actions=[look])
+    assert needed == [{10, 20}, {20}]
+    assert Leases(pretraining / "evals", 20).needed([10, 20]) == set()
+
+
+def test_without_a_best_checkpoint_the_last_one_stays_also_when_others_are_to_have_one(
+    pretrained: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "finetune-20/ckpt-10.index"  # no run of ours, though somebody has put metrics beside it
+    foreign.parent.mkdir()
+    for path in (foreign, tmp_path / "metrics-20.json"):
+        path.write_text("{}")
+    latest = {"policy": "latest"}
+    launch(_config(pretrained, best_checkpoint_eval_metric="", continuous_eval=latest), MODE, str(tmp_path))
+    launch(_config(pretrained, continuous_eval=latest), MODE, str(tmp_path))
+    assert list(complete_checkpoints(str(tmp_path / "finetune-30"))) == [10]
+    assert foreign.read_text() == "{}"
+
+
+def test_a_damaged_checkpoint_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pretraining = tmp_path / "pretraining"
+    launch(tiny_experiment(train_steps=20), "train", str(pretraining))
+    data = pretraining / "ckpt-10.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-8])
+    launch(_config(pretraining), MODE, str(tmp_path / "run"))
+    assert list(_metrics(tmp_path / "run")) == [20]
+    assert "ckpt-10 is damaged" in caplog.text
+
+
+def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
+    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: there is no such folder"):
+        launch(config, MODE, str(tmp_path / "run"))
+    assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (there is no such folder)" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_fine_tunes_in_is_refused(finished: Path, pretrained: Path) -> None:
+    with RunLock(finished), pytest.raises(ModelDirInUseError, match="is in use"):
+        launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
+
+
+def test_a_config_that_would_make_other_fine_tunings_of_it_is_refused(finished: Path, pretrained: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.width: was 16 when this run began and is 5 now"):
+        launch(_config(pretrained, _NotedConfig(width=5)), MODE, str(finished))
+
+
+def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing_behind(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="shape"):
+        launch(_config(pretrained, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_belongs_to_one_run_is_refused(pretrained: Path, tmp_path: Path) -> None:
+    config = _config(pretrained)
+    with pytest.raises(UsageError, match="from_step is of one run"):
+        launch(config, MODE, str(tmp_path), from_step=10)
+    with pytest.raises(UsageError, match=r"start it by trainer_kit\.launch"):
+        run_experiment(None, TinyTask(TinyConfig()), MODE, config, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,283 @@
+"""Mode continuous_train_and_eval: fine-tunes and evaluates each checkpoint of another run, as it comes.
+
+Each of them gets a whole run of train_and_eval, in a folder of its own with all that a run has: so it may be killed at
+any moment and goes on where it was. A step is done when its metrics are written, after everything else that tells of
+it. Nothing of the steps before is left in the process when the next one begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from signal import SIGINT
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.arrival import Arrivals
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.folder import remove_saved
+from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.names import step_of
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.distribution.devices import thread_counts
+from trainer_kit.distribution.fresh_state import forget_models
+from trainer_kit.distribution.workers import worker_count
+from trainer_kit.errors import (
+    ConfigError,
+    InterruptedRunError,
+    ModelDirInUseError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+    explained,
+)
+from trainer_kit.finetune_directory import FinetuneDirectory, pretraining_mistakes
+from trainer_kit.lease import Lease
+from trainer_kit.modes import CONTINUOUS_FINETUNE
+from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.run_lock import HEARTBEAT, RunLock, read_heartbeat
+from trainer_kit.runner import run_experiment
+from trainer_kit.sidecar import Sidecar
+from trainer_kit.signals import StopSignals
+from trainer_kit.telemetry.tensorboard import SummaryManager
+
+_LOG = logging.getLogger(__name__)
+NewTask = Callable[[ExperimentConfig, str], Any]
+_OF_ONE_RUN = ("trainer", "summary_manager", "eval_summary_manager", "from_step")
+
+
+def finetune_checkpoints(
+    strategy: tf.distribute.Strategy,
+    new_task: NewTask,
+    config: ExperimentConfig,
+    model_dir: str,
+    *,
+    experiment: str = "",
+    allow_config_change: Iterable[str] = (),
+    records: Callable[[], Mapping[str, str]] = dict,
+    **arguments: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished. Eager.
+
+    Args:
+      strategy: for all of it; of one worker.
+      new_task: returns the task of a config, whose run has the given folder.
+      config: of the fine-tuning.
+      model_dir: gets metrics-<step>.json and finetune-<step>/ for each step.
+      experiment, allow_config_change, records: as run_experiment takes them.
+      **arguments: further ones of run_experiment, for each run.
+
+    Returns:
+      (model, metrics): the model fine-tuned last, None when nothing was left to do; the metrics of the last step.
+
+    Raises:
+      UsageError: for several workers, arguments of a single run, or a config that does not fit what is in model_dir.
+      NothingToWaitForError: when no checkpoint came in time although more were to come.
+      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped it.
+    """
+    _check_arguments(strategy, arguments)
+    if mistakes := pretraining_mistakes(config, model_dir):
+        raise ConfigError(mistakes)
+    directory, allowed = RunDirectory(model_dir, config.trainer), tuple(allow_config_change)
+    for change in check_model_dir(directory, config, experiment, allowed):
+        _LOG.info("changed since the run was started: %s", change)
+    own = {"experiment": experiment, "allow_config_change": allowed, "records": records, **arguments}
+    with contextlib.ExitStack() as run:
+        each = Finetuning(strategy, new_task, config, directory, own)
+        run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
+        run.enter_context(_recorded(directory, config, experiment, records()))
+        pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
+        run.enter_context(contextlib.closing(each.curves))
+        each.resume(pretraining)
+        for path in _arrivals(pretraining, config.trainer):
+            each.fine_tune(step_of(path), path)
+        last = max(each.directory.done(), default=0)
+        directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
+        _LOG.info("finished: %s has no more checkpoints; fine-tuned are %s", pretraining.path, each.told_done())
+        return each.model, each.directory.metrics(last)
+
+
+class Pretraining(Sidecar):
+    """The run whose checkpoints are fine-tuned, as `Arrivals` asks about it.
+
+    Args:
+      folder: of that run; may be yet to come.
+      model_dir: of the fine-tuning.
+      each: the fine-tuning.
+      run: holds the lease in the folder, once it turns out to be that of a run of ours.
+    """
+
+    def __init__(self, folder: str, model_dir: str, each: Finetuning, run: contextlib.ExitStack) -> None:
+        directory = RunDirectory(os.path.abspath(folder), TrainerConfig())
+        name = f"finetune-{hashlib.sha256(os.path.realpath(model_dir).encode()).hexdigest()[:8]}"
+        lease = Lease(directory.evals, name, each.progress, recorded=lambda: True)
+        super().__init__(
+            directory=directory,
+            ledger=Ledger(directory.training_ledger, dataset="", config_hash=""),
+            best=None,
+            summaries=None,
+            lease=lease,
+            train_steps=-1,
+            step=lambda: max(each.directory.done(), default=-1),
+        )
+        self.path, self._each, self._run = directory.path, each, run
+        self._leased, self._refused = False, False
+
+    def went_back_to(self) -> int | None:
+        """What was fine-tuned stays, whatever becomes of the checkpoint."""
+        return None
+
+    def evaluated(self) -> set[int]:
+        """Returns the steps that are done."""
+        return self._each.directory.done()
+
+    def need(self, after: int | None, reads: int | None) -> None:
+        """Keeps the run from removing checkpoints, if it is one of ours that can be told."""
+        if not self._leased and not self._refused and os.path.exists(os.path.join(self.path, HEARTBEAT)):
+            try:
+                self._run.enter_context(self._lease)
+                self._leased = True
+            except (StorageError, ModelDirInUseError) as error:
+                self._refused = True
+                _LOG.warning(
+                    "%s cannot be told which checkpoints are needed, and may remove them: %s", self.path, error
+                )
+        if self._leased:
+            super().need(after, reads)
+
+
+class Finetuning:
+    """Runs the fine-tunings of a model_dir, one after the other.
+
+    Args:
+      strategy, new_task, config: as `finetune_checkpoints` takes them.
+      directory: of model_dir.
+      arguments: of run_experiment.
+
+    Attributes:
+      directory: what is there.
+      curves: writes the metrics over the steps of the pretraining run.
+      model: that was fine-tuned last.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        new_task: NewTask,
+        config: ExperimentConfig,
+        directory: RunDirectory,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        self._strategy, self._new_task, self._config = strategy, new_task, config
+        self._arguments = arguments
+        self.directory = FinetuneDirectory(directory.path)
+        self.curves = SummaryManager(directory.eval_summaries)
+        self.model: Any = None
+        self._step: int | None = None
+
+    def progress(self) -> tuple[str, int]:
+        """Returns (phase, steps taken in all fine-tunings), for the heartbeat; from any thread."""
+        step = self._step
+        before = len(self.directory.done() - {step}) * max(self._config.trainer.train_steps, 0)
+        if step is None:
+            return "wait", before
+        now = read_heartbeat(self.directory.run(step)) or {"phase": "start", "step": 0}
+        return f"finetune-{step}: {now['phase']}", before + int(now["step"])
+
+    def resume(self, pretraining: Pretraining) -> None:
+        """Ends what an earlier process has begun: its runs first, whose first checkpoints may be gone by now."""
+        for step in self.directory.done():
+            self._remove_needless(step)
+        newest_only = self._config.trainer.continuous_eval.policy == "latest"
+        for step in self.directory.begun():
+            pretraining.need(None if newest_only else step - 1, step)
+            self.fine_tune(step, os.path.join(pretraining.path, f"ckpt-{step}"))
+
+    def fine_tune(self, step: int, checkpoint: str) -> None:
+        """Fine-tunes and evaluates one checkpoint, and notes what was found; a damaged one is left out."""
+        if step not in self.directory.begun() and (wrong := problem(checkpoint)):
+            _LOG.warning("skipped: %s is damaged: %s", checkpoint, wrong)
+            return
+        folder, config = self.directory.run(step), self._config.replace(task={"init_checkpoint": checkpoint})
+        _LOG.info("fine-tuning %s in %s", checkpoint, folder)
+        self.model, self._step = None, step  # the model of the step before goes before the next one comes
+        forget_models(config.runtime)
+        task = self._new_task(config, folder)
+        self.model, _ = run_experiment(self._strategy, task, "train_and_eval", config, folder, **self._arguments)
+        self._record(step, checkpoint, RunDirectory(folder, config.trainer).read_final() or {})
+        self._step = None
+        self._remove_needless(step)
+
+    def told_done(self) -> str:
+        """Returns the steps that are done, for messages."""
+        return ", ".join(map(str, sorted(self.directory.done()))) or "none"
+
+    def _record(self, step: int, checkpoint: str, final: Mapping[str, Any]) -> None:
+        """Curve, then metrics: by these the step is done."""
+        metrics = dict(final.get("metrics", {}))
+        self.curves.resume(step - 1)  # a process that died here wrote it already
+        self.curves.write_summaries(metrics, step)
+        for later in sorted(other for other in self.directory.done() if other > step):
+            self.curves.write_summaries(self.directory.metrics(later), later)
+        self.curves.flush()
+        record = {"step": step, "checkpoint": checkpoint, "metrics": metrics, "finetune_steps": final.get("step")}
+        best = {"best": final["best"]} if "best" in final else {}
+        self.directory.write_metrics(step, {**record, **best})
+
+    def _remove_needless(self, step: int) -> None:
+        """Removes the checkpoints that a finished run was to go on from; where no best one is kept, the last stays."""
+        folder = self.directory.run(step)
+        final = RunDirectory(folder, self._config.trainer).read_final()
+        if final is not None:  # else it is no run of ours
+            remove_saved(folder, keep=0 if "best" in final else 1)
+
+
+def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, Any]) -> None:
+    if worker_count(strategy) > 1:
+        raise UsageError(
+            f"{CONTINUOUS_FINETUNE} runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
+        )
+    if given := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
+        raise UsageError(
+            f"{given[0]} is of one run, and {CONTINUOUS_FINETUNE} has one for each checkpoint: leave it out"
+        )
+
+
+def _arrivals(pretraining: Pretraining, options: TrainerConfig) -> Iterator[str]:
+    """Yields the prefixes of checkpoints as they come; a signal to stop that arrives meanwhile ends it at once.
+
+    While a fine-tuning runs, signals are that run's own.
+    """
+    signals: list[StopSignals] = []
+    arrivals = Arrivals(
+        pretraining.path, options.continuous_eval_timeout, pretraining, options.continuous_eval.policy == "latest"
+    ).follow(lambda: signals[-1].received is not None, contextlib.nullcontext)
+    while True:
+        with StopSignals(lambda: None) as waiting:
+            signals[:] = [waiting]
+            path = next(arrivals, None)
+        if waiting.received is not None:
+            kind = InterruptedRunError if waiting.received == SIGINT else PreemptedError
+            raise kind(f"stopped by {waiting.received.name} between two checkpoints; the same command goes on")
+        if path is None:
+            return
+        yield path
+
+
+@contextlib.contextmanager
+def _recorded(
+    directory: RunDirectory, config: ExperimentConfig, experiment: str, texts: Mapping[str, str]
+) -> Iterator[None]:
+    """Writes the record of the whole, and takes it back when a mistake lets no fine-tuning begin."""
+    new = directory.missing_records(texts)
+    try:
+        directory.write_record(config, experiment, CONTINUOUS_FINETUNE, texts, thread_counts())
+        yield
+    except Exception as error:
+        if explained(error):
+            directory.withdraw_record(new)
+        raise
