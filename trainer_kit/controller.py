@@ -157,7 +157,7 @@ class Controller(orbit.Controller):
         self._require_sound()
         start = time.perf_counter()
         with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
-            chosen = {} if sets is None else {"sets": sets}
+            chosen = {} if sets is None or "" in sets else {"sets": sets}
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
         seconds = time.perf_counter() - start
         if self.stopping:
@@ -197,7 +197,7 @@ class Controller(orbit.Controller):
         intervals = self._eval_intervals(eval_interval)
         due = schedules.due_at(step, self._last_step(step, train_steps), intervals)
         if due and step > max(self._evaluated_step, 0):
-            output = self.evaluate(eval_steps, _named(due))
+            output = self.evaluate(eval_steps, due)
         while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
             pause = schedules.next_stop(step, train_steps, *intervals.values())
             reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
@@ -205,8 +205,9 @@ class Controller(orbit.Controller):
             if reached and getattr(self.trainer, "data_ended", False):
                 train_steps = step
             if reached and not self.stopping:
-                due = schedules.due_at(step, self._last_step(step, train_steps), intervals)
-                output = self.evaluate(eval_steps, _named(due))
+                output = self.evaluate(
+                    eval_steps, schedules.due_at(step, self._last_step(step, train_steps), intervals)
+                )
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
         self.sync()
@@ -433,8 +434,3 @@ class Controller(orbit.Controller):
                 seconds_of_sets=self._seconds_of_sets() if kind == "validation" else {},
             )
         )
-
-
-def _named(sets: Sequence[str]) -> Sequence[str] | None:
-    """The sets that an evaluation is told to take; None where there is only one, without a name."""
-    return None if "" in sets else sets

@@ -20,7 +20,6 @@ from trainer_kit.config.schema import (
     ExperimentConfig,
     TrainerConfig,
     folder_name_problem,
-    validation_sets,
 )
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
@@ -36,7 +35,7 @@ from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import RunLock
-from trainer_kit.sidecar import Sidecar
+from trainer_kit.sidecar import Sidecar, with_chosen_sets
 from trainer_kit.signals import StopSignals
 from trainer_kit.telemetry.evaluation_watch import EvaluationWatch
 from trainer_kit.telemetry.model_stats import count_parameters
@@ -119,7 +118,7 @@ def run_experiment(
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
-    chosen, params = _lookup_single(mode), _evaluated_here(params, mode)
+    chosen, params = _lookup_single(mode), with_chosen_sets(params) if mode == "continuous_eval" else params
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
@@ -287,18 +286,6 @@ def _recorded(
         if explained(error) and int(trainer.global_step.numpy()) == 0:
             directory.withdraw_record(new)
         raise
-
-
-def _evaluated_here(config: ExperimentConfig, mode: str) -> ExperimentConfig:
-    """Returns the config of this process: a sidecar evaluates only those validation sets that it is told to."""
-    names = config.trainer.continuous_eval.validation_sets
-    if mode != "continuous_eval" or not names:
-        return config
-    data, own = validation_sets(config.task), config.trainer.validation_sets
-    return config.replace(
-        task={"validation_data": {name: data[name] for name in names}},
-        trainer={"validation_sets": {name: own[name] for name in names if name in own}},
-    )
 
 
 def _evaluation_name(mode: str, eval_name: str) -> str:

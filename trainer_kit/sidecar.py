@@ -14,11 +14,24 @@ from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.config.schema import ExperimentConfig, validation_sets
 from trainer_kit.lease import Lease
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.run_lock import read_heartbeat, runs
 
 _SILENT_SECONDS = 20.0  # four beats
+
+
+def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the config of a sidecar, which evaluates only those of several validation sets that it is told to."""
+    names = config.trainer.continuous_eval.validation_sets
+    if not names:
+        return config
+    data, own = validation_sets(config.task), config.trainer.validation_sets
+    return config.replace(
+        task={"validation_data": {name: data[name] for name in names}},
+        trainer={"validation_sets": {name: own[name] for name in names if name in own}},
+    )
 
 
 class Sidecar:
