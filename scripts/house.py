@@ -61,6 +61,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "launcher",
         "timeline",
         "recovery",
+        "reconciliation",
         "divergence",
         "sidecar",
         "ending",
@@ -78,7 +79,7 @@ MAY_USE = {
     "trainer": {"evaluator"},
     "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending"},
     "ending": {"build"},
-    "build": {"timeline", "recovery", "divergence", "sidecar"},
+    "build": {"timeline", "recovery", "reconciliation", "divergence", "sidecar"},
     "launcher": {"runner"},
     "train": {"flags"},
 }

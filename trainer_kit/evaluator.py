@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orbit
@@ -209,6 +210,16 @@ class Evaluator(orbit.AbstractEvaluator):
 
     def agree_to_stop(self, count: tf.Variable) -> None:
         """Lets several workers stop together; in graph, after each step."""
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Has the moving average, if any, in place of the weights, and a late save wait; eager, on the host."""
+        with self._weights_in_use:
+            Evaluator.eval_begin(self)
+            try:
+                yield
+            finally:
+                self.end_averaging()
 
     def end_averaging(self) -> None:
         """Swaps the weights back if the moving average stands in their place; from any thread."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.lease import Lease
 from trainer_kit.run_directory import RunDirectory
@@ -32,20 +33,23 @@ class Sidecar:
       lease: of the sidecar.
       train_steps: at which the run ends, if it does not tell itself.
       step: returns the step that was restored last.
+      put_back: exports the best weights that are missing again, from the run's checkpoints.
     """
 
     def __init__(
         self,
         directory: RunDirectory,
         ledger: Ledger,
-        best: BestCheckpoint | None,
+        best: BestCheckpoint | BestCheckpoints | None,
         summaries: Any,
         lease: Lease,
         train_steps: int,
         step: Callable[[], int],
+        put_back: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory, self._ledger, self._best, self._lease = directory, ledger, best, lease
         self._summaries, self._train_steps, self._step = summaries, train_steps, step
+        self._put_back = put_back
         self._beat: tuple[Any, float] = (None, 0.0)
 
     def begin(self) -> None:
@@ -87,7 +91,7 @@ class Sidecar:
         """Follows the run when it has gone back for good: what was evaluated for later steps counts no more."""
         step = self._ledger.follow(self._directory.training_ledger)
         if step is not None:
-            if isinstance(self._best, BestCheckpoint):
+            if isinstance(self._best, EXPORTERS):
                 self._best.rewind(step)
             self._follow_records(step)
         return step
@@ -112,5 +116,6 @@ class Sidecar:
     def _follow_records(self, step: int) -> None:
         if hasattr(self._summaries, "resume"):
             self._summaries.resume(step)
-        if isinstance(self._best, BestCheckpoint):
-            self._best.resume(None, self._ledger.best(self._best.metric_name, self._best.metric_comp))
+        if isinstance(self._best, EXPORTERS):
+            self._best.resume(None, self._ledger.counting())
+        self._put_back()
