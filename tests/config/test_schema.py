@@ -149,6 +149,12 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             {"best_checkpoint_export_subdir": "one", "validation_summary_subdir": "one"},
             "best_checkpoint_export_subdir",
         ),
+        *(
+            (schema.TrainerConfig, {"best_checkpoints": {name: {"metric": "accuracy"}}}, "best_checkpoints")
+            for name in ("", "..", "a/b")
+        ),
+        (schema.TrainerConfig, {"best_checkpoint_export_subdir": "best_checkpoints"}, "best_checkpoint_export_subdir"),
+        (schema.BestCheckpointConfig, {"metric": ""}, "metric"),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
         (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
@@ -177,6 +183,15 @@ def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept
     assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
     with pytest.raises(ValidationError, match="validation_summary_subdir: '' is not a plain folder name"):
         schema.TrainerConfig(validation_summary_subdir="")
+
+
+@pytest.mark.parametrize("values", [{}, {"keep": 0}, {"min_delta": -0.1}, {"metric_comp": "more"}, {"kept": 2}])
+def test_a_best_with_a_name_has_a_metric_and_bounds(values: dict[str, Any]) -> None:
+    given = {"metric": "accuracy", **values} if values else {}
+    with pytest.raises(ValidationError):
+        schema.TrainerConfig(best_checkpoints={"top": given})
+    made = schema.TrainerConfig(best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}})
+    assert made.best_checkpoints["top"].keep == 3
 
 
 def test_rules_allow_what_does_something() -> None:

@@ -171,11 +171,7 @@ class BestCheckpoint:
         so_far = {one.step for one in self._so_far}
         for one in gone:
             if one.step in so_far:
-                _LOG.warning(
-                    "%s: the weights of step %d are to be kept (%s %s), but they are missing or damaged, and so is the "
-                    "checkpoint of that step; %s",
-                    *(self.export_dir, one.step, self.metric_name, one.value, self._instead()),
-                )
+                _LOG.warning("%s", self._weights.told_of_gone(one))
         return steps
 
     def put_back(self, checkpoint: tf.train.Checkpoint, step: int) -> None:
@@ -195,10 +191,6 @@ class BestCheckpoint:
             "%s: the weights of step %d (%s %s) were missing; they were exported from the checkpoint of that step",
             *(self.export_dir, step, self.metric_name, one.value),
         )
-
-    def _instead(self) -> str:
-        kept = ", ".join(f"step {one.step} ({one.value})" for one in self._weights.to_be_held())
-        return f"the best that there are weights of: {kept}" if kept else "the next evaluation is exported"
 
     def _export(self, checkpoint: tf.train.Checkpoint, new: Scored, held: list[Scored]) -> None:
         folder = self._weights.folder

@@ -105,9 +105,16 @@ class KeptWeights:
             gone += [one for one in missing if not known[one.step]]
             self._gone |= {one.step for one in gone}
 
-    def to_be_held(self) -> list[Scored]:
-        """Returns what is to be held of all that can be had, the best first."""
-        return self._criterion.ranked(self._criterion.fold(self._not_gone()))
+    def told_of_gone(self, one: Scored) -> str:
+        """Returns what to tell of weights that `lost` has found to be had from nowhere."""
+        others = self._criterion.ranked(self._criterion.fold(self._not_gone()))
+        kept = ", ".join(f"step {other.step} ({other.value})" for other in others)
+        instead = f"the best that there are weights of: {kept}" if kept else "the next evaluation is exported"
+        why = f"{self._criterion.metric} {one.value}"
+        return (
+            f"{self.folder.path}: the weights of step {one.step} are to be kept ({why}), but they are "
+            f"missing or damaged, and so is the checkpoint of that step; {instead}"
+        )
 
     def with_lost(self, step: int) -> tuple[Scored, list[Scored]]:
         """Returns the candidate of a step that `lost` has named, and what is to be held with it."""
