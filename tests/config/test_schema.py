@@ -18,6 +18,7 @@ from trainer_kit.config.sections import fields_of, section_class
 ADDITIONS = {
     "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
     "TrainerConfig": {
+        "best_checkpoints",
         "continuous_eval",
         "eval_recreate_iterator",
         "hang_timeout_seconds",
@@ -28,7 +29,7 @@ ADDITIONS = {
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
-NEW_CLASSES = {"ContinuousEvalConfig"}
+NEW_CLASSES = {"BestCheckpointConfig", "ContinuousEvalConfig"}
 REFUSED_CLASSES = {
     "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
     "AdafactorKerasConfig",
