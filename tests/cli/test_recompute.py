@@ -41,6 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_steps=30, best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two}
     )  # fmt: skip
     assert isinstance(config.task, TinyConfig)
+    (folder.parent / "recomputed.py").write_text(_EXPERIMENT)
     launch(config, "train_and_eval", str(folder), experiment="recomputed")
     launch(config, "continuous_eval", str(folder), eval_name="beside")
     return folder
@@ -48,7 +49,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    (tmp_path / "recomputed.py").write_text(_EXPERIMENT)
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
@@ -70,11 +70,11 @@ def test_a_run_that_is_right_has_nothing_to_do(capsys: Output, run: Path) -> Non
     before = {name: _files(run / name) for name in ("best_ckpt", "best_checkpoints/two", ".")}
     assert main(["best", str(run), "--recompute"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[:2] for line in lines] == [
-        ["best_ckpt", lines[0].split(": ")[1]],
-        ["best_checkpoints/two", lines[1].split(": ")[1]],
+    done = "nothing to do; best is step"
+    assert [line[: line.index(" step ") + 5] for line in lines] == [
+        f"best_ckpt: {done}",
+        f"best_checkpoints/two: {done}",
     ]
-    assert all(": nothing to do; best is step " in line for line in lines)
     assert {name: _files(run / name) for name in before} == before  # the heartbeat too
 
 
@@ -90,13 +90,17 @@ def test_what_the_weights_tell_is_made_again_without_tensorflow(run: Path, name:
     assert _files(folder) == before
 
 
-def test_weights_that_are_lost_are_exported_from_the_checkpoints(capsys: Output, run: Path) -> None:
-    folder = run / "best_checkpoints/two"
+@pytest.mark.parametrize("name", ["validation", "beside"])
+def test_weights_that_are_lost_are_exported_from_the_checkpoints(
+    capsys: Output, finished: Path, run: Path, name: str
+) -> None:
+    folder = (run if name == "validation" else run / "evals" / name) / "best_checkpoints" / "two"
     steps, info = list(complete_checkpoints(str(folder))), (folder / "info.json").read_bytes()
     shutil.rmtree(folder)
-    assert main(["best", str(run), "--recompute", f"--import_module={run.parent / 'recomputed.py'}"]) == 0
+    module = f"--import_module={finished.parent / 'recomputed.py'}"
+    assert main(["best", str(run), "--recompute", f"--name={name}", module]) == 0
     listed = ", ".join(f"ckpt-{step}" for step in steps)
-    assert f"best_checkpoints/two: info.json was made again; exported: {listed}; best is" in capsys.readouterr().out
+    assert f"two: info.json was made again; exported: {listed}; best is" in capsys.readouterr().out
     prefixes = complete_checkpoints(str(folder))
     assert list(prefixes) == steps and (folder / "info.json").read_bytes() == info
     assert all(problem(prefix) == "" and read_record(prefix) for prefix in prefixes.values())

@@ -118,7 +118,8 @@ class KeptWeights:
 
     def with_lost(self, step: int) -> tuple[Scored, list[Scored]]:
         """Returns the candidate of a step that `lost` has named, and what is to be held with it."""
-        one = next(one for one in self.candidates if one.step == step)
+        wanted = self._criterion.fold(self._not_gone())
+        one = next(one for one in [*wanted, *self.candidates] if one.step == step)
         there = {*self._noted, step}
         self._wanted.add(step)
         return one, self._criterion.fold(other for other in self.candidates if other.step in there)
