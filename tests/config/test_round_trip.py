@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import apply
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import BestCheckpointConfig, ExperimentConfig
 from trainer_kit.config.sections import checker, fields_of, item_class, leaves, section_class, sections
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.errors import ConfigError
@@ -42,6 +42,7 @@ WORDS = st.sampled_from(
     ]
 )
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
+NEEDED = {BestCheckpointConfig: {"metric": "loss"}}  # what has no default
 TEXTS = st.text(max_size=12) | WORDS
 
 
@@ -93,7 +94,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
             values[name] = draw(st.none() | configs(inner()))
         elif items is not None:
-            drawn = configs(items[0]())
+            drawn = configs(items[0](**NEEDED.get(items[0], {})))
             several = st.dictionaries(TEXTS, drawn, max_size=2) if items[1] is dict else st.lists(drawn, max_size=2)
             values[name] = draw(several)
         elif inner is None and (draw(st.integers(0, 3)) == 0 or (full and present is None)):
