@@ -14,6 +14,7 @@ from typing import Any
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS
 from trainer_kit.checkpoints.commit import problem
+from trainer_kit.distribution.replica_values import own_to_each_replica, put_replica_values, replica_values
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.errors import StorageError, UsageError
 
@@ -41,21 +42,34 @@ def put_back_lost(
         return
     if start is not None and not trainer.state.fits(start):
         return  # it was restored in part, and could not be put back
-    changed = False
+    own = own_to_each_replica(trainer.model.variables, trainer.strategy)
+    before: list[Any] = []  # of which a checkpoint holds the first replica's only
+
+    def remember() -> None:
+        if not before:
+            before.append(replica_values(own, trainer.strategy) if own else [])
+
     try:
         for best in [exporter] if isinstance(exporter, BestCheckpoint) else exporter:
-            changed |= _put_back(best, trainer, model_dir, reads)
+            _put_back(best, trainer, model_dir, reads, remember)
     finally:
         reads(None)
-        if changed and start is not None:
+        if before and start is not None:
             trainer.state.restore_weights(start)
+            if own:
+                put_replica_values(own, trainer.strategy, before[0])
 
 
-def _put_back(best: BestCheckpoint, trainer: Any, model_dir: str, reads: Callable[[int | None], None]) -> bool:
-    """Exports what one of the bests lacks; returns whether the trainer's weights are others now."""
+def _put_back(
+    best: BestCheckpoint,
+    trainer: Any,
+    model_dir: str,
+    reads: Callable[[int | None], None],
+    remember: Callable[[], None],
+) -> None:
+    """Exports what one of the bests lacks; calls `remember` before the trainer's weights change."""
     chief = bool(trainer.strategy.extended.should_checkpoint)
     unfit: set[int] = set()
-    changed = False
 
     def saved(step: int) -> bool:
         reads(step)
@@ -65,9 +79,9 @@ def _put_back(best: BestCheckpoint, trainer: Any, model_dir: str, reads: Callabl
         lost = best.lost(saved) if chief else []
         step = chiefs_number(trainer.strategy, lost[0] if lost else -1)
         if step < 0:
-            return changed
+            return
         reads(step)
-        changed = True
+        remember()
         try:
             trainer.state.restore_weights(os.path.join(model_dir, f"ckpt-{step}"))
         except (StorageError, UsageError) as error:
