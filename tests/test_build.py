@@ -9,6 +9,9 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit import build
+from trainer_kit.checkpoints.bests import BestCheckpoints
+from trainer_kit.checkpoints.criterion import Criterion
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.testing import TinyTask, tiny_experiment
@@ -24,11 +27,24 @@ def test_an_optimizer_is_made_and_built_only_to_train() -> None:
     assert _trainer(train=False).optimizer is None
 
 
+def _exporter(config: ExperimentConfig, folder: Path) -> BestCheckpoints | None:
+    return build.create_exporter(config, RunDirectory(str(folder), config.trainer))
+
+
+def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> None:
+    values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
+    exporter = _exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
+    assert exporter is not None and exporter.primary is None
+    assert exporter.named["top"].criterion == Criterion("validation_loss", "lower", 3, 0.5)
+    assert exporter.named["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
+
+
 def test_the_best_is_kept_only_when_the_config_names_a_metric(tmp_path: Path) -> None:
-    assert build.create_exporter(tiny_experiment(), str(tmp_path)) is None
+    assert _exporter(tiny_experiment(), tmp_path) is None
     lower = tiny_experiment(best_checkpoint_eval_metric="validation_loss", best_checkpoint_metric_comp="lower")
-    exporter = build.create_exporter(lower, str(tmp_path))
-    assert exporter is not None and (exporter.metric_name, exporter.export_dir) == ("validation_loss", str(tmp_path))
+    exporter = _exporter(lower, tmp_path)
+    assert exporter is not None and exporter.primary is not None and exporter.named == {}
+    assert exporter.primary.export_dir == str(tmp_path / "best_ckpt")
     checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
     assert [exporter.maybe_export_checkpoint(checkpoint, {"validation_loss": v}, s) for s, v in enumerate([2, 3, 1])] \
         == [True, False, True]  # fmt: skip
@@ -40,7 +56,7 @@ class _Aggregating(TinyTask):
 
 
 def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
-    exporter = build.create_exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), str(tmp_path))
+    exporter = _exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), tmp_path)
     with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
         build.check_best_metric(_trainer(checkpoint_exporter=exporter), wanted=True)
     build.check_best_metric(_trainer(_Aggregating, checkpoint_exporter=exporter), wanted=True)

@@ -30,6 +30,10 @@ def test_checkpoints_after_the_last_one_evaluated_and_the_one_that_is_read_stay(
     with _lease(tmp_path) as lease:
         lease.need(after=20, reads=10)
         assert _leases(tmp_path).needed(STEPS) == {10, 30, 40}
+        lease.read(20)
+        assert _leases(tmp_path).needed(STEPS) == {20, 30, 40}
+        lease.read(None)
+        assert _leases(tmp_path).needed(STEPS) == {30, 40}
         lease.need(after=None, reads=30)
         assert _leases(tmp_path).needed(STEPS) == {30}
     assert _leases(tmp_path).needed(STEPS) == set()  # it is done

@@ -50,6 +50,7 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
         "own": ".",
         "best": "top",
         "own_best": "top",
+        "own_named_bests": "best_checkpoints",
         "train_summaries": "train",
         "eval_summaries": "held_out",
         "evals": "evals",
@@ -69,6 +70,7 @@ def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
     assert own == {
         "own": "evals/test_set",
         "own_best": "evals/test_set/best_ckpt",
+        "own_named_bests": "evals/test_set/best_checkpoints",
         "eval_summaries": "evals/test_set",
         "ledger": "evals/test_set.jsonl",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.bests import BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import EarlyStoppingConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric
 from trainer_kit.lease import Lease, Leases
+from trainer_kit.reconciliation import put_back_lost
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, config_hash
 from trainer_kit.sidecar import Sidecar
@@ -65,10 +69,25 @@ def create_trainer(
     return Trainer(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
 
-def create_exporter(config: ExperimentConfig, folder: str, keeps: bool = True) -> BestCheckpoint | None:
-    """Returns what keeps the best checkpoint in `folder`; None when the config names no metric."""
-    metric, comparison = config.trainer.best_checkpoint_eval_metric, config.trainer.best_checkpoint_metric_comp
-    return BestCheckpoint(folder, metric, comparison, keeps=keeps) if metric else None
+def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bool = True) -> BestCheckpoints | None:
+    """Returns what keeps the best checkpoints in their folders; None when the config names no metric."""
+    options = config.trainer
+    metric, primary = options.best_checkpoint_eval_metric, None
+    if metric:
+        primary = BestCheckpoint(directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps)
+    named = {
+        name: BestCheckpoint(
+            os.path.join(directory.own_named_bests, name),
+            one.metric,
+            one.metric_comp,
+            keep=one.keep,
+            min_delta=one.min_delta,
+            keeps=keeps,
+            option=f"trainer.best_checkpoints.{name}.metric",
+        )
+        for name, one in options.best_checkpoints.items()
+    }
+    return BestCheckpoints(primary, named) if primary or named else None
 
 
 def check_best_metric(trainer: Any, wanted: bool) -> None:
@@ -142,7 +161,12 @@ def create_timeline(
     sets = {name: config_hash(config, name) for name in getattr(trainer, "validation_sets", ()) if name}
     ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config), sets=sets)
     summaries = (reports.train_summaries, reports.eval_summaries)
-    return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush)
+
+    def put_back(step: int) -> None:
+        if start := complete_checkpoints(directory.path).get(step):
+            put_back_lost(trainer, directory.path, start)
+
+    return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush, put_back)
 
 
 def create_early_stopping(
@@ -172,6 +196,7 @@ def create_sidecar(
         lease,
         config.trainer.train_steps,
         lambda: int(trainer.global_step.numpy()),
+        lambda: put_back_lost(trainer, directory.path, None, lease.read),
     )
 
 

@@ -195,7 +195,7 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
         intervals = self._eval_intervals(eval_interval)
-        due = schedules.due_at(step, self._last_step(step, train_steps), intervals)
+        due = self._due(step, train_steps, intervals)
         if due and step > max(self._evaluated_step, 0):
             output = self.evaluate(eval_steps, due)
         while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
@@ -205,9 +205,7 @@ class Controller(orbit.Controller):
             if reached and getattr(self.trainer, "data_ended", False):
                 train_steps = step
             if reached and not self.stopping:
-                output = self.evaluate(
-                    eval_steps, schedules.due_at(step, self._last_step(step, train_steps), intervals)
-                )
+                output = self.evaluate(eval_steps, self._due(step, train_steps, intervals))
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
         self.sync()
@@ -318,9 +316,9 @@ class Controller(orbit.Controller):
         intervals = getattr(self.evaluator, "validation_intervals", None)
         return {"": default} if intervals is None else intervals(default)
 
-    def _last_step(self, step: int, train_steps: int) -> int:
-        """The step that the run ends at: `step`, if an action has asked for that."""
-        return step if self.stop_request.reason else train_steps
+    def _due(self, step: int, train_steps: int, intervals: Mapping[str, int | None]) -> list[str]:
+        """The validation sets that are due at `step`: all, if the run ends there."""
+        return schedules.due_at(step, step if self.stop_request.reason else train_steps, intervals)
 
     def _seconds_of_sets(self) -> dict[str, float]:
         """How long each of several validation sets took in the last evaluation."""

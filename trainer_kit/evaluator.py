@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orbit
@@ -263,9 +264,11 @@ class Evaluator(orbit.AbstractEvaluator):
         if self._checkpoint_exporter:
             with self._weights_in_use:
                 # A late save may have put the weights back after a request to stop.
-                if not self.stop_requested and self._reports(self._checkpoint_exporter.metric_name, logs):
+                if not self.stop_requested:
                     step = int(self.global_step.numpy())
-                    self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step)
+                    left_out = {name for name in self.validation_sets if self.has_validation_sets and name not in logs}
+                    options = {"not_evaluated": left_out} if left_out else {}
+                    self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
             best = self._checkpoint_exporter.best_ckpt_logs
             name = self.config.trainer.best_checkpoint_eval_metric
             if best is not None:
@@ -282,15 +285,21 @@ class Evaluator(orbit.AbstractEvaluator):
     def agree_to_stop(self, count: tf.Variable) -> None:
         """Lets several workers stop together; in graph, after each step."""
 
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Has the moving average, if any, in place of the weights, and a late save wait; eager, on the host."""
+        with self._weights_in_use:
+            Evaluator.eval_begin(self)
+            try:
+                yield
+            finally:
+                self.end_averaging()
+
     def end_averaging(self) -> None:
         """Swaps the weights back if the moving average stands in their place; from any thread."""
         with self._weights_in_use:
             if self._average is not None and self._average.swapped:
                 self._average.swap()
-
-    def _reports(self, metric: str, logs: Mapping[str, Any]) -> bool:
-        """Whether the validation set that `metric` is of was evaluated now."""
-        return not self.has_validation_sets or metric.partition("|")[0] in logs
 
     def _own_options(self, name: str) -> Any:
         return getattr(self.config.trainer, "validation_sets", {}).get(name)

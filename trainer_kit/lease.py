@@ -60,6 +60,11 @@ class Lease(RunLock):
             self._needs = needs
             self.beat()
 
+    def read(self, step: int | None) -> None:
+        """Tells the training run which checkpoint is read now; what is needed beside it stays as it is."""
+        after: int | None = self._needs["after"]
+        self.need(after, step)
+
     def _remove(self) -> None:
         super()._remove()
         parent = self._folder.parent

@@ -17,7 +17,7 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.config import yaml_loader
 from trainer_kit.config.drift import Change, check_resume
-from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema import BEST_CHECKPOINTS, ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
 
@@ -52,6 +52,7 @@ class RunDirectory:
         self.own = own or model_dir
         self.best = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
         self.own_best = os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
+        self.own_named_bests = os.path.join(self.own, BEST_CHECKPOINTS)
         self.train_summaries = os.path.join(model_dir, "train")
         self.eval_summaries = own or os.path.join(model_dir, trainer.validation_summary_subdir)
         self.training_ledger = os.path.join(self.evals, "validation.jsonl")

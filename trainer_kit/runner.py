@@ -130,7 +130,7 @@ def run_experiment(
         lock = run.enter_context(_alone(strategy, directory, progress, mode, eval_name))
         run.enter_context(peers_needed())
         with strategy.scope():
-            best = build.create_exporter(params, directory.own_best, chief) if evaluates and mode != "eval" else None
+            best = build.create_exporter(params, directory, chief) if evaluates and mode != "eval" else None
             trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
             build.check_best_metric(trainer, wanted=best is not None)
             _check_early_stopping(params.trainer, mode, trainer, controller_cls)

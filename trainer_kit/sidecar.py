@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.config.schema import ExperimentConfig, validation_sets
 from trainer_kit.lease import Lease
@@ -23,14 +24,26 @@ _SILENT_SECONDS = 20.0  # four beats
 
 
 def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the config of a sidecar, which evaluates only those of several validation sets that it is told to."""
-    names = config.trainer.continuous_eval.validation_sets
+    """Returns the config of a sidecar, which evaluates only those of several validation sets that it is told to.
+
+    It keeps the bests of those sets only.
+    """
+    options, data = config.trainer, validation_sets(config.task)
+    names = options.continuous_eval.validation_sets
     if not names:
         return config
-    data, own = validation_sets(config.task), config.trainer.validation_sets
+
+    def is_told(metric: str) -> bool:
+        return metric.partition("|")[0] not in data.keys() - set(names)
+
+    primary = options.best_checkpoint_eval_metric
     return config.replace(
         task={"validation_data": {name: data[name] for name in names}},
-        trainer={"validation_sets": {name: own[name] for name in names if name in own}},
+        trainer={
+            "validation_sets": {name: own for name, own in options.validation_sets.items() if name in names},
+            "best_checkpoint_eval_metric": primary if is_told(primary) else "",
+            "best_checkpoints": {name: best for name, best in options.best_checkpoints.items() if is_told(best.metric)},
+        },
     )
 
 
@@ -45,20 +58,23 @@ class Sidecar:
       lease: of the sidecar.
       train_steps: at which the run ends, if it does not tell itself.
       step: returns the step that was restored last.
+      put_back: exports the best weights that are missing again, from the run's checkpoints.
     """
 
     def __init__(
         self,
         directory: RunDirectory,
         ledger: Ledger,
-        best: BestCheckpoint | None,
+        best: BestCheckpoint | BestCheckpoints | None,
         summaries: Any,
         lease: Lease,
         train_steps: int,
         step: Callable[[], int],
+        put_back: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory, self._ledger, self._best, self._lease = directory, ledger, best, lease
         self._summaries, self._train_steps, self._step = summaries, train_steps, step
+        self._put_back = put_back
         self._beat: tuple[Any, float] = (None, 0.0)
 
     def begin(self) -> None:
@@ -100,7 +116,7 @@ class Sidecar:
         """Follows the run when it has gone back for good: what was evaluated for later steps counts no more."""
         step = self._ledger.follow(self._directory.training_ledger)
         if step is not None:
-            if isinstance(self._best, BestCheckpoint):
+            if isinstance(self._best, EXPORTERS):
                 self._best.rewind(step)
             self._follow_records(step)
         return step
@@ -125,5 +141,6 @@ class Sidecar:
     def _follow_records(self, step: int) -> None:
         if hasattr(self._summaries, "resume"):
             self._summaries.resume(step)
-        if isinstance(self._best, BestCheckpoint):
-            self._best.resume(None, self._ledger.best(self._best.metric_name, self._best.metric_comp))
+        if isinstance(self._best, EXPORTERS):
+            self._best.resume(None, self._ledger.counting())
+        self._put_back()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger, active_records
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history, reported
@@ -28,6 +29,7 @@ class Timeline:
         left alone.
       best: keeps the best checkpoint, if any.
       flush: has all that was told so far written.
+      put_back: given the step of the checkpoint that the run goes on from, exports best weights that are missing again.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class Timeline:
         ledger: Ledger,
         history: JsonLinesWriter | None,
         summaries: Sequence[Any],
-        best: BestCheckpoint | None,
+        best: BestCheckpoint | BestCheckpoints | None,
         flush: Callable[[], None] = lambda: None,
+        put_back: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.ledger = ledger
         self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
+        self._put_back = put_back
 
     def begin(self, step: int, anew: bool) -> None:
         """Takes all to the step that a run begins at, or goes on from.
@@ -63,6 +67,8 @@ class Timeline:
                 "%s tells of step %d, but there is no checkpoint: the run begins at step 0", self._history.path, told
             )
         self.resume(step)
+        if not anew:
+            self._put_back(step)
 
     def resume(self, step: int) -> None:
         """Takes all to `step`; what was told for later steps is superseded, and comes again."""
@@ -73,16 +79,17 @@ class Timeline:
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):
                 if hasattr(manager, "resume"):
                     manager.resume(last)
-        if isinstance(self._best, BestCheckpoint):
-            self._best.resume(step, self.ledger.best(self._best.metric_name, self._best.metric_comp, step))
+        if isinstance(self._best, EXPORTERS):
+            self._best.resume(step, self.ledger.counting())
 
     def rewind(self, step: int) -> None:
         """Goes back to `step` for good: what was found later counts no more, the best included."""
         if self._history is not None:
             self.ledger.rewind(step)
-        if isinstance(self._best, BestCheckpoint):
+        if isinstance(self._best, EXPORTERS):
             self._best.rewind(step)
         self.resume(step)
+        self._put_back(step)
 
     def metrics_at(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the evaluation of `step` that is on record; {} if there is none."""

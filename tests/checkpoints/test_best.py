@@ -195,7 +195,7 @@ def test_a_mutilated_record_is_made_again_from_its_weights_with_one_warning(
     whole = (tmp_path / "info.json").read_text()
     MUTILATIONS[kind](tmp_path)
     best = BestCheckpoint(str(tmp_path), "accuracy")
-    best.resume(2, {"step": 2, "metrics": {"accuracy": 0.9, "validation_loss": 1.0}})
+    best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9, "validation_loss": 1.0}}])
     assert [str(tmp_path / "info.json") in record.getMessage() for record in caplog.records] == [True]
     assert (tmp_path / "info.json").read_text() == whole
     assert best.best == ("accuracy", 0.9, 2)
@@ -216,7 +216,7 @@ def test_without_a_commit_record_the_ledger_tells_what_the_weights_are(
     (tmp_path / "ckpt-2.commit.json").unlink()
     MUTILATIONS[kind](tmp_path)
     best = BestCheckpoint(str(tmp_path), "accuracy")
-    best.resume(2, {"step": 2, "metrics": {"accuracy": 0.9, "validation_loss": 1.0}})
+    best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9, "validation_loss": 1.0}}])
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (0 if kind == "missing" else 1) and all("info.json" in told for told in warnings)
     assert (tmp_path / "info.json").read_text() == whole
@@ -234,7 +234,7 @@ def test_a_best_whose_weights_are_not_whole_is_told_and_the_next_evaluation_take
     _run(tmp_path, [0.5, 0.9])
     damage(tmp_path / name)
     best = BestCheckpoint(str(tmp_path), "accuracy")
-    best.resume(2, {"step": 2, "metrics": {"accuracy": 0.9}})
+    best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9}}])
     assert len(caplog.records) == 1 and "info.json names weights that are not whole" in caplog.text
     assert best.best == ("accuracy", 0.9, 2)
     assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.7}, 3)
@@ -249,7 +249,7 @@ def test_a_best_whose_weights_are_not_whole_is_told_and_the_next_evaluation_take
 def test_a_metric_of_another_name_starts_anew_and_keeps_the_old_best_until_then(tmp_path: Path) -> None:
     _run(tmp_path, [0.5, 0.9])
     other = BestCheckpoint(str(tmp_path), "validation_loss", "lower")
-    other.resume(2, None)
+    other.resume(2, [])
     assert other.best is None and _saved_step(tmp_path) == 2
     assert other.maybe_export_checkpoint(_Weights().at(3), {"validation_loss": 4.0}, 3)
     assert _saved_step(tmp_path) == 3
@@ -270,7 +270,7 @@ def test_files_of_others_and_debris_of_the_dead_are_told_apart(tmp_path: Path) -
 def test_a_killed_run_reports_the_best_up_to_its_step_and_keeps_the_later_one_that_it_had(tmp_path: Path) -> None:
     _run(tmp_path, [0.5, 0.9])
     best = BestCheckpoint(str(tmp_path), "accuracy")
-    best.resume(1, {"step": 1, "metrics": {"accuracy": 0.5, "far": {"loss": 1.0}}})
+    best.resume(1, [{"step": 1, "metrics": {"accuracy": 0.5, "far": {"loss": 1.0}}}])
     assert best.best == ("accuracy", 0.5, 1)
     assert best.best_ckpt_logs == {"accuracy": 0.5, "far|loss": 1.0}
     assert not best.maybe_export_checkpoint(_Weights().at(2), {"accuracy": 0.9}, 2)
@@ -281,7 +281,7 @@ def test_a_killed_run_reports_the_best_up_to_its_step_and_keeps_the_later_one_th
 def test_a_killed_run_without_an_evaluation_so_far_has_no_best_but_keeps_what_is_there(tmp_path: Path) -> None:
     _run(tmp_path, [0.5])
     best = BestCheckpoint(str(tmp_path), "accuracy")
-    best.resume(0, None)
+    best.resume(0, [])
     assert best.best is None and best.best_ckpt_logs is None
     assert _saved_step(tmp_path) == 1
     assert best.maybe_export_checkpoint(_Weights().at(1), {"accuracy": 0.6}, 1)
@@ -296,10 +296,10 @@ def test_a_run_that_goes_back_for_good_forgets_what_it_found_later_over_restarts
     assert sorted(path.name for path in (tmp_path / "archived").glob("*.index")) == ["ckpt-3.index"]
     assert not (tmp_path / "info.json").exists()
     told = {"step": 2, "metrics": {"accuracy": 0.6}}
-    best.resume(2, told)
+    best.resume(2, [told])
     if killed:
         best = BestCheckpoint(str(tmp_path), "accuracy")
-        best.resume(2, told)
+        best.resume(2, [told])
     assert best.best == ("accuracy", 0.6, 2)
     assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.55}, 3)  # the best that has weights
     assert best.best == ("accuracy", 0.6, 2)
@@ -311,7 +311,7 @@ def test_a_run_that_goes_back_for_good_forgets_what_it_found_later_over_restarts
 def test_a_best_from_before_the_step_that_a_run_goes_back_to_stays(tmp_path: Path) -> None:
     best = _run(tmp_path, [0.9, 0.5, 0.6])
     best.rewind(2)
-    best.resume(2, {"step": 1, "metrics": {"accuracy": 0.9}})
+    best.resume(2, [{"step": 1, "metrics": {"accuracy": 0.9}}])
     assert best.best == ("accuracy", 0.9, 1) and _saved_step(tmp_path) == 1
     assert not best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.8}, 3)
 

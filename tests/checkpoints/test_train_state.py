@@ -210,3 +210,38 @@ def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
     alone = _Run()
     alone.restore(path)
     assert alone.values() == run.values()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_weights_alone_come_back_and_nothing_else_changes(tmp_path: Path, kind: str) -> None:
+    run = _Run(MODELS[kind])
+    run.save(tmp_path, 1, 2)
+    wanted = _weights_at(run, 1)
+    run.go_on(2)
+    others = [variable.numpy().tolist() for variable in (*run.optimizer.variables, run.task.seen)]
+    assert run.state.fits(f"{tmp_path}/ckpt-1")
+    run.state.restore_weights(f"{tmp_path}/ckpt-1")
+    assert _weights(run) == wanted
+    assert [variable.numpy().tolist() for variable in (*run.optimizer.variables, run.task.seen)] == others
+    assert run.note == {"step": 2}
+    run.state.restore_weights(f"{tmp_path}/ckpt-2")
+    assert _weights(run) == _weights_at(run, 2)
+
+
+def test_an_average_that_a_checkpoint_lacks_begins_at_its_weights_and_other_models_do_not_fit(tmp_path: Path) -> None:
+    path = _Run(average=False).save(tmp_path, 1)
+    run = _Run()
+    run.state.restore_weights(path)
+    assert run.average is not None and run.average.resets == 1
+    other = _Run(lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)]), average=False)
+    assert not other.state.fits(path)
+
+
+def _weights(run: _Run) -> list[Any]:
+    average = list(run.average.variables.values()) if run.average else []
+    return [variable.numpy().tolist() for variable in (*run.model.variables, run.step, *average)]
+
+
+def _weights_at(run: _Run, number: int) -> list[Any]:
+    run.go_on(number)
+    return _weights(run)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import apply
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema import BestCheckpointConfig, ExperimentConfig
 from trainer_kit.config.sections import (
     checker,
     fields_of,
@@ -51,6 +51,7 @@ WORDS = st.sampled_from(
     ]
 )
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
+NEEDED = {BestCheckpointConfig: {"metric": "loss"}}  # what has no default
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
@@ -105,7 +106,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
             values[name] = draw(st.none() | configs(inner()))
         elif items is not None:
-            drawn = configs(items())
+            drawn = configs(items(**NEEDED.get(items, {})))
             values[name] = draw(st.dictionaries(SET_NAMES, drawn, max_size=2) if named else st.lists(drawn, max_size=2))
         elif inner is None and (draw(st.integers(0, 3)) == 0 or (full and present is None)):
             drawn = values_of(info.annotation, tuple(info.metadata))

@@ -18,6 +18,7 @@ from trainer_kit.config.sections import fields_of, section_class
 ADDITIONS = {
     "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
     "TrainerConfig": {
+        "best_checkpoints",
         "continuous_eval",
         "validation_sets",
         "early_stopping",
@@ -30,7 +31,7 @@ ADDITIONS = {
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
-NEW_CLASSES = {"ContinuousEvalConfig", "EarlyStoppingConfig", "ValidationSetConfig"}
+NEW_CLASSES = {"BestCheckpointConfig", "ContinuousEvalConfig", "EarlyStoppingConfig", "ValidationSetConfig"}
 REFUSED_CLASSES = {
     "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
     "AdafactorKerasConfig",
@@ -161,6 +162,12 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             (schema.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
             for name in ("validation", "eval", "a/b")
         ),
+        *(
+            (schema.TrainerConfig, {"best_checkpoints": {name: {"metric": "accuracy"}}}, "best_checkpoints")
+            for name in ("", "..", "a/b")
+        ),
+        (schema.TrainerConfig, {"best_checkpoint_export_subdir": "best_checkpoints"}, "best_checkpoint_export_subdir"),
+        (schema.BestCheckpointConfig, {"metric": ""}, "metric"),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
         (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
@@ -189,6 +196,15 @@ def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept
     assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
     with pytest.raises(ValidationError, match="validation_summary_subdir: '' is not a plain folder name"):
         schema.TrainerConfig(validation_summary_subdir="")
+
+
+@pytest.mark.parametrize("values", [{}, {"keep": 0}, {"min_delta": -0.1}, {"metric_comp": "more"}, {"kept": 2}])
+def test_a_best_with_a_name_has_a_metric_and_bounds(values: dict[str, Any]) -> None:
+    given = {"metric": "accuracy", **values} if values else {}
+    with pytest.raises(ValidationError):
+        schema.TrainerConfig(best_checkpoints={"top": given})
+    made = schema.TrainerConfig(best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}})
+    assert made.best_checkpoints["top"].keep == 3
 
 
 def test_rules_allow_what_does_something() -> None:

@@ -39,7 +39,7 @@ class KilledTask(TinyTask):
 
 @trainer_kit.register_experiment("killed")
 def killed() -> Any:
-    """Adam, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, the best kept."""
+    """Adam, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, the best two kept."""
     config = tiny_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
@@ -48,6 +48,7 @@ def killed() -> Any:
         validation_interval=15,
         max_to_keep=2,
         best_checkpoint_eval_metric="accuracy",
+        best_checkpoints={"two": {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}},
     )
     return config.replace(task=KilledConfig())
 

@@ -66,7 +66,8 @@ class Story:
     def died(self, how: Ended) -> None:
         """Notes a death, and what is on the disk right after it."""
         self.deaths.append(how)
-        self.best.append(_wrong_with_best(self.folder / "best_ckpt"))
+        folders = [self.folder / "best_ckpt", self.folder / "best_checkpoints" / "two"]
+        self.best.append("; ".join(filter(None, map(_wrong_with_best, folders))))
         self.steps.append(max([0, *(line["step"] for line in _lines(self.folder / "metrics.jsonl"))]))
 
     @property
@@ -97,7 +98,7 @@ def killed_at_points(server: ForkServer, folder: Path, chain: str) -> Story:
     story = Story(folder)
     points = [(point, 1) for point in CHAINS[chain]]
     if chain in ("checkpoint", "best"):
-        points[0] = (points[0][0], 2)
+        points[0] = (points[0][0], 2 if chain == "checkpoint" else 3)  # two bests are written in turn
     if chain == "history":  # which is written anew only when there is something to take back
         points.insert(0, ("checkpoint.save", 2))
     for point, occurrence in points:

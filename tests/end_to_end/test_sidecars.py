@@ -99,7 +99,9 @@ def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer,
     sets = [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in ("dev", "hard", "seen")]
     of_set = [f"--params_override=trainer.validation_sets.{name}.steps={steps}" for name, steps in (("hard", 3),)]
     choices = {"one": "[dev,hard]", "other": "[seen]"}
-    metrics = {"one": "hard|accuracy", "other": "seen|accuracy"}
+    best = [
+        f"--params_override=trainer.best_checkpoints.{name}.metric={name}|accuracy" for name in ("dev", "hard", "seen")
+    ]
     sidecars = [
         server.start(
             "train",
@@ -107,10 +109,11 @@ def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer,
                 run,
                 "continuous_eval",
                 f"continuous_eval.validation_sets={choices[name]}",
-                f"best_checkpoint_eval_metric={metrics[name]}",
+                "best_checkpoint_eval_metric=dev|accuracy",
             ),
             *sets,
             *of_set,
+            *best,
             f"--eval_name={name}",
         )
         for name in choices
@@ -131,8 +134,12 @@ def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer,
     same = {(item["step"], item["dataset"]): item["metrics"] for item in found["validation"]}
     own = {(item["step"], item["dataset"]): item["metrics"] for name in choices for item in found[name]}
     assert same.items() <= own.items()
-    for name in choices:
-        data, metric = metrics[name].split("|")
-        best = max(found[name], key=lambda item: item["metrics"].get(data, {}).get(metric, -1.0))
-        info = json.loads((run / f"evals/{name}/best_ckpt/info.json").read_text())
-        assert (info["step"], info["value"]) == (best["step"], best["metrics"][data][metric])
+    for name, kept in (("one", ["dev", "hard"]), ("other", ["seen"])):
+        folder = run / f"evals/{name}"
+        assert sorted(path.name for path in (folder / "best_checkpoints").iterdir()) == kept
+        assert (folder / "best_ckpt").exists() == (name == "one")
+        for data in kept:
+            records = [item for item in found[name] if item["dataset"] == data]
+            first = max(records, key=lambda item: item["metrics"][item["dataset"]]["accuracy"])
+            info = json.loads((folder / f"best_checkpoints/{data}/info.json").read_text())
+            assert (info["step"], info["value"]) == (first["step"], first["metrics"][data]["accuracy"])

@@ -66,6 +66,7 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ]
         children[index].wait(SECONDS)
         hit_ends.append([child.wait(SURVIVAL) for child in children])
+    (hit / f"best_checkpoints/two/ckpt-{2 * LOOP}.index").unlink()
     children = [server.start(worker, hosts, own, *arguments(hit)) for own in (0, 1)]
     hit_ends.append([child.wait(SECONDS) for child in children])
     return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends)
@@ -124,6 +125,7 @@ def test_workers_that_were_stopped_and_killed_end_with_the_bits_of_those_that_we
     for index in (0, 1):
         assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]
     assert compare_runs(runs.whole, runs.hit) == []
+    assert f"the weights of step {2 * LOOP} " in runs.hit_ends[-1][0].text  # they had been lost
 
 
 def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def normalized() -> Any:
         validation_interval=LOOP,
         max_to_keep=2,
         best_checkpoint_eval_metric="accuracy",
+        best_checkpoints={"two": {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}},
     )
     runtime = {"distribution_strategy": "multi_worker_mirrored"}
     return config.replace(task=NormalizedConfig(), runtime=runtime)

@@ -18,7 +18,8 @@ from trainer_kit.testing import compare_runs, tiny_experiment
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that keeps its best."""
     folder = tmp_path_factory.mktemp("compared") / "run"
-    config = tiny_experiment(best_checkpoint_eval_metric="accuracy")
+    two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
+    config = tiny_experiment(best_checkpoint_eval_metric="accuracy", best_checkpoints={"two": two})
     launch(config, "train_and_eval", str(folder), save_summary=False)
     return folder
 
@@ -71,6 +72,17 @@ def test_the_best_weights_are_compared_too(finished: Path, other: Path) -> None:
     difference, *more = compare_runs(finished, other)
     assert not more
     assert difference.startswith("best checkpoint: ")
+
+
+def test_all_weights_that_are_kept_under_a_name_are_compared(finished: Path, other: Path) -> None:
+    folder = other / "best_checkpoints" / "two"
+    change_a_weight(folder, "ckpt-10")
+    (difference,) = compare_runs(finished, other)
+    assert difference.startswith("best two ckpt-10: ")
+    (folder / "ckpt-10.index").unlink()
+    assert compare_runs(finished, other) == ["best two steps: [10, 20] in one, [20] in the other"]
+    shutil.rmtree(folder)
+    assert any(told.startswith("best two info: ") for told in compare_runs(finished, other))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ import os
 import zlib
 from typing import Any
 
-import tensorflow as tf
-
 from trainer_kit import files
 from trainer_kit.checkpoints.names import ITERATOR, RECORD, own_files
 
@@ -76,6 +74,8 @@ def _difference(prefix: str, name: str, wanted: dict[str, Any]) -> str:
 
 
 def _unreadable(prefix: str) -> str:
+    import tensorflow as tf  # what has a record is checked without
+
     iterator = prefix + ITERATOR
     try:
         for part in [prefix, *([iterator] if any(path.startswith(iterator) for path in own_files(prefix)) else [])]:

@@ -10,14 +10,13 @@ is NaN or infinite is the text "nan", "inf" or "-inf" and read back as a float.
 from __future__ import annotations
 
 import logging
-import math
-import operator
 import os
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from trainer_kit import files
+from trainer_kit.checkpoints.criterion import Criterion, Scored
 from trainer_kit.scalars import as_scalar, flat_scalars, from_json_number, to_json_number
 
 REWIND = "rewind"
@@ -147,7 +146,7 @@ class Ledger:
         hashes: dict[Any, str] = dict(self._hashes)
         return [
             item
-            for item in self._own_records()
+            for item in self.counting()
             if item.get("config_hash") in (None, hashes.get(item.get("dataset"), item.get("config_hash")))
         ]
 
@@ -162,14 +161,15 @@ class Ledger:
 
     def evaluated_step(self, up_to: int | None = None) -> int:
         """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
-        steps = (record["step"] for record in self._own_records() if up_to is None or record["step"] <= up_to)
+        steps = (record["step"] for record in self.counting() if up_to is None or record["step"] <= up_to)
         return max(steps, default=-1)
 
     def best(self, metric: str, comparison: str, up_to_step: int | None = None) -> dict[str, Any] | None:
         """Returns `best_record` of the evaluations on this data set."""
-        return best_record(self._own_records(), metric, comparison, up_to_step)
+        return best_record(self.counting(), metric, comparison, up_to_step)
 
-    def _own_records(self) -> list[dict[str, Any]]:
+    def counting(self) -> list[dict[str, Any]]:
+        """Returns the evaluations on this data that count, of whatever config, in their order."""
         return [item for item in active_records(self.records()) if item.get("dataset") in (None, *self._hashes)]
 
     def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -221,14 +221,24 @@ def best_record(
       comparison: "higher" or "lower", what is better.
       up_to_step: later steps are left out.
     """
-    better = {"higher": operator.gt, "lower": operator.lt}[comparison]
-    best, best_value = None, math.nan
-    for record in active_records(records):
-        value = flat_scalars(record["metrics"], "|").get(metric, math.nan)
-        if math.isfinite(value) and (up_to_step is None or record["step"] <= up_to_step):
-            if best is None or better(value, best_value):
-                best, best_value = record, value
-    return best
+    criterion = Criterion(metric, comparison)
+    best = criterion.best(kept_records(records, criterion, up_to_step))
+    return None if best is None else best.record
+
+
+def kept_records(
+    records: Iterable[Mapping[str, Any]], criterion: Criterion, up_to_step: int | None = None
+) -> list[Scored]:
+    """Returns what `criterion` keeps of the records that count, in their order.
+
+    Args:
+      records: evaluations and rewinds, as `read_records` returns them.
+      criterion: what is kept.
+      up_to_step: later steps are left out.
+    """
+    counting = (item for item in active_records(records) if up_to_step is None or item["step"] <= up_to_step)
+    scored = (criterion.score(item["step"], item["metrics"], item) for item in counting)
+    return criterion.fold(one for one in scored if one is not None)
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.checkpoints.run_state import RunState
-from trainer_kit.checkpoints.state import holds, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state import difference, holds, restore, training_checkpoint, weights_checkpoint
 
 
 class TrainState:
@@ -33,7 +33,7 @@ class TrainState:
     def __init__(
         self, global_step: tf.Variable, model: Any, optimizer: Any, average: Any, task: Any, seed: int
     ) -> None:
-        self._model, self._average = model, average
+        self._global_step, self._model, self._average = global_step, model, average
         self.run_state = RunState()
         others: dict[str, Any] = {}
         if optimizer is not None:
@@ -66,6 +66,29 @@ class TrainState:
             self.run_state.load()
         if self._average is not None and (path is None or not holds(path, "average")):
             self._average.reset()
+
+    def restore_weights(self, path: str) -> None:
+        """Restores global step, model and average alone from a checkpoint of a run; eager, in scope.
+
+        Raises:
+          UsageError: when it does not fit.
+          StorageError: when it is gone or damaged.
+        """
+        restore(self._evaluated(), path, whole=False)
+        if self._average is not None and not holds(path, "average"):
+            self._average.reset()
+
+    def fits(self, path: str) -> bool:
+        """Whether the checkpoint at `path` has all that `restore_weights` takes; reads names and shapes only.
+
+        Raises:
+          StorageError: when it is gone or damaged.
+        """
+        return difference(self._evaluated(), path, whole=False) == ""
+
+    def _evaluated(self) -> tf.train.Checkpoint:
+        average = self._average.variables if self._average else None
+        return training_checkpoint(global_step=self._global_step, model=self._model, average=average)
 
     def weights_are_sound(self) -> bool:
         """Whether all weights are finite; eager, on the host."""

@@ -13,7 +13,8 @@ from typing import Any
 from trainer_kit.cli import evaluations as ledgers
 from trainer_kit.cli.evals import evaluation_json
 from trainer_kit.cli.evaluations import Choice, Evaluation
-from trainer_kit.cli.run_view import open_run, read_settings
+from trainer_kit.cli.recompute import recompute
+from trainer_kit.cli.run_view import Settings, open_run, read_settings
 from trainer_kit.cli.tables import Table, number, show
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 
@@ -23,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run")
     parser.add_argument("--name", default=ledgers.VALIDATION, help="of the ledger; default: %(default)s")
     ledgers.add_choice(parser)
-    parser.add_argument("--top", type=int, default=1, metavar="K", help="how many of each dataset; default: 1")
+    parser.add_argument("--best", metavar="NAME", help="what the run keeps as the best of this name")
+    parser.add_argument("--top", type=int, metavar="K", help="how many of each dataset; default: 1; of --best all")
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="make info.json and the weights again from the ledger and the checkpoints, when no process writes there",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON, with all digits")
 
 
@@ -34,12 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when there is no such run, ledger or metric, or it is not known which one decides.
       StorageError: when a file cannot be read.
     """
-    if arguments.top < 1:
+    if arguments.top is not None and arguments.top < 1:
         raise UsageError(f"--top: {arguments.top} is not 1 or more")
     folder = open_run(arguments.model_dir)
     settings = read_settings(folder)
     (name,) = ledgers.require_ledgers(folder, arguments.name)
+    if arguments.recompute:
+        return _recompute(arguments, folder, name, settings)
     evaluations = ledgers.read_evaluations(folder, name)
+    if arguments.best is not None:
+        return _show_named(arguments, folder, name, settings, evaluations)
     choice = ledgers.choose(arguments.metric, arguments.comparison, settings, evaluations)
     if choice is None:
         names = ledgers.metric_names(evaluations)
@@ -47,16 +58,58 @@ def run(arguments: argparse.Namespace) -> int:
     ledgers.check_metric(choice.metric, evaluations)
     of_datasets = list(ledgers.ranked(evaluations, choice).values())
     kept = ledgers.best_folder(folder, settings, name)
-    verdict = ledgers.info_verdict([of[0] for of in of_datasets], choice, kept) if kept else (None, "")
-    shown = [one for of in of_datasets for one in of[: arguments.top]]
+    shown = [one for of in of_datasets for one in of[: arguments.top or 1]]
     own = ledgers.best_folder(folder, settings, ledgers.VALIDATION)
-    weights = [_weights(one, folder, [place for place in (kept, own) if place]) for one in shown]
+    _show(arguments, folder, choice, of_datasets, shown, [kept, own])
+    return ExitCode.DONE
+
+
+def _show_named(
+    arguments: argparse.Namespace, folder: Path, name: str, settings: Settings, evaluations: Sequence[Evaluation]
+) -> int:
+    """Prints what is kept as the best of a name."""
+    if arguments.metric or arguments.comparison:
+        raise UsageError("--best: goes by the metric that the run keeps it by; leave out --metric and --comparison")
+    if arguments.best not in settings.named:
+        raise UsageError(
+            f"--best: the run keeps no best {arguments.best!r}; {suggestion(arguments.best, list(settings.named))}"
+        )
+    criterion = settings.named[arguments.best]
+    ledgers.check_metric(criterion.metric, evaluations)
+    of_datasets = list(ledgers.kept(evaluations, criterion).values())
+    place = ledgers.named_folder(folder, name, arguments.best)
+    shown = [one for of in of_datasets for one in of[: arguments.top]]
+    _show(arguments, folder, Choice(criterion.metric, criterion.comparison), of_datasets, shown, [place])
+    return ExitCode.DONE
+
+
+def _recompute(arguments: argparse.Namespace, folder: Path, name: str, settings: Settings) -> int:
+    """Makes all that is kept by a ledger again, and prints what was done."""
+    unused = [flag for flag in ("metric", "comparison", "best", "top", "json") if getattr(arguments, flag)]
+    if unused:
+        raise UsageError(f"--recompute: makes all again that the run keeps; leave out --{unused[0]}")
+    for line in recompute(folder, name, settings, arguments.import_module):
+        print(line)
+    return ExitCode.DONE
+
+
+def _show(
+    arguments: argparse.Namespace,
+    folder: Path,
+    choice: Choice,
+    best: Sequence[Sequence[Evaluation]],
+    shown: Sequence[Evaluation],
+    places: Sequence[Path | None],
+) -> None:
+    """Prints evaluations with their weights, and whether info.json in the first of `places` agrees with the best."""
+    name, kept = arguments.name, places[0]
+    verdict = ledgers.info_verdict([of[0] for of in best], choice, kept) if kept else (None, "")
+    weights = [_weights(one, folder, [place for place in places if place]) for one in shown]
     if arguments.json:
         print(json.dumps(_as_json(name, choice, shown, weights, verdict), indent=2, allow_nan=False))
     else:
         show([_table(name, choice, shown, weights)], sys.stdout)
         print(*filter(None, [verdict[1]]))
-    return ExitCode.DONE
 
 
 def _weights(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> str | None:

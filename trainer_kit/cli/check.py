@@ -47,13 +47,14 @@ def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
 
     from trainer_kit import build
     from trainer_kit.checkpoints.state import restore
+    from trainer_kit.run_directory import RunDirectory
 
     with _told("model, optimizer and metrics can be built"):
-        exporter = build.create_exporter(config, f"{folder}/best")
+        exporter = build.create_exporter(config, RunDirectory(folder, config.trainer))
         trainer = build.create_trainer(config, task, checkpoint_exporter=exporter)
     names = trainer.validation_metric_names()
     if exporter is not None and names is not None:
-        with _told(f"best metric: {exporter.metric_name} is one of {', '.join(names)}"):
+        with _told(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}"):
             exporter.check_metric(names)
     early = config.trainer.early_stopping
     if early is not None and not early.eval_name and names is not None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.checkpoints.best_info import INFO, read_info
+from trainer_kit.checkpoints.criterion import Criterion, Scored
 from trainer_kit.checkpoints.ledger import REWIND, active_records, read_records
 from trainer_kit.checkpoints.names import owner
 from trainer_kit.cli.run_view import Settings, listed, readable
+from trainer_kit.config.schema import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.scalars import flat_scalars
 
@@ -142,6 +144,21 @@ def best_folder(folder: Path, settings: Settings, name: str) -> Path | None:
     """Returns where the best weights by the ledger `name` are kept, a sidecar's apart; None if they are not kept."""
     own = folder if name == VALIDATION else folder / "evals" / name
     return own / settings.best_folder if settings.best_folder and name != EVAL else None
+
+
+def named_folder(folder: Path, name: str, best: str) -> Path:
+    """Returns where the weights of the best called `best` are kept by the ledger `name`."""
+    return (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best
+
+
+def kept(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, list[Evaluation]]:
+    """Returns dataset -> the evaluations that count and that a run keeps by `criterion`, the best first."""
+    found: dict[str, list[Scored]] = {}
+    for one in evaluations:
+        scored = criterion.score(one.step, one.metrics, one) if one.active else None
+        if scored is not None:
+            found.setdefault(one.dataset, []).append(scored)
+    return {of: [one.record for one in criterion.ranked(criterion.fold(scored))] for of, scored in found.items()}
 
 
 def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Path | None:

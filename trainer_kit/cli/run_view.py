@@ -10,14 +10,15 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
+from trainer_kit.checkpoints.criterion import Criterion
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config import yaml_loader
-from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.config.schema import BestCheckpointConfig, TrainerConfig
 from trainer_kit.errors import ConfigError, StorageError, UsageError, suggestion
 from trainer_kit.run_lock import HEARTBEAT, LOCK
 from trainer_kit.telemetry.history import newest_report
@@ -36,12 +37,14 @@ class Settings:
       metric: that decides what is best; "" if nothing does.
       comparison: "higher" or "lower", what is better.
       best_folder: name of the folder of the best checkpoint; "" if there is none.
+      named: what else is kept, by name.
     """
 
     train_steps: int | None
     metric: str
     comparison: str
     best_folder: str
+    named: Mapping[str, Criterion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,17 @@ def read_settings(folder: Path) -> Settings:
         metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
         comparison=comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp,
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
+        named=_named_bests(told.get("best_checkpoints")),
     )
+
+
+def _named_bests(told: Any) -> dict[str, Criterion]:
+    found = {}
+    for name, values in told.items() if isinstance(told, dict) else ():
+        with contextlib.suppress(ValueError, TypeError):  # pydantic's error is a ValueError
+            one = BestCheckpointConfig(**values)
+            found[str(name)] = Criterion(one.metric, one.metric_comp, one.keep, one.min_delta)
+    return found
 
 
 def read_state(folder: Path) -> RunState:

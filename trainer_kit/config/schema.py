@@ -27,9 +27,11 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 StepsOrAll = Annotated[int, Field(ge=-1)]
 
+BEST_CHECKPOINTS = "best_checkpoints"  # the folder of those with names
 RUN_NAMES = (
-    "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", "params.yaml", "manifest.json",
-    "metrics.jsonl", "metrics.superseded.jsonl", "final.json", "heartbeat.json", "trainer.lock", "attempts.jsonl",
+    "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", BEST_CHECKPOINTS, "params.yaml",
+    "manifest.json", "metrics.jsonl", "metrics.superseded.jsonl", "final.json", "heartbeat.json",
+    "trainer.lock", "attempts.jsonl",
 )  # fmt: skip
 OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
 ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
@@ -307,6 +309,28 @@ class EarlyStoppingConfig(Config):
 
 
 @configclass
+class BestCheckpointConfig(Config):
+    """What is kept as the best under a name of its own, in `best_checkpoints/<name>/`.
+
+    Attributes:
+      metric: that decides; `a|b` is the entry b of the nested metrics a.
+      metric_comp: whether a higher or a lower value is better.
+      keep: how many are kept.
+      min_delta: once so many are kept, another has to be better than the worst of them by more than this.
+    """
+
+    metric: str
+    metric_comp: Literal["higher", "lower"] = "higher"
+    keep: PositiveInt = 1
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """A metric has a name."""
+        if not self.metric:
+            yield "metric", "is empty; name the metric that decides, or remove the entry"
+
+
+@configclass
 class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate. All intervals are in steps.
 
@@ -334,6 +358,7 @@ class TrainerConfig(Config):
       best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
       best_checkpoint_metric_comp: whether a higher or a lower value is better.
       early_stopping: when the run ends before train_steps; None: it does not.
+      best_checkpoints: further bests by name, each in a folder of its own.
       loss_upper_bound, recovery_begin_steps: a run has diverged when a weight or the loss is not finite, or the loss is
         above the bound after so many steps.
       recovery_max_trials: how often a run that has diverged goes back to its last sound checkpoint; 0: it ends;
@@ -369,6 +394,7 @@ class TrainerConfig(Config):
     best_checkpoint_eval_metric: str = ""
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
     early_stopping: EarlyStoppingConfig | None = None
+    best_checkpoints: dict[str, BestCheckpointConfig] = Field(default_factory=dict)
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Count = 0
     recovery_max_trials: StepsOrAll = 0
@@ -428,6 +454,9 @@ class TrainerConfig(Config):
             )
         if self.best_checkpoint_eval_metric and not best:
             yield "best_checkpoint_export_subdir", "is needed to keep the best; name a folder, such as best_ckpt"
+        for name in self.best_checkpoints:
+            if problem := folder_name_problem(name, ()):
+                yield "best_checkpoints", problem
 
 
 @configclass

@@ -15,6 +15,7 @@ from trainer_kit import files
 from trainer_kit.checkpoints.best_info import INFO
 from trainer_kit.checkpoints.ledger import Ledger, active_records
 from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.config.schema import BEST_CHECKPOINTS
 from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS
 
 _LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*")
@@ -24,7 +25,7 @@ _NOT_COMPARED = ("save_counter",)  # tells how often the process has saved, whic
 def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> list[str]:
     """Returns how two finished runs differ, a line for each difference; [] when they are the same. Eager, on the host.
 
-    Compared are the variables of the newest checkpoint and of the best one, bit by bit; info.json, the evaluations
+    Compared are the variables of the newest checkpoint and of the best ones, bit by bit; info.json, the evaluations
     that count, metrics.jsonl and final.json, without what the clock has written; and whether either folder holds what
     a process has left that died while it wrote.
 
@@ -36,6 +37,8 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
     differences += _variables("newest checkpoint", *(_newest(side) for side in sides))
     differences += _values("best info", *(_read(_best_info(side)) for side in sides))
     differences += _variables("best checkpoint", *(_best_weights(side) for side in sides))
+    for name in sorted({name for side in sides for name in _named_bests(side)}):
+        differences += _named_best(name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides))
     differences += _lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
     differences += _values("final.json", *(_read(os.path.join(side, "final.json")) for side in sides))
     return differences + [f"left over: {path}" for side in sides for path in left_over(side)]
@@ -69,6 +72,21 @@ def _best_info(folder: str) -> str:
 def _best_weights(folder: str) -> str | None:
     path, info = _best_info(folder), _read(_best_info(folder))
     return os.path.join(os.path.dirname(path), str(info.get("checkpoint"))) if isinstance(info, dict) else None
+
+
+def _named_bests(folder: str) -> list[str]:
+    place = os.path.join(folder, BEST_CHECKPOINTS)
+    return os.listdir(place) if os.path.isdir(place) else []
+
+
+def _named_best(name: str, one: str, other: str) -> list[str]:
+    """How the weights that are kept by the best of a name differ, and what info.json tells of them."""
+    sides = [complete_checkpoints(side) for side in (one, other)]
+    differences = _values(f"best {name} info", *(_read(os.path.join(side, INFO)) for side in (one, other)))
+    differences += _values(f"best {name} steps", *(list(side) for side in sides))
+    for step in sides[0].keys() & sides[1].keys():
+        differences += _variables(f"best {name} ckpt-{step}", *(side[step] for side in sides))
+    return differences
 
 
 def _variables(what: str, one: str | None, other: str | None) -> list[str]:

@@ -1,0 +1,185 @@
+"""Makes the best checkpoints of a run again from its ledger and its checkpoints, without training.
+
+Where the weights are there, only files are written, without TensorFlow. Weights that have to be exported from a
+checkpoint need the experiment, which is built from what the run's folder records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from trainer_kit import discovery, files
+from trainer_kit.checkpoints.best_folder import BestFolder
+from trainer_kit.checkpoints.best_info import read_info
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.criterion import Criterion
+from trainer_kit.checkpoints.kept_weights import KeptWeights
+from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
+from trainer_kit.cli.run_view import Settings, readable
+from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.lease import Lease
+from trainer_kit.run_lock import RunLock
+
+_LOG = logging.getLogger(__name__)
+_FLAG = "--import_module"
+
+
+class _Unseen:
+    """Holds a lock without a heartbeat: nobody trains, and nobody evaluates."""
+
+    def _write(self) -> None:
+        pass
+
+
+class _TrainersLock(_Unseen, RunLock):
+    pass
+
+
+class _SidecarsLock(_Unseen, Lease):
+    pass
+
+
+def recompute(folder: Path, name: str, settings: Settings, import_modules: Sequence[str]) -> list[str]:
+    """Makes the folders hold what is kept by the evaluations in the ledger `name`; returns what was done, in lines.
+
+    Args:
+      folder: of the run.
+      name: of the ledger.
+      settings: of the run.
+      import_modules: to import before the experiment is looked for; none: those that the run was started with.
+
+    Raises:
+      UsageError: when the run keeps no best by this ledger, or its experiment is not known although it is needed.
+      ModelDirInUseError: while who writes the folders is alive.
+      StorageError: when a file cannot be written.
+    """
+    bests = _bests(folder, name, settings)
+    if name == EVAL or not bests:
+        raise UsageError(f"--recompute: {folder} keeps no best checkpoint by evals/{name}.jsonl")
+    with _alone(folder, name), readable(folder):
+        dataset = "validation" if name == VALIDATION else "eval"
+        records = Ledger(folder / "evals" / f"{name}.jsonl", dataset=dataset, config_hash="").counting()
+        before = {place: _state(place) for place, _ in bests}
+        lacking = [(place, steps) for place, one in bests if (steps := _put_right(folder, place, one, records))]
+        if lacking:
+            _export(folder, name, lacking, records, import_modules)
+        return [_told(folder, place, before[place], _state(place), one) for place, one in bests]
+
+
+def _bests(folder: Path, name: str, settings: Settings) -> list[tuple[Path, Criterion]]:
+    own = folder if name == VALIDATION else folder / "evals" / name
+    primary = Criterion(settings.metric, settings.comparison)
+    found = [(own / settings.best_folder, primary)] if settings.metric and settings.best_folder else []
+    return found + [(named_folder(folder, name, best), one) for best, one in settings.named.items()]
+
+
+def _alone(folder: Path, name: str) -> AbstractContextManager[Any]:
+    if name == VALIDATION:
+        return _TrainersLock(folder)
+    return _SidecarsLock(folder / "evals", name, lambda: ("start", 0), recorded=lambda: True)
+
+
+def _put_right(folder: Path, place: Path, criterion: Criterion, records: list[dict[str, Any]]) -> list[int]:
+    """Writes what can be from the weights that are there; returns the steps of those that checkpoints have."""
+    weights = KeptWeights(BestFolder(str(place)), criterion)
+    weights.follow(records)
+    steps, gone = weights.lost(lambda step: not problem(str(folder / f"ckpt-{step}")))
+    for one in gone if not steps else ():  # else it is told when the others are exported
+        _LOG.warning("%s", weights.told_of_gone(one))
+    return steps
+
+
+def _state(place: Path) -> tuple[dict[str, Any] | None, dict[int, float]]:
+    """What info.json tells, and when the weights there were written, by step."""
+    best = BestFolder(str(place))
+    written = {step: os.path.getmtime(f"{best.prefix(step)}.index") for step in best.whole()}
+    return read_info(str(place), quiet=True), written
+
+
+def _told(folder: Path, place: Path, before: Any, now: Any, criterion: Criterion) -> str:
+    """What was done to a folder, and what it holds now."""
+    info, steps = now
+    done = ["info.json was made again"] if info is not None and info != before[0] else []
+    exported = [step for step in steps if steps[step] != before[1].get(step)]
+    removed = [step for step in before[1] if step not in steps]
+    done += [f"exported: {_listed(exported)}"] if exported else []
+    done += [f"removed: {_listed(removed)}"] if removed else []
+    where = os.path.relpath(place, folder)
+    if info is None:
+        return f"{where}: there are no weights of any evaluation with a finite {criterion.metric}"
+    holds = f"best is step {info['step']}, {info['metric']} {info['value']!r}; weights: {_listed(steps)}"
+    return f"{where}: {'; '.join(done) or 'nothing to do'}; {holds}"
+
+
+def _listed(steps: Any) -> str:
+    return ", ".join(f"ckpt-{step}" for step in sorted(steps))
+
+
+def _export(
+    folder: Path,
+    name: str,
+    lacking: Sequence[tuple[Path, list[int]]],
+    records: list[dict[str, Any]],
+    import_modules: Sequence[str],
+) -> None:
+    """Builds the model of the run, and exports what lacks from the run's checkpoints."""
+    manifest = files.read_json(folder / "manifest.json") or {}
+    experiment = manifest.get("experiment")
+    if not isinstance(experiment, str) or not experiment:
+        place, steps = lacking[0]
+        raise UsageError(
+            f"--recompute: {_listed(steps)} of {place} has to be exported from the run's checkpoints, and "
+            "manifest.json does not name the experiment; start the run again as it was started, which exports it"
+        )
+    command = manifest.get("command")
+    discovery.find_experiment(
+        experiment, import_modules or _import_modules(command if isinstance(command, list) else [])
+    )
+    config = _config(folder, experiment)
+
+    from trainer_kit import build
+    from trainer_kit.experiment import task_class
+    from trainer_kit.launcher import prepare
+    from trainer_kit.reconciliation import put_back_lost
+    from trainer_kit.run_directory import RunDirectory
+
+    strategy = prepare(config)
+    with strategy.scope():
+        directory = RunDirectory(str(folder), config.trainer, sidecar="" if name == VALIDATION else name)
+        exporter = build.create_exporter(config, directory)
+        assert exporter is not None
+        task = task_class(config.task)(config.task, logging_dir=str(folder))
+        trainer = build.create_trainer(config, task, train=False, checkpoint_exporter=exporter)
+        exporter.resume(None, records)
+        put_back_lost(trainer, str(folder), None)
+
+
+def _config(folder: Path, experiment: str) -> Any:
+    """The config of the run, on one device: what is exported depends on no other."""
+    from trainer_kit.config.serialize import from_yaml
+    from trainer_kit.experiment import get_experiment
+
+    config = from_yaml((folder / "params.yaml").read_text(encoding="utf-8"), get_experiment(experiment))
+    runtime = config.runtime
+    alone = RuntimeConfig(
+        distribution_strategy="off",
+        mixed_precision_dtype=runtime.mixed_precision_dtype,
+        loss_scale=runtime.loss_scale,
+        random_seed=runtime.random_seed,
+    )
+    return config.replace(runtime=alone)
+
+
+def _import_modules(command: Sequence[Any]) -> list[str]:
+    """The modules that a command line imports first."""
+    words = [str(word) for word in command]
+    joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
+    return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]
