@@ -33,8 +33,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "distribution.cluster",
         "config.base",
         "config.schema",
+        "config.evaluation",
         "config.optimization",
-    ),
+    ),  # fmt: skip
     (
         "experiment",
         "config",

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import trainer_kit
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.config.schema import EarlyStoppingConfig, ExperimentConfig
+from trainer_kit.config.evaluation import EarlyStoppingConfig
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.early_stopping import EarlyStopping, Standing, standing
 from trainer_kit.errors import ConfigError, TrainerKitError, UsageError
 from trainer_kit.launcher import launch

@@ -18,7 +18,8 @@ from trainer_kit.checkpoints.bests import BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.config.schema import EarlyStoppingConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.config.evaluation import EarlyStoppingConfig
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_kit.checkpoints.ledger import REWIND, Ledger, active_records
-from trainer_kit.config.schema import EarlyStoppingConfig
+from trainer_kit.config.evaluation import EarlyStoppingConfig
 from trainer_kit.errors import StopTraining, UsageError, suggestion
 from trainer_kit.scalars import flat_scalars
 

@@ -106,7 +106,7 @@ class InterruptedRunError(TrainerKitError):
     exit_code = ExitCode.INTERRUPTED
 
 
-class StopTraining(TrainerKitError):
+class StopTraining(Exception):
     """Raised by an action after a training loop or an evaluation: the run ends here, as if it had no more steps.
 
     What was found is reported, the weights are saved and, where the mode evaluates, evaluated; final.json tells the

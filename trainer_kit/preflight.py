@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from trainer_kit import discovery, files
 from trainer_kit.checkpoints.names import complete_checkpoints, require_step
 from trainer_kit.config.drift import unknown_paths
+from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema import OWN_EVALUATIONS, TrainerConfig, folder_name_problem
+from trainer_kit.config.schema import TrainerConfig
 from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.finetune_directory import pretraining_mistakes

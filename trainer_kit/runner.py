@@ -15,12 +15,8 @@ import tensorflow as tf
 
 from trainer_kit import build
 from trainer_kit.checkpoints.selection import select_checkpoint
-from trainer_kit.config.schema import (
-    OWN_EVALUATIONS,
-    ExperimentConfig,
-    TrainerConfig,
-    folder_name_problem,
-)
+from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.controller import Controller
 from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed

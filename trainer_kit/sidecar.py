@@ -15,7 +15,8 @@ from typing import Any
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
-from trainer_kit.config.schema import ExperimentConfig, validation_sets
+from trainer_kit.config.evaluation import validation_sets
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.lease import Lease
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.run_lock import read_heartbeat, runs

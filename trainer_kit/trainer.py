@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.async_training import AsyncTraining
 from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
-from trainer_kit.config.schema import validation_sets
+from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.distribution.batches import tell_uneven_batch
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.replica_values import (

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainer_kit.config.base import Config, OneOfConfig
+from trainer_kit.config.evaluation import BestCheckpointConfig
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import apply
-from trainer_kit.config.schema import BestCheckpointConfig, ExperimentConfig
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sections import (
     checker,
     fields_of,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainer_kit.config import optimization, schema
+from trainer_kit.config import evaluation, optimization, schema
 from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.sections import fields_of, section_class
 
@@ -78,7 +78,7 @@ def default_of(node: ast.expr) -> Any:
 THEIRS = model_garden()
 OURS = {
     name: found
-    for module in (schema, optimization)
+    for module in (schema, evaluation, optimization)
     for name, found in vars(module).items()
     if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
 }
@@ -159,7 +159,7 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
         ),
         (schema.TrainerConfig, {"early_stopping": {"patience": 3}}, "early_stopping.metric"),
         *(
-            (schema.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
+            (evaluation.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
             for name in ("validation", "eval", "a/b")
         ),
         *(
@@ -167,7 +167,7 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
             for name in ("", "..", "a/b")
         ),
         (schema.TrainerConfig, {"best_checkpoint_export_subdir": "best_checkpoints"}, "best_checkpoint_export_subdir"),
-        (schema.BestCheckpointConfig, {"metric": ""}, "metric"),
+        (evaluation.BestCheckpointConfig, {"metric": ""}, "metric"),
         (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
         (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
         (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),

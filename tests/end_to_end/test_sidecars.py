@@ -96,7 +96,8 @@ def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: Fo
 
 def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    sets = [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in ("dev", "hard", "seen")]
+    sets = ["--params_override=trainer.best_checkpoints.two=null"]
+    sets += [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in ("dev", "hard", "seen")]
     of_set = [f"--params_override=trainer.validation_sets.{name}.steps={steps}" for name, steps in (("hard", 3),)]
     choices = {"one": "[dev,hard]", "other": "[seen]"}
     best = [

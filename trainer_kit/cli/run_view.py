@@ -18,7 +18,8 @@ from trainer_kit import files
 from trainer_kit.checkpoints.criterion import Criterion
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config import yaml_loader
-from trainer_kit.config.schema import BestCheckpointConfig, TrainerConfig
+from trainer_kit.config.evaluation import BestCheckpointConfig
+from trainer_kit.config.schema import TrainerConfig
 from trainer_kit.errors import ConfigError, StorageError, UsageError, suggestion
 from trainer_kit.run_lock import HEARTBEAT, LOCK
 from trainer_kit.telemetry.history import newest_report
