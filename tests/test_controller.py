@@ -95,6 +95,17 @@ def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: 
     assert list(complete_checkpoints(str(tmp_path))) == [10, 14]
 
 
+def test_a_trainer_that_does_more_steps_than_it_was_asked_for_is_evaluated_all_the_same(tmp_path: Path) -> None:
+    class Eager(_Counter):
+        def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
+            return super().train(num_steps + 1)
+
+    counter = Eager()
+    controller, _ = _controller(tmp_path, counter)
+    controller.train_and_evaluate(train_steps=30, eval_interval=9)
+    assert counter.evaluated == [10, 20, 31]
+
+
 def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path / "early", _Counter(examples=7))
     with pytest.raises(DataError, match="ended at step 7 of 20"):

@@ -178,6 +178,16 @@ def test_a_sidecar_that_does_not_report_the_metric_is_told_of_with_what_it_repor
         early.reason(10)
 
 
+def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> None:
+    early, _ = _early(tmp_path, metric="dev|score")
+    side = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="", sets={"hard": "a", "rare": "a"})
+    for step in (10, 20):
+        assert early.reason(step) == ""  # its set may be evaluated next
+        side.append(step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1})
+    with pytest.raises(UsageError, match=r"'dev\|score' is nothing that evals/side.jsonl .*hard\|score"):
+        early.reason(20)
+
+
 # ---- early stopping
 
 

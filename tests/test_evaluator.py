@@ -257,6 +257,9 @@ def test_each_validation_set_has_its_own_loss_steps_and_aggregated_logs(task_typ
 def test_the_best_of_one_set_is_kept_only_when_that_set_is_evaluated(tmp_path: Path) -> None:
     trainer = _of_sets(TinyTask, "dev", "test")
     trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
-    assert "best_dev|validation_loss" not in trainer.evaluate(tf.constant(-1), sets=["test"])
+    assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == ["accuracy", "validation_loss"]
+    assert not (tmp_path / "info.json").exists()
     logs = trainer.evaluate(tf.constant(-1))
-    assert logs["best_dev|validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
+    assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
+    assert "best_validation_loss" not in logs["test"]
+    assert trainer.evaluate(tf.constant(-1), sets=["test"]) == {"test": logs["test"]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_kit.schedules import due_at, is_due, loop_length, next_multiple, next_stop
+from trainer_kit.schedules import all_due, is_due, loop_length, next_multiple, next_stop
 
 
 def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
@@ -50,6 +50,7 @@ def test_training_pauses_at_multiples_and_at_the_end() -> None:
 
 def test_what_is_due_at_a_pause_has_a_multiple_there_and_all_is_due_at_the_end() -> None:
     intervals = {"dev": 4, "test": 6, "last": None}
-    assert [due_at(step, 20, intervals) for step in (4, 6, 12, 20)] == [
-        ["dev"], ["test"], ["dev", "test"], ["dev", "test", "last"],
+    assert [all_due(*steps, 20, intervals) for steps in ((0, 4), (4, 6), (11, 12), (6, 9), (19, 21), (8, 11))] == [
+        ["dev"], ["test"], ["dev", "test"], ["dev"], ["dev", "test", "last"], [],
     ]  # fmt: skip
+    assert all_due(19, 21, -1, intervals) == ["dev"]

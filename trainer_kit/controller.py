@@ -195,17 +195,19 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
         intervals = self._eval_intervals(eval_interval)
-        due = self._due(step, train_steps, intervals)
+        due = schedules.all_due(step - 1, step, train_steps, intervals)
+        due = due or (list(intervals) if self.stop_request.reason else [])
         if due and step > max(self._evaluated_step, 0):
             output = self.evaluate(eval_steps, due)
         while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
-            pause = schedules.next_stop(step, train_steps, *intervals.values())
+            begun, pause = step, schedules.next_stop(step, train_steps, *intervals.values())
             reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
             step = int(self.global_step.numpy())
             if reached and getattr(self.trainer, "data_ended", False):
                 train_steps = step
             if reached and not self.stopping:
-                output = self.evaluate(eval_steps, self._due(step, train_steps, intervals))
+                last = step if bool(self.stop_request.reason) else train_steps
+                output = self.evaluate(eval_steps, schedules.all_due(begun, step, last, intervals))
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
         self.sync()
@@ -315,10 +317,6 @@ class Controller(orbit.Controller):
         """The steps between evaluations of each validation set; a single one is called ""."""
         intervals = getattr(self.evaluator, "validation_intervals", None)
         return {"": default} if intervals is None else intervals(default)
-
-    def _due(self, step: int, train_steps: int, intervals: Mapping[str, int | None]) -> list[str]:
-        """The validation sets that are due at `step`: all, if the run ends there."""
-        return schedules.due_at(step, step if self.stop_request.reason else train_steps, intervals)
 
     def _seconds_of_sets(self) -> dict[str, float]:
         """How long each of several validation sets took in the last evaluation."""

@@ -148,9 +148,21 @@ class EarlyStopping:
         if options.eval_name:
             records = [*(item for item in records if item.get("kind") == REWIND), *self._beside.records()]
         if records != self._read[0]:
-            active = _of_set(active_records(records) if options.eval_name else self._ledger.active(), options.metric)
+            found = active_records(records) if options.eval_name else self._ledger.active()
+            active = _of_set(found, options.metric)
+            if found and not active:
+                self._check_set(options, found)
             self._read = records, _values(_of_last_kind(active) if options.eval_name else active, options)
         return self._read[1]
+
+    def _check_set(self, options: EarlyStoppingConfig, found: Sequence[Mapping[str, Any]]) -> None:
+        """Raises UsageError when no evaluation of the metric's validation set will come."""
+        assert self._ledger is not None
+        own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
+        whole = {item["step"] for item in found}  # of a sidecar, which evaluates all of its sets at each step
+        if len(whole) > 1 if options.eval_name else not own:
+            names = {name for item in found for name in flat_scalars(item["metrics"], "|")}
+            check_metric(options.metric, names, f"evals/{options.eval_name or _OWN}.jsonl")
 
 
 class StopRequest:

@@ -269,10 +269,7 @@ class Evaluator(orbit.AbstractEvaluator):
                     left_out = {name for name in self.validation_sets if self.has_validation_sets and name not in logs}
                     options = {"not_evaluated": left_out} if left_out else {}
                     self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
-            best = self._checkpoint_exporter.best_ckpt_logs
-            name = self.config.trainer.best_checkpoint_eval_metric
-            if best is not None:
-                logs[f"best_{name}"] = best[name]
+            self._add_best(logs)
         self.end_averaging()
         return logs
 
@@ -300,6 +297,14 @@ class Evaluator(orbit.AbstractEvaluator):
         with self._weights_in_use:
             if self._average is not None and self._average.swapped:
                 self._average.swap()
+
+    def _add_best(self, logs: dict[str, Any]) -> None:
+        """Adds the best so far to the logs of the validation set that it is of, if that was evaluated."""
+        best, metric = self._checkpoint_exporter.best_ckpt_logs, self.config.trainer.best_checkpoint_eval_metric
+        own, _, name = metric.partition("|") if self.has_validation_sets else ("", "", metric)
+        place = logs.get(own) if own else logs
+        if best is not None and place is not None:
+            place[f"best_{name}"] = best[metric]
 
     def _own_options(self, name: str) -> Any:
         return getattr(self.config.trainer, "validation_sets", {}).get(name)

@@ -50,6 +50,7 @@ def next_stop(step: int, target: int, *intervals: int | None) -> int:
     return min([*pauses, target] if target >= 0 or not pauses else pauses)
 
 
-def due_at(step: int, target: int, intervals: Mapping[str, int | None]) -> list[str]:
-    """Returns the names of what is due when a run pauses at `step`: all at `target`, else what has a multiple there."""
-    return [name for name, interval in intervals.items() if step == target or (interval and step % interval == 0)]
+def all_due(before: int, after: int, target: int, intervals: Mapping[str, int | None]) -> list[str]:
+    """Returns the names of what is due at the end of a loop: everything at `target`, else what `is_due`."""
+    ended = after >= target >= 0
+    return [name for name, one in intervals.items() if ended or (one and is_due(before, after, one))]

@@ -39,11 +39,13 @@ def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
 
     primary = options.best_checkpoint_eval_metric
     return config.replace(
-        task={"validation_data": {name: data[name] for name in names}},
+        task={"validation_data": {name: None for name in data if name not in names}},
         trainer={
-            "validation_sets": {name: own for name, own in options.validation_sets.items() if name in names},
+            "validation_sets": {name: None for name in options.validation_sets if name not in names},
             "best_checkpoint_eval_metric": primary if is_told(primary) else "",
-            "best_checkpoints": {name: best for name, best in options.best_checkpoints.items() if is_told(best.metric)},
+            "best_checkpoints": {
+                name: None for name, best in options.best_checkpoints.items() if not is_told(best.metric)
+            },
         },
     )
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from trainer_kit.config.base import Config, OneOfConfig, configclass, is_configclass
+from trainer_kit.config.schema import DataConfig, TaskConfig
 
 
 @configclass
@@ -194,3 +195,13 @@ def test_a_union_is_strict_in_each_of_its_parts() -> None:
     for wrong in ("5", 5.0, (1,), "some"):
         with pytest.raises(ValidationError):
             United(value=wrong)  # type: ignore[arg-type]
+
+
+def test_replace_merges_sections_by_name() -> None:
+    data = DataConfig(drop_remainder=False, global_batch_size=4)
+    task = TaskConfig(validation_data=data).replace(validation_data={"dev": {"global_batch_size": 2}, "hard": {}})
+    assert task.validation_data == {"dev": data.replace(global_batch_size=2), "hard": data}
+    again = task.replace(validation_data={"dev": {"shuffle_buffer_size": 9}, "hard": None, "new": data})
+    assert again.validation_data == {"dev": data.replace(global_batch_size=2, shuffle_buffer_size=9), "new": data}
+    with pytest.raises(ValidationError):
+        task.replace(validation_data={"global_batch_size": 3})

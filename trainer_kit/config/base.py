@@ -75,21 +75,30 @@ class Config:
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with the given fields changed; a dict for a nested section changes only what it names.
 
+        So does a dict for sections by name: None removes one, and where a single section was, each begins as that.
+
         Raises:
           pydantic.ValidationError: for unknown fields, wrong types and broken rules.
         """
-        merged = {
-            name: getattr(self, name).replace(**value)
-            if isinstance(value, Mapping) and self._is_section(name, value)
-            else value
-            for name, value in changes.items()
-        }
+        merged = {name: self._merged(name, value) for name, value in changes.items()}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return type(self)(**{**values, **merged})
 
-    def _is_section(self, name: str, value: Mapping[str, Any]) -> bool:
+    def _merged(self, name: str, value: Any) -> Any:
         now = getattr(self, name, None)
-        return isinstance(now, Config) and not (name in self.one_or_several and gives_several(type(now), value))
+        if not isinstance(value, Mapping):
+            return value
+        if isinstance(now, Config):
+            if not (name in self.one_or_several and gives_several(type(now), value)):
+                return now.replace(**value)
+            return {key: now.replace(**one) if isinstance(one, Mapping) else one for key, one in value.items()}
+        if not isinstance(now, Mapping) or not any(isinstance(one, Config) for one in now.values()):
+            return value
+        changed = {
+            key: now[key].replace(**one) if key in now and isinstance(one, Mapping) else one
+            for key, one in value.items()
+        }
+        return {key: one for key, one in {**now, **changed}.items() if one is not None}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
