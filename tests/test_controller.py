@@ -103,7 +103,7 @@ def test_a_trainer_that_does_more_steps_than_it_was_asked_for_is_evaluated_all_t
     counter = Eager()
     controller, _ = _controller(tmp_path, counter)
     controller.train_and_evaluate(train_steps=30, eval_interval=9)
-    assert counter.evaluated == [10, 20, 31]
+    assert counter.evaluated == [10, 19, 28, 31]
 
 
 def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tmp_path: Path) -> None:
