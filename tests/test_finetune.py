@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import trainer_kit
 from tests.telemetry.test_tensorboard import read_curves
 from trainer_kit import files
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.errors import ConfigError, ModelDirInUseError, NothingToWaitForError, StorageError, UsageError
+from trainer_kit.errors import (
+    ConfigError,
+    ModelDirInUseError,
+    NothingToWaitForError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+)
 from trainer_kit.experiment import register_task
 from trainer_kit.launcher import launch
 from trainer_kit.lease import Leases
@@ -154,6 +164,59 @@ def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_th
     assert (tmp_path / "finetune-30/metrics.jsonl").read_text() == reports
     assert list(_metrics(tmp_path)) == [30]
     assert [step for step, _ in read_curves(tmp_path / "validation")["."]["accuracy"]] == [30]
+
+
+def test_one_that_an_action_has_stopped_is_not_trained_further_when_its_metrics_were_not_written(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(point: str, path: str) -> None:
+        if point == "metrics.rename":
+            raise OSError("full")
+
+    def stop(logs: Any) -> None:
+        raise trainer_kit.StopTraining("enough")
+
+    config = _config(pretrained, train_steps=40, continuous_eval={"policy": "latest"})
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
+        patch.setattr(files, "on_write_point", full)
+        launch(config, MODE, str(tmp_path), train_actions=[stop])
+    final = json.loads((tmp_path / "finetune-30/final.json").read_text())
+    assert final["stopped"] == "enough" and final["step"] < 40
+    launch(config, MODE, str(tmp_path))
+    found = _metrics(tmp_path)[30]
+    assert (found["metrics"], found["finetune_steps"], found["best"]) == (
+        final["metrics"],
+        final["step"],
+        final["best"],
+    )
+    assert count_starts(tmp_path / "finetune-30") == 1
+
+
+def test_one_that_has_ended_is_trained_further_when_more_steps_are_asked_for(pretrained: Path, tmp_path: Path) -> None:
+    config = _config(pretrained, continuous_eval={"policy": "latest"}, best_checkpoint_eval_metric="")
+    launch(config, MODE, str(tmp_path))
+    (tmp_path / "metrics-30.json").unlink()  # as if it had been killed before; its last checkpoint is still there
+    launch(config.replace(trainer={"train_steps": 15}), MODE, str(tmp_path))
+    assert _metrics(tmp_path)[30]["finetune_steps"] == 15
+
+
+def test_sigterm_in_the_last_moments_of_one_ends_the_job_before_the_next_one(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(point: str, path: str) -> None:
+        if (
+            point == "final.rename" and "finetune-10" in path
+        ):  # when the run has nothing more to train, save or evaluate
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config = _config(pretrained)
+    with monkeypatch.context() as patch, pytest.raises(PreemptedError, match="stopped by SIGTERM between two"):
+        patch.setattr(files, "on_write_point", stop)
+        launch(config, MODE, str(tmp_path))
+    assert list(_metrics(tmp_path)) == [10] and not (tmp_path / "finetune-20").exists()
+    launch(config, MODE, str(tmp_path))
+    assert list(_metrics(tmp_path)) == [10, 20, 30]
+    assert count_starts(tmp_path / "finetune-10") == 1
 
 
 def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tunings(tmp_path: Path) -> None:

@@ -102,6 +102,30 @@ def test_handlers_are_put_back() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def test_what_one_inside_another_receives_is_not_lost_when_it_ends() -> None:
+    seen = threading.Event()
+    with StopSignals(seen.set) as around:
+        with StopSignals(lambda: None) as ended:
+            pass
+        with StopSignals(lambda: None) as inside:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen.wait(5)
+            while inside.received is None:  # told last
+                time.sleep(0.01)
+        assert (around.received, inside.received, ended.received) == (signal.SIGTERM, signal.SIGTERM, None)
+
+
+def test_one_that_is_entered_after_the_signal_is_asked_to_stop_at_once() -> None:
+    seen, asked = threading.Event(), threading.Event()
+    with StopSignals(seen.set):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen.wait(5)
+        with StopSignals(asked.set) as inside:
+            assert asked.wait(5) and inside.received == signal.SIGTERM
+    with StopSignals(lambda: None) as next_one:
+        assert next_one.received is None
+
+
 def test_outside_the_main_thread_nothing_is_touched() -> None:
     handlers: list[object] = []
 

@@ -2,7 +2,8 @@
 
 Each of them gets a whole run of train_and_eval, in a folder of its own with all that a run has: so it may be killed at
 any moment and goes on where it was. A step is done when its metrics are written, after everything else that tells of
-it. Nothing of the steps before is left in the process when the next one begins.
+it; a run that has ended before that is only noted. Nothing of the steps before is left in the process when the next one
+begins.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def finetune_checkpoints(
       **arguments: further ones of run_experiment, for each run.
 
     Returns:
-      (model, metrics): the model fine-tuned last, None when nothing was left to do; the metrics of the last step.
+      (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics of the last step.
 
     Raises:
       UsageError: for several workers, arguments of a single run, or a config that does not fit what is in model_dir.
@@ -86,15 +87,17 @@ def finetune_checkpoints(
     for change in check_model_dir(directory, config, experiment, allowed):
         _LOG.info("changed since the run was started: %s", change)
     own = {"experiment": experiment, "allow_config_change": allowed, "records": records, **arguments}
-    with contextlib.ExitStack() as run:
-        each = Finetuning(strategy, new_task, config, directory, own)
+    signals = StopSignals(lambda: None, config.trainer.preemption_grace_seconds)
+    with signals, contextlib.ExitStack() as run:
+        each = Finetuning(strategy, new_task, config, directory, own, signals)
         run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
         run.enter_context(_recorded(directory, config, experiment, records()))
         pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
         run.enter_context(contextlib.closing(each.curves))
         each.resume(pretraining)
-        for path in _arrivals(pretraining, config.trainer):
+        for path in _arrivals(pretraining, config.trainer, signals):
             each.fine_tune(step_of(path), path)
+        _raise_if_stopped(signals)
         last = max(each.directory.done(), default=0)
         directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
         _LOG.info("finished: %s has no more checkpoints; fine-tuned are %s", pretraining.path, each.told_done())
@@ -157,6 +160,7 @@ class Finetuning:
       strategy, new_task, config: as `finetune_checkpoints` takes them.
       directory: of model_dir.
       arguments: of run_experiment.
+      signals: around all of them; a run hears of the same ones.
 
     Attributes:
       directory: what is there.
@@ -171,9 +175,10 @@ class Finetuning:
         config: ExperimentConfig,
         directory: RunDirectory,
         arguments: Mapping[str, Any],
+        signals: StopSignals,
     ) -> None:
         self._strategy, self._new_task, self._config = strategy, new_task, config
-        self._arguments = arguments
+        self._arguments, self._signals = arguments, signals
         self.directory = FinetuneDirectory(directory.path)
         self.curves = SummaryManager(directory.eval_summaries)
         self.model: Any = None
@@ -198,19 +203,29 @@ class Finetuning:
             self.fine_tune(step, os.path.join(pretraining.path, f"ckpt-{step}"))
 
     def fine_tune(self, step: int, checkpoint: str) -> None:
-        """Fine-tunes and evaluates one checkpoint, and notes what was found; a damaged one is left out."""
-        if step not in self.directory.begun() and (wrong := problem(checkpoint)):
-            _LOG.warning("skipped: %s is damaged: %s", checkpoint, wrong)
-            return
+        """Fine-tunes and evaluates one checkpoint, and notes what was found; a damaged one is left out.
+
+        Raises:
+          PreemptedError, InterruptedRunError: when a signal came before it, or stopped it.
+        """
+        _raise_if_stopped(self._signals)
         folder, config = self.directory.run(step), self._config.replace(task={"init_checkpoint": checkpoint})
-        _LOG.info("fine-tuning %s in %s", checkpoint, folder)
+        own = RunDirectory(folder, config.trainer)
+        if not _has_ended(own.read_final(), config.trainer.train_steps):
+            if step not in self.directory.begun() and (wrong := problem(checkpoint)):
+                _LOG.warning("skipped: %s is damaged: %s", checkpoint, wrong)
+                return
+            self._train(step, folder, config)
+        self._record(step, checkpoint, own.read_final() or {})
+        self._step = None
+        self._remove_needless(step)
+
+    def _train(self, step: int, folder: str, config: ExperimentConfig) -> None:
+        _LOG.info("fine-tuning %s in %s", config.task.init_checkpoint, folder)
         self.model, self._step = None, step  # the model of the step before goes before the next one comes
         forget_models(config.runtime)
         task = self._new_task(config, folder)
         self.model, _ = run_experiment(self._strategy, task, "train_and_eval", config, folder, **self._arguments)
-        self._record(step, checkpoint, RunDirectory(folder, config.trainer).read_final() or {})
-        self._step = None
-        self._remove_needless(step)
 
     def told_done(self) -> str:
         """Returns the steps that are done, for messages."""
@@ -247,25 +262,23 @@ def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, A
         )
 
 
-def _arrivals(pretraining: Pretraining, options: TrainerConfig) -> Iterator[str]:
-    """Yields the prefixes of checkpoints as they come; a signal to stop that arrives meanwhile ends it at once.
+def _has_ended(final: Mapping[str, Any] | None, train_steps: int) -> bool:
+    """Whether a run has nothing left to do; one that an action has stopped too, which by itself would go on."""
+    return final is not None and (bool(final.get("stopped")) or final["step"] >= train_steps)
 
-    While a fine-tuning runs, signals are that run's own.
-    """
-    signals: list[StopSignals] = []
-    arrivals = Arrivals(
-        pretraining.path, options.continuous_eval_timeout, pretraining, options.continuous_eval.policy == "latest"
-    ).follow(lambda: signals[-1].received is not None, contextlib.nullcontext)
-    while True:
-        with StopSignals(lambda: None) as waiting:
-            signals[:] = [waiting]
-            path = next(arrivals, None)
-        if waiting.received is not None:
-            kind = InterruptedRunError if waiting.received == SIGINT else PreemptedError
-            raise kind(f"stopped by {waiting.received.name} between two checkpoints; the same command goes on")
-        if path is None:
-            return
-        yield path
+
+def _raise_if_stopped(signals: StopSignals) -> None:
+    """Raises PreemptedError or InterruptedRunError when a signal has come."""
+    if signals.received is not None:
+        kind = InterruptedRunError if signals.received == SIGINT else PreemptedError
+        raise kind(f"stopped by {signals.received.name} between two checkpoints; the same command goes on")
+
+
+def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSignals) -> Iterator[str]:
+    """Yields the prefixes of checkpoints as they come; a signal ends it at once."""
+    newest_only = options.continuous_eval.policy == "latest"
+    arrivals = Arrivals(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
+    return arrivals.follow(lambda: signals.received is not None, contextlib.nullcontext)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,9 @@ class StopSignals:
     time, in a compilation or in one very long step, `on_late` saves what can be saved. The process ends as soon as it
     has, and at the end of the grace time if it cannot, with the exit code of the signal.
 
+    One inside another hears of the same signals, of one that came before it was entered too: none is lost between two
+    runs of a longer job.
+
     Args:
       on_stop: makes the run stop soon; called once.
       grace_seconds: how long the process may last after the first signal; None: as long as it takes.
@@ -44,7 +47,7 @@ class StopSignals:
         on_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_stop, self._grace, self._on_late = on_stop, grace_seconds, on_late
-        self._received: list[int] = []
+        self._received: signal.Signals | None = None
         self._left = threading.Event()
         self._handlers: dict[int, object] = {}
         self._reader, self._writer, self._wakeup = -1, -1, -1
@@ -52,26 +55,38 @@ class StopSignals:
     @property
     def received(self) -> signal.Signals | None:
         """The first signal that arrived, if any."""
-        return signal.Signals(self._received[0]) if self._received else None
+        return self._received
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._reader, self._writer = os.pipe()
-            os.set_blocking(self._writer, False)
-            self._handlers = {number: signal.signal(number, _leave_it_to_the_thread) for number in _WATCHED}
-            self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
+            with _telling:
+                _entered.append(self)
+                outermost = _entered[0]
+                if outermost is self:
+                    self._listen()
+                elif outermost.received is not None:
+                    self._hear(outermost.received)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left.set()
+        with _telling:
+            if self in _entered:
+                _entered.remove(self)
         if self._writer >= 0:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
             os.close(self._writer)  # ends the thread, which closes the reader
+
+    def _listen(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._handlers = {number: signal.signal(number, _leave_it_to_the_thread) for number in _WATCHED}
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
 
     def _watch(self) -> None:
         with os.fdopen(self._reader, "rb", buffering=0) as pipe:
@@ -79,16 +94,21 @@ class StopSignals:
                 number = numbers[0]
                 if number not in _WATCHED:
                     continue
-                self._received.append(number)
-                if len(self._received) == 1:
-                    if self._grace is not None:
-                        threading.Thread(target=self._end_in_time, name="grace-time", daemon=True).start()
-                    self._on_stop()
+                if self._received is None:
+                    with _telling:
+                        for one in (self, *(inner for inner in _entered if inner is not self)):
+                            one._hear(signal.Signals(number))
                     again = "; a second Ctrl-C leaves at once" if number == signal.SIGINT else ""
                     _LOG.warning("%s: stopping%s", signal.Signals(number).name, again)
                 elif number == signal.SIGINT:
                     print("left at once: what came after the last checkpoint is lost", file=sys.stderr, flush=True)
                     os._exit(ExitCode.INTERRUPTED)
+
+    def _hear(self, received: signal.Signals) -> None:
+        self._received = received
+        if self._grace is not None:
+            threading.Thread(target=self._end_in_time, name="grace-time", daemon=True).start()
+        self._on_stop()
 
     def _end_in_time(self) -> None:
         assert self._grace is not None
@@ -113,7 +133,11 @@ class StopSignals:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(ExitCode.INTERRUPTED if self._received[0] == signal.SIGINT else ExitCode.PREEMPTED)
+        os._exit(ExitCode.INTERRUPTED if self._received == signal.SIGINT else ExitCode.PREEMPTED)
+
+
+_entered: list[StopSignals] = []  # by the main thread; the outermost, which listens, comes first
+_telling = threading.Lock()  # held while one of them is told, or the list changes
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:

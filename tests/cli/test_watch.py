@@ -237,3 +237,16 @@ def test_each_of_several_validation_sets_has_a_row(tmp_path: Path) -> None:
         ["validation", "dev", "10", "dev|accuracy", "0.4", "5", "0.5"],
         ["validation", "rare", "5", "rare|accuracy", "0.25", "5", "0.25"],
     ]
+
+
+@pytest.mark.parametrize("metric", ["dev|group|score", "group|score"])  # of a run with the sets, or with only one
+def test_a_grouped_metric_is_shown_of_each_validation_set(tmp_path: Path, metric: str) -> None:
+    write_params(tmp_path, best_checkpoint_eval_metric=metric)
+    values = {"dev": 0.5, "rare": 0.25}
+    nested = {name: {"loss": 9.0, "score": 7.0, "group": {"score": value}} for name, value in values.items()}
+    write_ledger(tmp_path, *(evaluation(5, dataset=name, **{name: of}) for name, of in nested.items()))
+    table = plain(Look(tmp_path, Pulses()).tables()[-1]).splitlines()
+    rows = [line.split() for line in table if line.startswith("validation")]
+    assert [row[3:] for row in rows] == [
+        [f"{name}|group|score", f"{value}", "5", f"{value}"] for name, value in values.items()
+    ]

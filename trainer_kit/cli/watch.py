@@ -138,13 +138,19 @@ def _evaluations(state: RunState, found: Mapping[str, list[Evaluation]]) -> list
 def _evaluation_row(name: str, evaluations: Sequence[Evaluation], settings: Settings) -> list[str]:
     last, metric = evaluations[-1], settings.metric
     if all(name.startswith(f"{last.dataset}|") for name in last.metrics):  # one of several sets: the same metric of it
-        metric = f"{last.dataset}|{metric.rpartition('|')[2]}"
+        metric = _of_set(metric, last)
     if metric not in last.metrics:
         other = next(iter(last.metrics), "")
         return [name, str(last.step), other, number(last.metrics.get(other)), "", ""]
     ranked = ledgers.ranked(evaluations, Choice(metric, settings.comparison)).get(last.dataset, [])
     best = [str(ranked[0].step), number(ranked[0].metrics[metric])] if ranked else ["", ""]
     return [name, str(last.step), metric, number(last.metrics[metric]), *best]
+
+
+def _of_set(metric: str, one: Evaluation) -> str:
+    """The name of the run's metric on the set of `one`; that of a run with a single set begins with no set's name."""
+    whole = f"{one.dataset}|{metric}"
+    return whole if whole in one.metrics else f"{one.dataset}|{metric.partition('|')[2]}"
 
 
 def _watch(look: Look, interval: float, follow: bool) -> None:
