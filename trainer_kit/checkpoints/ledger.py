@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.criterion import Criterion, Scored
 from trainer_kit.scalars import as_scalar, flat_scalars, from_json_number, to_json_number
 
 REWIND = "rewind"
@@ -164,10 +163,6 @@ class Ledger:
         steps = (record["step"] for record in self.counting() if up_to is None or record["step"] <= up_to)
         return max(steps, default=-1)
 
-    def best(self, metric: str, comparison: str, up_to_step: int | None = None) -> dict[str, Any] | None:
-        """Returns `best_record` of the evaluations on this data set."""
-        return best_record(self.counting(), metric, comparison, up_to_step)
-
     def counting(self) -> list[dict[str, Any]]:
         """Returns the evaluations on this data that count, of whatever config, in their order."""
         return [item for item in active_records(self.records()) if item.get("dataset") in (None, *self._hashes)]
@@ -208,37 +203,6 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         if item.get("kind") != REWIND
         and not any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
     ]
-
-
-def best_record(
-    records: Iterable[Mapping[str, Any]], metric: str, comparison: str, up_to_step: int | None = None
-) -> dict[str, Any] | None:
-    """Returns the record with the best value of `metric` among those that count; the first of equals.
-
-    Args:
-      records: evaluations and rewinds, as `read_records` returns them.
-      metric: `a|b` is the entry b of the nested metrics a. What is not finite is no candidate.
-      comparison: "higher" or "lower", what is better.
-      up_to_step: later steps are left out.
-    """
-    criterion = Criterion(metric, comparison)
-    best = criterion.best(kept_records(records, criterion, up_to_step))
-    return None if best is None else best.record
-
-
-def kept_records(
-    records: Iterable[Mapping[str, Any]], criterion: Criterion, up_to_step: int | None = None
-) -> list[Scored]:
-    """Returns what `criterion` keeps of the records that count, in their order.
-
-    Args:
-      records: evaluations and rewinds, as `read_records` returns them.
-      criterion: what is kept.
-      up_to_step: later steps are left out.
-    """
-    counting = (item for item in active_records(records) if up_to_step is None or item["step"] <= up_to_step)
-    scored = (criterion.score(item["step"], item["metrics"], item) for item in counting)
-    return criterion.fold(one for one in scored if one is not None)
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
