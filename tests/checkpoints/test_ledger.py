@@ -218,6 +218,24 @@ def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actio
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
 
 
+def test_a_rewind_that_is_followed_is_noted_only_when_all_has_gone_back(path: Path) -> None:
+    run, beside = ledger(path), ledger(path.with_name("side.jsonl"))
+    beside.append(8, {"acc": 0.5}, 1.0)
+    run.rewind(4)
+    run.rewind(2)
+
+    def die(step: int) -> None:
+        raise KeyboardInterrupt(step)
+
+    with pytest.raises(KeyboardInterrupt, match="2"):
+        beside.follow(path, before=die)
+    again, steps = ledger(path.with_name("side.jsonl")), list[int]()
+    assert again.lineage == 0 and again.evaluated_step() == 8
+    assert again.follow(path, before=steps.append) == 2 and steps == [2]
+    assert again.lineage == 2 and again.evaluated_step() == -1
+    assert again.follow(path, before=steps.append) is None and steps == [2]
+
+
 def test_plain_logs_are_nested_dicts_of_floats() -> None:
     logs = {"a": np.float32(1.0), "b": {"c": 2, "deep": {"text": "x"}}, "list": [1.0], 3: True}
     assert plain(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "3": 1.0}

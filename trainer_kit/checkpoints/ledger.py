@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -114,8 +114,13 @@ class Ledger:
         files.append_line(self.path, {"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)}, point="ledger")
         self.lineage += 1
 
-    def follow(self, path: str | os.PathLike[str]) -> int | None:
+    def follow(self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None) -> int | None:
         """Notes the rewinds in the ledger at `path`, that of the run itself, which are not noted here yet.
+
+        Args:
+          path: of the ledger that is followed.
+          before: called with the step that is returned, before a rewind is noted: a process that dies in it finds the
+            rewind new when it is started again.
 
         Returns:
           The earliest step of them, to which the run went back; None if there is no new one.
@@ -127,11 +132,14 @@ class Ledger:
         if signature == self._followed:
             return None
         new = [item for item in read_records(path) if item.get("kind") == REWIND and item["lineage"] > self.lineage]
+        step = min((item["step"] for item in new), default=None)
+        if step is not None:
+            before(step)
         for item in new:
             files.append_line(self.path, {name: item[name] for name in ("kind", "lineage", "step")}, point="ledger")
             self.lineage = item["lineage"]
         self._followed = signature
-        return min((item["step"] for item in new), default=None)
+        return step
 
     def records(self) -> list[dict[str, Any]]:
         """Returns `read_records` of the file, which is read again only when it has changed."""
