@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_kit.checkpoints.ledger import Ledger, active_records, plain
+from trainer_kit.checkpoints.ledger import Ledger, active_records, merged_sets, plain
 from trainer_kit.errors import StorageError
 
 
@@ -216,6 +216,22 @@ def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actio
             records.append(rewind(at, lineage))
             path = [(step, number) for step, number in path if step <= at]
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
+
+
+def test_what_several_sets_have_of_one_step_is_taken_together_and_nothing_else(path: Path) -> None:
+    sets = ledger(path, sets={"often": "a", "rare": "b"})
+    for step, names in ((1, ("often",)), (2, ("often", "rare")), (1, ("rare",))):
+        sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
+    changed = ledger(path, sets={"often": "c", "rare": "d"})
+    changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
+    assert [(one["step"], one["metrics"]) for one in merged_sets(changed.counting())] == [
+        (1, {"often": {"acc": 0.1}, "rare": {"acc": 0.1}}),
+        (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),
+        (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
+    ]
+    plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
+    assert merged_sets(plain_ones) == plain_ones
+    assert [item["metrics"] for item in sets.counting()][:2] == [{"often": {"acc": 0.1}}, {"often": {"acc": 0.2}}]
 
 
 def test_a_rewind_that_is_followed_is_noted_only_when_all_has_gone_back(path: Path) -> None:

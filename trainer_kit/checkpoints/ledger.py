@@ -213,6 +213,25 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     ]
 
 
+def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns evaluations in their order, the records that several validation sets have of one step as one.
+
+    A set that comes once more at a step, since its config was changed, begins another.
+    """
+    found: list[Mapping[str, Any]] = []
+    newest: dict[int, dict[str, Any]] = {}
+    for one in evaluations:
+        step, metrics = one["step"], one["metrics"]
+        if list(metrics) != [one.get("dataset")]:
+            found.append(one)
+        elif step in newest and not metrics.keys() & newest[step].keys():
+            newest[step].update(metrics)
+        else:
+            newest[step] = dict(metrics)
+            found.append({"step": step, "metrics": newest[step]})
+    return found
+
+
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs as nested dicts of floats; what is no single number is left out."""
     found: dict[str, Any] = {}
