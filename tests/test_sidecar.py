@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tests.telemetry.test_tensorboard import read_curves
+from trainer_kit import files
+from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
@@ -141,11 +144,36 @@ def test_one_that_cannot_begin_leaves_the_folder_as_it_was(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def _sidecar(folder: Path, train_steps: int = 20) -> Sidecar:
+def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
     lease = Lease(directory.evals, "side", lambda: ("wait", 0), lambda: True)
-    return Sidecar(directory, ledger, None, None, lease, train_steps, lambda: 0)
+    return Sidecar(directory, ledger, best, None, lease, train_steps, lambda: 0)
+
+
+@pytest.mark.parametrize("point", ["ledger.append", "best.info.open", "best.info.rename"])
+def test_one_that_dies_while_it_follows_a_run_back_keeps_no_superseded_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def start() -> BestCheckpoint:
+        return BestCheckpoint(str(tmp_path / "best"), "accuracy", keep=2)
+
+    def die(reached: str, path: str) -> None:
+        if reached == point:
+            raise KeyboardInterrupt
+
+    best, weights = start(), tf.train.Checkpoint(w=tf.Variable(1.0))
+    for step, accuracy in ((10, 0.5), (20, 0.9)):
+        best.maybe_export_checkpoint(weights, {"accuracy": accuracy}, step)
+        _sidecar(tmp_path).record(step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}"))
+    Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="").rewind(10)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "on_write_point", die)
+        _sidecar(tmp_path, best=best).begin()
+    _sidecar(tmp_path, best=(best := start())).begin()
+    assert best.best == ("accuracy", 0.5, 10)
+    assert json.loads((tmp_path / "best/info.json").read_text())["step"] == 10
+    assert list(complete_checkpoints(str(tmp_path / "best"))) == [10]
 
 
 def test_a_trainer_is_alive_while_its_heart_beats_and_what_is_told_of_it_says_how_it_ended(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from trainer_kit import files
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
@@ -81,7 +83,20 @@ def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told
     assert told.ledger.evaluated_step() == 10
     told.evaluate((20, 0.6))
     assert told.best.best == ("accuracy", 0.6, 20)
-    assert told.ledger.best("accuracy", "higher")["metrics"] == {"accuracy": 0.6}  # type: ignore[index]
+    assert [item["metrics"]["accuracy"] for item in told.ledger.counting()] == [0.5, 0.6]
+
+
+def test_weights_that_count_no_more_are_gone_when_the_ledger_notes_it(
+    told: _Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(point: str, path: str) -> None:
+        if point == "ledger.append":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "on_write_point", die)
+    with pytest.raises(KeyboardInterrupt):
+        told.timeline.rewind(10)
+    assert list(complete_checkpoints(str(tmp_path / "best_ckpt/archived"))) == [20]
 
 
 def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(told: _Told) -> None:

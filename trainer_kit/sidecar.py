@@ -117,10 +117,9 @@ class Sidecar:
 
     def went_back_to(self) -> int | None:
         """Follows the run when it has gone back for good: what was evaluated for later steps counts no more."""
-        step = self._ledger.follow(self._directory.training_ledger)
+        # The best goes back before the ledger notes it: one that dies in between does both when it is started again.
+        step = self._ledger.follow(self._directory.training_ledger, before=self._rewind_best)
         if step is not None:
-            if isinstance(self._best, EXPORTERS):
-                self._best.rewind(step)
             self._follow_records(step)
         return step
 
@@ -140,6 +139,10 @@ class Sidecar:
     def need(self, after: int | None, reads: int | None) -> None:
         """Keeps the run from removing checkpoints that are still needed."""
         self._lease.need(after, reads)
+
+    def _rewind_best(self, step: int) -> None:
+        if isinstance(self._best, EXPORTERS):
+            self._best.rewind(step)
 
     def _follow_records(self, step: int) -> None:
         if hasattr(self._summaries, "resume"):

@@ -84,10 +84,10 @@ class Timeline:
 
     def rewind(self, step: int) -> None:
         """Goes back to `step` for good: what was found later counts no more, the best included."""
+        if isinstance(self._best, EXPORTERS):
+            self._best.rewind(step)  # before the ledger, by which later weights would be some that no record tells of
         if self._history is not None:
             self.ledger.rewind(step)
-        if isinstance(self._best, EXPORTERS):
-            self._best.rewind(step)
         self.resume(step)
         self._put_back(step)
 

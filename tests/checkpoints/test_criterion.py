@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_kit.checkpoints.criterion import Criterion, Scored
-from trainer_kit.checkpoints.ledger import REWIND, best_record, kept_records
 
 
 def _fold(criterion: Criterion, *values: float) -> list[int]:
@@ -98,21 +96,3 @@ def test_a_run_that_tells_its_steps_again_to_what_it_had_kept_changes_nothing(
     kept = criterion.fold(scored)
     for one in scored[start:]:
         assert criterion.add(kept, one) == kept
-
-
-@given(_VALUES, _KEEP)
-def test_the_best_of_a_ledger_is_the_best_of_what_is_kept_of_it(values: list[float], keep: int) -> None:
-    records: list[dict[str, Any]] = [
-        {"step": step, "metrics": {"m": value}, "lineage": 0} for step, value in enumerate(values, 1)
-    ]
-    criterion = Criterion("m", "higher", keep)
-    best = criterion.best(kept_records(records, criterion))
-    assert best_record(records, "m", "higher") == (None if best is None else best.record)
-
-
-def test_what_a_ledger_keeps_leaves_out_what_was_rewound_and_what_came_later() -> None:
-    records = [{"step": step, "metrics": {"m": float(step)}, "lineage": 0} for step in (1, 2, 3, 4)]
-    back = {"kind": REWIND, "step": 3, "lineage": 1}
-    criterion = Criterion("m", "higher", 2)
-    assert [one.step for one in kept_records([*records, back], criterion)] == [2, 3]
-    assert [one.step for one in kept_records(records, criterion, up_to_step=2)] == [1, 2]

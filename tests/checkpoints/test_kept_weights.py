@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.names import complete_checkpoints
 
 VALUES = [0.5, 0.8, 0.3, 0.7, 0.9, 0.85, 0.2, 0.95]
@@ -235,3 +236,50 @@ def test_the_best_so_far_that_an_evaluation_reports_is_not_noted_with_its_metric
         path.unlink()
     run.again_from(8)
     assert (tmp_path / "info.json").read_text() == whole
+
+
+# ---- several validation sets, each with records of its own
+
+
+class _OfSets:
+    """A run that keeps the best of the set "rare", evaluated at steps 1 and 2 with the set "often"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, checkpoint = folder, tf.train.Checkpoint(value=tf.Variable(0))
+        best, self.ledger = (
+            self.start(),
+            Ledger(folder / "evals.jsonl", dataset="", config_hash="", sets={"often": "a", "rare": "b"}),
+        )
+        for step, accuracy in ((1, 0.5), (2, 0.9)):
+            metrics = {name: {"accuracy": accuracy, "loss": 1 - accuracy} for name in ("often", "rare")}
+            best.maybe_export_checkpoint(checkpoint, metrics, step)
+            self.ledger.append(step, metrics, {"often": 0.1, "rare": 0.1})
+
+    def start(self) -> BestCheckpoint:
+        return BestCheckpoint(str(self.folder / "best"), "rare|accuracy")
+
+
+def test_what_is_made_again_tells_of_all_validation_sets_of_its_step(tmp_path: Path) -> None:
+    run, info = _OfSets(tmp_path), tmp_path / "best/info.json"
+    whole = info.read_text()
+    assert list(json.loads(whole)["metrics"]) == [
+        "often|accuracy", "often|loss", "rare|accuracy", "rare|loss",
+    ]  # fmt: skip
+    for path in (info, tmp_path / "best/ckpt-2.commit.json"):
+        path.unlink()
+    run.start().resume(2, run.ledger.counting())
+    assert info.read_text() == whole
+
+
+def test_a_run_that_dies_between_the_records_of_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) -> None:
+    run = _OfSets(tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
+    records = run.ledger.counting()
+    assert (records[-1]["step"], records[-1]["dataset"]) == (2, "rare")
+    best = run.start()
+    best.resume(1, records[:-1])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
+    assert best.lost(lambda _: False) == [] and best.best == ("rare|accuracy", 0.5, 1)
+    again = run.start()
+    again.resume(2, records[:-1])
+    assert again.best == ("rare|accuracy", 0.9, 2)

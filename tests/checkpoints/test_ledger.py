@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_kit.checkpoints.ledger import Ledger, active_records, best_record, plain
+from trainer_kit.checkpoints.ledger import Ledger, active_records, merged_sets, plain
 from trainer_kit.errors import StorageError
 
 
@@ -65,7 +65,7 @@ def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> Non
 
 def test_a_ledger_without_a_file_is_empty_and_makes_none(path: Path) -> None:
     empty = ledger(path)
-    assert empty.records() == [] and empty.evaluated_step() == -1 and empty.best("acc", "higher") is None
+    assert empty.records() == [] and empty.evaluated_step() == -1
     assert not path.exists()
 
 
@@ -147,8 +147,7 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
     assert ledger(path).evaluated_step() == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
-    best = ledger(path).best("acc", "higher")
-    assert best is not None and best["step"] == 4
+    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [(4, 0.5)]
 
 
 def test_the_evaluated_step_is_the_last_one_up_to_a_step(path: Path) -> None:
@@ -167,8 +166,8 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
     assert written.lineage == 1 and written.evaluated_step() == 4
     assert written.append(8, {"acc": 0.6}, 1.0)
     assert lines(path)[3:4] == [rewind(4, 1)] and lines(path)[4]["lineage"] == 1
-    best = written.best("acc", "higher")
-    assert best is not None and (best["step"], best["lineage"], best["metrics"]) == (8, 1, {"acc": 0.6})
+    counting = [(item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.counting()]
+    assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
     assert written.evaluated_step() == 8
 
 
@@ -219,18 +218,38 @@ def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actio
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
 
 
-def test_the_best_is_finite_the_first_of_equals_and_not_later_than_asked() -> None:
-    values = [(1, math.nan), (2, 0.5), (3, math.inf), (4, 0.9), (5, -math.inf), (6, 0.9), (7, 0.1)]
-    records = [record(step, set={"acc": value}) for step, value in values]
+def test_what_several_sets_have_of_one_step_is_taken_together_and_nothing_else(path: Path) -> None:
+    sets = ledger(path, sets={"often": "a", "rare": "b"})
+    for step, names in ((1, ("often",)), (2, ("often", "rare")), (1, ("rare",))):
+        sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
+    changed = ledger(path, sets={"often": "c", "rare": "d"})
+    changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
+    assert [(one["step"], one["metrics"]) for one in merged_sets(changed.counting())] == [
+        (1, {"often": {"acc": 0.1}, "rare": {"acc": 0.1}}),
+        (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),
+        (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
+    ]
+    plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
+    assert merged_sets(plain_ones) == plain_ones
+    assert [item["metrics"] for item in sets.counting()][:2] == [{"often": {"acc": 0.1}}, {"often": {"acc": 0.2}}]
 
-    def best_step(comparison: str, up_to_step: int | None = None) -> int | None:
-        best = best_record(records, "set|acc", comparison, up_to_step)
-        return None if best is None else best["step"]
 
-    assert (best_step("higher"), best_step("lower")) == (4, 7)
-    assert (best_step("higher", 3), best_step("lower", 6), best_step("higher", 1)) == (2, 2, None)
-    assert best_record(records, "acc", "higher") is None
-    assert best_record([*records, rewind(3, 1)], "set|acc", "higher") == records[1]
+def test_a_rewind_that_is_followed_is_noted_only_when_all_has_gone_back(path: Path) -> None:
+    run, beside = ledger(path), ledger(path.with_name("side.jsonl"))
+    beside.append(8, {"acc": 0.5}, 1.0)
+    run.rewind(4)
+    run.rewind(2)
+
+    def die(step: int) -> None:
+        raise KeyboardInterrupt(step)
+
+    with pytest.raises(KeyboardInterrupt, match="2"):
+        beside.follow(path, before=die)
+    again, steps = ledger(path.with_name("side.jsonl")), list[int]()
+    assert again.lineage == 0 and again.evaluated_step() == 8
+    assert again.follow(path, before=steps.append) == 2 and steps == [2]
+    assert again.lineage == 2 and again.evaluated_step() == -1
+    assert again.follow(path, before=steps.append) is None and steps == [2]
 
 
 def test_plain_logs_are_nested_dicts_of_floats() -> None:

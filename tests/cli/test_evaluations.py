@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.written_runs import evaluation, write_ledger
-from trainer_kit.checkpoints.ledger import Ledger, best_record, read_records
+from trainer_kit.checkpoints.criterion import Criterion
+from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.cli import evaluations as ledgers
 from trainer_kit.cli.evaluations import Choice
 from trainer_kit.cli.run_view import Settings, read_settings
@@ -51,6 +52,7 @@ def test_what_a_rewind_has_superseded_does_not_count(tmp_path: Path) -> None:
         (10, 0, True), (20, 0, False), (30, 0, False), (20, 1, True),
     ]  # fmt: skip
     assert _steps(tmp_path, _HIGHER) == [20, 10]
+    assert [one.step for one in ledgers.kept(told, Criterion("accuracy", keep=3))["validation"]] == [20, 10]
 
 
 def test_torn_lines_and_foreign_records_are_left_out(tmp_path: Path) -> None:
@@ -71,8 +73,10 @@ def test_the_best_are_ranked_as_the_run_itself_ranks_them(tmp_path: Path) -> Non
     assert _steps(tmp_path, _HIGHER) == [20, 40, 10, 70, 60]
     assert _steps(tmp_path, _LOWER) == [60, 10, 70, 20, 40]
     for choice in (_HIGHER, _LOWER):
-        best = best_record(read_records(tmp_path / "evals" / "validation.jsonl"), choice.metric, choice.comparison)
-        assert best is not None and best["step"] == _steps(tmp_path, choice)[0]
+        kept = ledgers.kept(
+            ledgers.read_evaluations(tmp_path, "validation"), Criterion(choice.metric, choice.comparison, 3)
+        )
+        assert [one.step for one in kept["validation"]] == _steps(tmp_path, choice)[:3]
 
 
 def test_a_step_is_among_the_best_once_and_datasets_are_not_mixed(tmp_path: Path) -> None:

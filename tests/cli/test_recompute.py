@@ -47,6 +47,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def of_sets(finished: Path) -> Path:
+    """A run of 20 steps with two validation sets, that keeps the evaluations of one with the lowest loss; a sidecar."""
+    config = tiny_experiment(best_checkpoints={"two": {"metric": "hard|validation_loss", "metric_comp": "lower"}})
+    data = config.task.validation_data  # type: ignore[attr-defined]
+    config = config.replace(task={"validation_data": {"dev": data, "hard": data}})
+    launch(config, "train_and_eval", str(finished.parent / "of_sets"), experiment="recomputed")
+    launch(config, "continuous_eval", str(finished.parent / "of_sets"), eval_name="beside")
+    return finished.parent / "of_sets"
+
+
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
@@ -106,6 +117,18 @@ def test_weights_that_are_lost_are_exported_from_the_checkpoints(
     assert all(problem(prefix) == "" and read_record(prefix) for prefix in prefixes.values())
 
 
+@pytest.mark.parametrize("name", ["validation", "beside"])
+def test_what_is_kept_of_several_validation_sets_is_made_again(of_sets: Path, tmp_path: Path, name: str) -> None:
+    run = Path(shutil.copytree(of_sets, tmp_path / "run"))
+    folder = (run if name == "validation" else run / "evals" / name) / "best_checkpoints" / "two"
+    before, info = sorted(_files(folder)), json.loads((folder / "info.json").read_text())
+    assert {"dev|accuracy", "hard|accuracy"} <= info["metrics"].keys()
+    shutil.rmtree(folder)
+    module = f"--import_module={of_sets.parent / 'recomputed.py'}"
+    assert main(["best", str(run), "--recompute", f"--name={name}", module]) == 0
+    assert sorted(_files(folder)) == before and json.loads((folder / "info.json").read_text()) == info
+
+
 def test_what_is_gone_with_its_checkpoint_is_told(capsys: Output, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = run / "best_checkpoints/two"
     lost, left = list(complete_checkpoints(str(folder)))
@@ -116,15 +139,25 @@ def test_what_is_gone_with_its_checkpoint_is_told(capsys: Output, run: Path, cap
     assert f"weights: ckpt-{left}\n" in capsys.readouterr().out
 
 
-def test_without_a_known_experiment_it_says_in_a_line_what_exports_the_weights(capsys: Output, run: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        (
+            "validation",
+            "start the run again as it was started, a finished one with a larger trainer.train_steps: that exports it",
+        ),
+        ("beside", "start the sidecar again as it was started: that exports it"),
+    ],
+)
+def test_without_a_known_experiment_it_says_in_a_line_what_exports_the_weights(
+    capsys: Output, run: Path, name: str, advice: str
+) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
-    shutil.rmtree(run / "best_checkpoints/two")
-    assert main(["best", str(run), "--recompute"]) == 2
+    shutil.rmtree((run if name == "validation" else run / "evals" / name) / "best_checkpoints/two")
+    assert main(["best", str(run), "--recompute", f"--name={name}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --recompute: ckpt-") and line.endswith(
-        "start the run again as it was started, which exports it"
-    )
+    assert line.startswith("error: --recompute: ckpt-") and line.endswith(advice)
 
 
 def test_it_is_refused_while_the_trainer_is_alive(capsys: Output, run: Path) -> None:

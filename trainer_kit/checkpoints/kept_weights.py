@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer_kit.checkpoints.best_folder import BestFolder
 from trainer_kit.checkpoints.criterion import Criterion, Scored
+from trainer_kit.checkpoints.ledger import merged_sets
 from trainer_kit.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -48,14 +49,17 @@ class KeptWeights:
     def follow(self, evaluations: Iterable[Mapping[str, Any]]) -> None:
         """Makes what is held what the evaluations on record say, as far as there are weights, and notes it.
 
+        Records of several validation sets at one step are one evaluation. Where they lack the metric, since the run was
+        killed between two of them, the weights of that step tell of themselves.
+
         Raises:
           StorageError: when a file cannot be written.
         """
         limit, self._rewound_to = self._rewound_to, None
-        counting = [one for one in evaluations if limit is None or one["step"] <= limit]
+        counting = merged_sets(one for one in evaluations if limit is None or one["step"] <= limit)
         scored = (self._criterion.score(one["step"], one["metrics"], one) for one in counting)
         told = [one._replace(record=self._info(one)) for one in scored if one is not None]
-        self.candidates = told + self._nothing_else_tells_of({one["step"] for one in counting})
+        self.candidates = told + self._nothing_else_tells_of({one["step"] for one in counting if self._tells(one)})
         self._wanted, self._gone = {one.step for one in self._criterion.fold(self.candidates)}, set()
         whole = self.folder.whole(self._noted)
         held = self._criterion.fold(one for one in self.candidates if one.step in whole)
@@ -186,6 +190,10 @@ class KeptWeights:
 
     def _not_gone(self) -> list[Scored]:
         return [one for one in self.candidates if one.step not in self._gone]
+
+    def _tells(self, evaluation: Mapping[str, Any]) -> bool:
+        """Whether an evaluation on record has the metric, finite or not."""
+        return self._criterion.metric in flat_scalars(evaluation["metrics"], "|")
 
     def _nothing_else_tells_of(self, steps: Iterable[int]) -> list[Scored]:
         known = set(steps)

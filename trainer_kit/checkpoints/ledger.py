@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.criterion import Criterion, Scored
 from trainer_kit.scalars import as_scalar, flat_scalars, from_json_number, to_json_number
 
 REWIND = "rewind"
@@ -115,8 +114,13 @@ class Ledger:
         files.append_line(self.path, {"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)}, point="ledger")
         self.lineage += 1
 
-    def follow(self, path: str | os.PathLike[str]) -> int | None:
+    def follow(self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None) -> int | None:
         """Notes the rewinds in the ledger at `path`, that of the run itself, which are not noted here yet.
+
+        Args:
+          path: of the ledger that is followed.
+          before: called with the step that is returned, before a rewind is noted: a process that dies in it finds the
+            rewind new when it is started again.
 
         Returns:
           The earliest step of them, to which the run went back; None if there is no new one.
@@ -128,11 +132,14 @@ class Ledger:
         if signature == self._followed:
             return None
         new = [item for item in read_records(path) if item.get("kind") == REWIND and item["lineage"] > self.lineage]
+        step = min((item["step"] for item in new), default=None)
+        if step is not None:
+            before(step)
         for item in new:
             files.append_line(self.path, {name: item[name] for name in ("kind", "lineage", "step")}, point="ledger")
             self.lineage = item["lineage"]
         self._followed = signature
-        return min((item["step"] for item in new), default=None)
+        return step
 
     def records(self) -> list[dict[str, Any]]:
         """Returns `read_records` of the file, which is read again only when it has changed."""
@@ -163,10 +170,6 @@ class Ledger:
         """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
         steps = (record["step"] for record in self.counting() if up_to is None or record["step"] <= up_to)
         return max(steps, default=-1)
-
-    def best(self, metric: str, comparison: str, up_to_step: int | None = None) -> dict[str, Any] | None:
-        """Returns `best_record` of the evaluations on this data set."""
-        return best_record(self.counting(), metric, comparison, up_to_step)
 
     def counting(self) -> list[dict[str, Any]]:
         """Returns the evaluations on this data that count, of whatever config, in their order."""
@@ -210,35 +213,23 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     ]
 
 
-def best_record(
-    records: Iterable[Mapping[str, Any]], metric: str, comparison: str, up_to_step: int | None = None
-) -> dict[str, Any] | None:
-    """Returns the record with the best value of `metric` among those that count; the first of equals.
+def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns evaluations in their order, the records that several validation sets have of one step as one.
 
-    Args:
-      records: evaluations and rewinds, as `read_records` returns them.
-      metric: `a|b` is the entry b of the nested metrics a. What is not finite is no candidate.
-      comparison: "higher" or "lower", what is better.
-      up_to_step: later steps are left out.
+    A set that comes once more at a step, since its config was changed, begins another.
     """
-    criterion = Criterion(metric, comparison)
-    best = criterion.best(kept_records(records, criterion, up_to_step))
-    return None if best is None else best.record
-
-
-def kept_records(
-    records: Iterable[Mapping[str, Any]], criterion: Criterion, up_to_step: int | None = None
-) -> list[Scored]:
-    """Returns what `criterion` keeps of the records that count, in their order.
-
-    Args:
-      records: evaluations and rewinds, as `read_records` returns them.
-      criterion: what is kept.
-      up_to_step: later steps are left out.
-    """
-    counting = (item for item in active_records(records) if up_to_step is None or item["step"] <= up_to_step)
-    scored = (criterion.score(item["step"], item["metrics"], item) for item in counting)
-    return criterion.fold(one for one in scored if one is not None)
+    found: list[Mapping[str, Any]] = []
+    newest: dict[int, dict[str, Any]] = {}
+    for one in evaluations:
+        step, metrics = one["step"], one["metrics"]
+        if list(metrics) != [one.get("dataset")]:
+            found.append(one)
+        elif step in newest and not metrics.keys() & newest[step].keys():
+            newest[step].update(metrics)
+        else:
+            newest[step] = dict(metrics)
+            found.append({"step": step, "metrics": newest[step]})
+    return found
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:

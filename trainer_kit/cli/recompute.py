@@ -20,7 +20,7 @@ from trainer_kit.checkpoints.best_info import read_info
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.criterion import Criterion
 from trainer_kit.checkpoints.kept_weights import KeptWeights
-from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.ledger import active_records, read_records
 from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
 from trainer_kit.cli.run_view import Settings, readable
 from trainer_kit.config.schema import RuntimeConfig
@@ -65,8 +65,7 @@ def recompute(folder: Path, name: str, settings: Settings, import_modules: Seque
     if name == EVAL or not bests:
         raise UsageError(f"--recompute: {folder} keeps no best checkpoint by evals/{name}.jsonl")
     with _alone(folder, name), readable(folder):
-        dataset = "validation" if name == VALIDATION else "eval"
-        records = Ledger(folder / "evals" / f"{name}.jsonl", dataset=dataset, config_hash="").counting()
+        records = active_records(read_records(folder / "evals" / f"{name}.jsonl"))  # of one validation set or several
         before = {place: _state(place) for place, _ in bests}
         lacking = [(place, steps) for place, one in bests if (steps := _put_right(folder, place, one, records))]
         if lacking:
@@ -135,9 +134,11 @@ def _export(
     experiment = manifest.get("experiment")
     if not isinstance(experiment, str) or not experiment:
         place, steps = lacking[0]
+        again = "the run again as it was started, a finished one with a larger trainer.train_steps"
         raise UsageError(
             f"--recompute: {_listed(steps)} of {place} has to be exported from the run's checkpoints, and "
-            "manifest.json does not name the experiment; start the run again as it was started, which exports it"
+            "manifest.json does not name the experiment; "
+            f"start {again if name == VALIDATION else 'the sidecar again as it was started'}: that exports it"
         )
     command = manifest.get("command")
     discovery.find_experiment(
