@@ -6,6 +6,7 @@ again goes on where the one before ended; a run that goes back for good is follo
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ from trainer_kit.lease import Lease
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.run_lock import read_heartbeat, runs
 
+_LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 20.0  # four beats
 
 
@@ -38,6 +40,10 @@ def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
         return metric.partition("|")[0] not in data.keys() - set(names)
 
     primary = options.best_checkpoint_eval_metric
+    left_out = [primary] if not is_told(primary) else []
+    left_out += [best.metric for best in options.best_checkpoints.values() if not is_told(best.metric)]
+    if left_out:
+        _LOG.info("no best is kept here by %s: other sets are evaluated", ", ".join(dict.fromkeys(left_out)))
     return config.replace(
         task={"validation_data": {name: None for name in data if name not in names}},
         trainer={

@@ -124,6 +124,7 @@ def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer,
     for sidecar in sidecars:
         ended = sidecar.wait()
         assert ended.code == 0, ended.text
+        assert "no best is kept here by " in ended.text
     found = {
         name: [json.loads(line) for line in (run / f"evals/{name}.jsonl").read_text().splitlines()]
         for name in (*choices, "validation")
