@@ -52,7 +52,7 @@ MAY_USE = {
     "controller": {"early_stopping"},
     "ending": {"build"},
     "build": {"timeline", "recovery", "reconciliation", "divergence", "sidecar", "early_stopping"},
-    "finetune": {"runner", "sidecar"},
+    "finetune": {"runner", "sidecar", "ending"},
     "launcher": {"runner", "finetune"},
     "train": {"flags"},
 }

@@ -157,7 +157,7 @@ class Controller(orbit.Controller):
         self._require_sound()
         start = time.perf_counter()
         with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
-            chosen = {} if sets is None or "" in sets else {"sets": sets}
+            chosen = {} if not sets or "" in sets else {"sets": sets}
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
         seconds = time.perf_counter() - start
         if self.stopping:

@@ -11,6 +11,7 @@ from typing import Any
 from trainer_kit import build
 from trainer_kit.checkpoints.ledger import plain
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import (
     DivergedError,
@@ -19,11 +20,38 @@ from trainer_kit.errors import (
     StopTraining,
     StorageError,
     TrainerKitError,
+    explained,
 )
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
 
 _LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def recorded(
+    directory: RunDirectory,
+    config: ExperimentConfig,
+    experiment: str,
+    mode: str,
+    texts: Mapping[str, str],
+    global_step: Any = None,
+) -> Iterator[None]:
+    """Writes the record of a run before its first step, and takes it back when a mistake or its data allow none.
+
+    Args:
+      directory: of the run.
+      config, experiment, mode, texts: what is recorded; see RunDirectory.write_record.
+      global_step: variable of the steps taken: after the first one the record stays; None: it never has to.
+    """
+    new = directory.missing_records(texts)
+    try:
+        directory.write_record(config, experiment, mode, texts, thread_counts())
+        yield
+    except Exception as error:
+        if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
+            directory.withdraw_record(new)
+        raise
 
 
 @contextlib.contextmanager

@@ -24,9 +24,9 @@ from trainer_kit.checkpoints.folder import remove_saved
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.names import step_of
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.fresh_state import forget_models
 from trainer_kit.distribution.workers import worker_count
+from trainer_kit.ending import recorded
 from trainer_kit.errors import (
     ConfigError,
     InterruptedRunError,
@@ -34,7 +34,6 @@ from trainer_kit.errors import (
     PreemptedError,
     StorageError,
     UsageError,
-    explained,
 )
 from trainer_kit.finetune_directory import FinetuneDirectory, pretraining_mistakes
 from trainer_kit.lease import Lease
@@ -91,7 +90,7 @@ def finetune_checkpoints(
     with signals, contextlib.ExitStack() as run:
         each = Finetuning(strategy, new_task, config, directory, own, signals)
         run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
-        run.enter_context(_recorded(directory, config, experiment, records()))
+        run.enter_context(recorded(directory, config, experiment, CONTINUOUS_FINETUNE, records()))
         pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
         run.enter_context(contextlib.closing(each.curves))
         each.resume(pretraining)
@@ -279,18 +278,3 @@ def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSig
     newest_only = options.continuous_eval.policy == "latest"
     arrivals = Arrivals(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
     return arrivals.follow(lambda: signals.received is not None, contextlib.nullcontext)
-
-
-@contextlib.contextmanager
-def _recorded(
-    directory: RunDirectory, config: ExperimentConfig, experiment: str, texts: Mapping[str, str]
-) -> Iterator[None]:
-    """Writes the record of the whole, and takes it back when a mistake lets no fine-tuning begin."""
-    new = directory.missing_records(texts)
-    try:
-        directory.write_record(config, experiment, CONTINUOUS_FINETUNE, texts, thread_counts())
-        yield
-    except Exception as error:
-        if explained(error):
-            directory.withdraw_record(new)
-        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,11 @@ from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.controller import Controller
-from trainer_kit.distribution.devices import thread_counts
 from trainer_kit.distribution.peers import peers_needed
 from trainer_kit.distribution.workers import part, worker_count
 from trainer_kit.early_stopping import EarlyStopping
-from trainer_kit.ending import conclude, finished_logs, saved_after_errors, stopped, until_stopped
-from trainer_kit.errors import ConfigError, UsageError, explained
+from trainer_kit.ending import conclude, finished_logs, recorded, saved_after_errors, stopped, until_stopped
+from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.lease import Lease
 from trainer_kit.modes import Mode, lookup_mode
 from trainer_kit.preflight import early_stopping_mistakes
@@ -156,8 +155,9 @@ def run_experiment(
             return trainer.model, logs
         trainer.check_data()
         manager.archive_later()
-        recorded = _recorded(directory, trainer, params, experiment, mode, records()) if reports.history else NOTHING
-        with strategy.scope(), recorded, saved_after_errors(controller):
+        known = (directory, params, experiment, mode)
+        record = recorded(*known, records(), trainer.global_step) if reports.history else NOTHING
+        with strategy.scope(), record, saved_after_errors(controller):
             if chosen.trains:
                 _begin(timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
@@ -262,26 +262,6 @@ def _alone(
     if not build.is_chief(strategy) or not lookup_mode(mode).trains:
         return NOTHING
     return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded)
-
-
-@contextlib.contextmanager
-def _recorded(
-    directory: RunDirectory,
-    trainer: Any,
-    config: ExperimentConfig,
-    experiment: str,
-    mode: str,
-    texts: Mapping[str, str],
-) -> Iterator[None]:
-    """Writes the record of the run before its first step, and takes it back when a mistake or its data allow none."""
-    new = directory.missing_records(texts)
-    try:
-        directory.write_record(config, experiment, mode, texts, thread_counts())
-        yield
-    except Exception as error:
-        if explained(error) and int(trainer.global_step.numpy()) == 0:
-            directory.withdraw_record(new)
-        raise
 
 
 def _evaluation_name(mode: str, eval_name: str) -> str:
