@@ -21,6 +21,7 @@ PACKAGE = "trainer_kit"
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "errors", "files", "registry", "scalars", "schedules", "signals", "progress", "modes", "unsaved_state",
+        "deferred_imports",
         "checkpoints.names", "distribution.cluster", "config.base", "config.schema", "config.evaluation",
         "config.optimization",
     ),

@@ -16,6 +16,7 @@ from typing import TextIO, cast
 from absl import flags
 
 from trainer_kit.config.sources import gin_second_pass, operative_gin
+from trainer_kit.deferred_imports import defer_imports
 from trainer_kit.errors import ExitCode, explained
 from trainer_kit.flags import parse_flags, request, unsupervised, until_begun
 from trainer_kit.preflight import check_request
@@ -87,6 +88,7 @@ def main(argv: Sequence[str] | None = None, act: Callable[[flags.FlagValues], No
     """Runs the command and returns its exit code; explained errors are printed without a traceback."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    defer_imports()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=cast(TextIO, _StandardError()))
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
     debug = "--debug" in argv  # for mistakes in the flags themselves

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from trainer_kit import __version__
 from trainer_kit.cli import best, check, doctor, evals, list_experiments, show, watch
+from trainer_kit.deferred_imports import defer_imports
 from trainer_kit.errors import EXIT_CODES, ExitCode, TrainerKitError
 
 VERBS = {
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    defer_imports()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     arguments = parser().parse_args(argv)
     try:

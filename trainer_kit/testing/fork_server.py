@@ -26,7 +26,7 @@ from typing import Any
 from trainer_kit.errors import UsageError
 
 TRAIN = "train"
-_PRELOADED = ("tensorflow", "keras", "trainer_kit.launcher", "trainer_kit.train", "trainer_kit.testing.tiny")
+_PRELOADED = "trainer_kit.testing.preloaded"
 _LAST_WAIT = 30.0  # seconds for a child to end that was killed
 
 # An exit code can be read once: of two threads that ask at the same moment, a start included, one gets a wrong one.
@@ -78,8 +78,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 120.0) -> Ended:
-        """Returns how it ended.
+    def wait(self, timeout: float | None = 120.0) -> Ended:
+        """Returns how it ended; None waits for ever.
 
         Raises:
           TimeoutError: when it has not, `timeout` seconds from now; with what it has written.
@@ -98,7 +98,7 @@ class ForkServer:
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
-        self._preload = [*_PRELOADED, *preload]
+        self._preload = [_PRELOADED, *preload]
         self._children: list[Child] = []
         self._numbers = itertools.count()
         self._open = contextlib.ExitStack()
@@ -120,7 +120,13 @@ class ForkServer:
             child.wait(_LAST_WAIT)
         self._open.close()
 
-    def start(self, function: str | Callable[..., Any], *arguments: Any, folder: str | None = None) -> Child:
+    def start(
+        self,
+        function: str | Callable[..., Any],
+        *arguments: Any,
+        folder: str | None = None,
+        output: str | os.PathLike[str] | None = None,
+    ) -> Child:
         """Starts a run.
 
         Args:
@@ -128,17 +134,21 @@ class ForkServer:
             that of the SystemExit it raises, 1 after another exception, else 0.
           *arguments: of the command or the function.
           folder: working directory; default: this process's.
+          output: absolute path of the file, written anew, for what it writes to its standard output and error;
+            default: one that lasts as long as the server is entered.
 
         Raises:
           UsageError: for another name than "train".
         """
         if isinstance(function, str) and function != TRAIN:
             raise UsageError(f"{function!r} is no run; there are: {TRAIN!r}, and functions")
-        output = os.path.join(self._folder, f"{next(self._numbers)}.txt")
-        process = self._context.Process(target=_run, args=(output, folder, function, arguments), daemon=False)
+        written = os.fspath(output or os.path.join(self._folder, f"{next(self._numbers)}.txt"))
+        with open(written, "wb"):  # now, for whoever reads it before the child has come so far
+            pass
+        process = self._context.Process(target=_run, args=(written, folder, function, arguments), daemon=False)
         with _ASKING:
             process.start()
-        child = Child(process, output)
+        child = Child(process, written)
         self._children.append(child)
         return child
 
