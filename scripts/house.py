@@ -7,6 +7,7 @@ floor breaks a rule too: a new one gets its place in FLOORS first.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,7 @@ def is_within(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
+@functools.cache  # several rules ask
 def imports(source: Source) -> list[Import]:
     """Returns all imports, those inside functions, for type checkers only, or by import_module("...") included."""
     return [

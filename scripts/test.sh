@@ -7,6 +7,7 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/environment.sh
+unset PYTHONDONTWRITEBYTECODE # the tests start some 200 processes, and each would compile our modules anew
 
 step() {
     printf '[test] %s\n' "$*"

@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from trainer_kit.deferred_imports import defer_imports
+
+defer_imports()  # before a test module imports Keras
+
 # A shell has what it runs in the background ignore Ctrl-C, and the processes of these tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

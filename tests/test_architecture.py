@@ -114,9 +114,15 @@ def breaches(rule: house.Rule, modules: Modules) -> list[str]:
     return rule([source(text, module) for module, text in modules.items()])
 
 
+@pytest.fixture(scope="module")
+def checkout() -> list[Source]:
+    """All that the rules are for; parsed once."""
+    return read_sources("trainer_kit", "experiments", "scripts")
+
+
 @pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
-def test_the_checkout_keeps_the_rule(rule: house.Rule) -> None:
-    found = rule(read_sources("trainer_kit", "experiments", "scripts"))
+def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[Source]) -> None:
+    found = rule(checkout)
     assert not found, "\n".join([str(rule.__doc__), *found])
 
 

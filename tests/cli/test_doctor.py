@@ -94,13 +94,11 @@ def test_fewer_kills_than_were_asked_for_prove_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resume", "digits", "--kills=0"], "error: --kills: 0 is not 1 or more"),
-        (["resume", "digits", "--params_override=trainer.train_step=7"], "error: trainer.train_step"),
+        (["resume", "mine/small", "--kills=0"], "error: --kills: 0 is not 1 or more"),
+        (["resume", "mine/small", "--params_override=trainer.train_step=7"], "error: trainer.train_step"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(
-    trainer_kit: Command, experiments: Path, arguments: list[str], message: str
-) -> None:
-    done = trainer_kit("doctor", *arguments)
+def test_a_mistake_is_told_before_anything_runs(trainer_kit: Command, arguments: list[str], message: str) -> None:
+    done = trainer_kit("doctor", *arguments, "--import_module=mine.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)

@@ -6,7 +6,9 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +18,32 @@ from trainer_kit.testing import Ended, ForkServer, compare_runs
 
 EXPERIMENT = "tests.end_to_end.stopped_experiment"
 TWO_CPUS = "runtime.virtual_cpus=2"
-# Moments, and the step that a run has reached which is stopped there.
+# Moments in the order in which a run is stopped at them, started again up to the next one, and at last to the end; and
+# the step that it has reached.
 PHASES = {
     "compile": 0,
-    "step 13": 14,
     "compile evaluation": 10,
     "evaluation": 10,
-    "checkpoint.written": None,  # in the thread of the save: training goes on meanwhile
     "best.weights": 10,
+    "step 13": 14,
+    "checkpoint.written": None,  # in the thread of the save: training goes on meanwhile
 }
+# Runs whose stop is a wait, for the end of a grace or of a patience: what happens when, and what they are given.
+HANGS = {"number": signal.SIGTERM, "signals": 0, "seconds": 90, "overrides": "trainer.hang_timeout_seconds=8"}
+LONG: dict[str, dict[str, Any]] = {
+    "second ctrl-c": {"moment": "checkpoint.written", "number": signal.SIGINT, "signals": 2, "seconds": 60},
+    "step": {
+        "moment": "step 13",
+        "seconds": 90,
+        "overrides": "trainer.preemption_grace_seconds=4,trainer.checkpoint_interval=10",
+    },
+    "evaluation": {"moment": "evaluation", "seconds": 90, "overrides": "trainer.preemption_grace_seconds=6"},
+    "hanging step": {"moment": "step 3", **HANGS},
+    "hanging evaluation": {"moment": "evaluation", **HANGS},
+    "hanging best": {"moment": "best.weights", **HANGS},
+    "hanging save": {"moment": "checkpoint.written", **HANGS},
+}
+Stop = tuple[Path, Ended]  # the folder of a run, and how it was stopped
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +60,28 @@ def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[
         folders[overrides] = tmp_path_factory.mktemp("whole") / "run"
         assert server.run("train", *_flags(folders[overrides], overrides)).code == 0
     return folders
+
+
+@pytest.fixture(scope="module")
+def stops(
+    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Stop]]]:
+    """The long ones of the tests that were chosen, one after another, while other tests run: most of each is a wait."""
+
+    def stop(name: str) -> Stop:
+        folder = tmp_path_factory.mktemp("stopped") / "run"
+        return folder, _stop(server, folder, **LONG[name])
+
+    chosen = [item.callspec.params.get("long") for item in request.session.items if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(1) as pool:
+        yield {name: pool.submit(stop, name) for name in LONG if name in chosen}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest, stops: dict[str, Future[Stop]]) -> Stop:
+    """The run that the test is about."""
+    return stops[request.param].result()
 
 
 def _flags(folder: Path, overrides: str = "") -> list[str]:
@@ -60,21 +101,39 @@ def _newest(folder: Path) -> int:
     return max(complete_checkpoints(str(folder)), default=0)
 
 
-@pytest.mark.parametrize("overrides", ["", TWO_CPUS], ids=["one replica", "two"])
+@pytest.fixture(scope="module", params=["", TWO_CPUS], ids=["one replica", "two"])
+def stopped_often(
+    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any
+) -> tuple[str, Path, dict[str, tuple[Ended, int]], Ended]:
+    """The overrides and the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
+
+    What takes long in other tests goes on meanwhile.
+    """
+    del stops
+    folder = tmp_path_factory.mktemp("often") / "run"
+    ends = {}
+    for moment in PHASES:
+        ended = _stop(server, folder, moment, overrides=request.param)
+        ends[moment] = ended, _newest(folder)
+    return request.param, folder, ends, server.run("train", *_flags(folder, request.param))
+
+
 @pytest.mark.parametrize("moment", PHASES)
-def test_sigterm_saves_what_was_done_and_the_next_start_goes_on_from_there(
-    server: ForkServer, whole: dict[str, Path], tmp_path: Path, moment: str, overrides: str
-) -> None:
-    folder = tmp_path / "run"
-    ended = _stop(server, folder, moment, overrides=overrides)
+def test_sigterm_saves_what_was_done_and_the_next_start_goes_on_from_there(stopped_often: Any, moment: str) -> None:
+    _, _, ends, _ = stopped_often
+    ended, newest = ends[moment]
     assert ended.code == 75, ended.text
     told = re.search(r"stopped by SIGTERM at step (\d+)", ended.text)
     assert told is not None, ended.text
-    assert int(told.group(1)) == _newest(folder)  # nothing is lost
-    if PHASES[moment] is not None:
-        assert _newest(folder) == PHASES[moment]
-    again = server.run("train", *_flags(folder, overrides))
-    assert again.code == 0, again.text
+    assert int(told.group(1)) == newest  # nothing is lost
+    assert PHASES[moment] in (newest, None)
+    before = [number for _, number in ends.values()][list(ends).index(moment) - 1] if moment != "compile" else 0
+    assert f"train_and_eval from step {before}" in ended.text
+
+
+def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(whole: dict[str, Path], stopped_often: Any) -> None:
+    overrides, folder, _, last = stopped_often
+    assert last.code == 0, last.text
     assert compare_runs(whole[overrides], folder) == []
 
 
@@ -83,46 +142,46 @@ def test_ctrl_c_does_the_same_with_its_own_exit_code(server: ForkServer, tmp_pat
     assert (ended.code, _newest(tmp_path / "run")) == (130, 14), ended.text
 
 
+@pytest.mark.parametrize("long", ["second ctrl-c"], indirect=True)
 def test_a_second_ctrl_c_leaves_at_once_and_damages_nothing(
-    server: ForkServer, whole: dict[str, Path], tmp_path: Path
+    server: ForkServer, whole: dict[str, Path], long: Stop
 ) -> None:
-    folder = tmp_path / "run"
-    ended = _stop(server, folder, "checkpoint.written", signal.SIGINT, signals=2, seconds=60)
+    folder, ended = long
     assert ended.code == 130
     assert ended.seconds < 30
     assert server.run("train", *_flags(folder)).code == 0
     assert compare_runs(whole[""], folder) == []
 
 
-def test_a_step_that_takes_too_long_is_not_waited_for(server: ForkServer, tmp_path: Path) -> None:
-    grace = "trainer.preemption_grace_seconds=4,trainer.checkpoint_interval=10"
-    ended = _stop(server, tmp_path / "run", "step 13", seconds=90, overrides=grace)
+@pytest.mark.parametrize("long", ["step"], indirect=True)
+def test_a_step_that_takes_too_long_is_not_waited_for(long: Stop) -> None:
+    folder, ended = long
     assert ended.code == 75
     assert ended.seconds < 45
     assert "the steps after 10 are lost" in ended.text
-    assert _newest(tmp_path / "run") == 10
+    assert _newest(folder) == 10
 
 
-def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_saved(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    ended = _stop(server, tmp_path / "run", "evaluation", seconds=90, overrides="trainer.preemption_grace_seconds=6")
+@pytest.mark.parametrize("long", ["evaluation"], indirect=True)
+def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_saved(long: Stop) -> None:
+    folder, ended = long
     assert ended.code == 75
     assert ended.seconds < 45
     assert "stopped in the middle of an evaluation or a report; saved step 10" in ended.text
-    assert _newest(tmp_path / "run") == 10
-    record = json.loads((tmp_path / "run" / "ckpt-10.commit.json").read_text())
+    assert _newest(folder) == 10
+    record = json.loads((folder / "ckpt-10.commit.json").read_text())
     assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}
 
 
 @pytest.mark.parametrize(
-    ("moment", "phase"), [("step 3", "train"), ("evaluation", "evaluate"), ("best.weights", "evaluate")]
+    ("long", "phase"),
+    [("hanging step", "train"), ("hanging evaluation", "evaluate"), ("hanging best", "evaluate")],
+    indirect=["long"],
 )
 def test_a_run_that_hangs_ends_with_its_own_exit_code_and_goes_on(
-    server: ForkServer, whole: dict[str, Path], tmp_path: Path, moment: str, phase: str
+    server: ForkServer, whole: dict[str, Path], long: Stop, phase: str
 ) -> None:
-    folder = tmp_path / "run"
-    ended = _stop(server, folder, moment, signals=0, seconds=90, overrides="trainer.hang_timeout_seconds=8")
+    folder, ended = long
     assert ended.code == 7, ended.text
     assert f"no progress for 8 s in phase '{phase}'" in ended.text
     assert len(list(folder.glob("stacks-*.txt"))) == 1
@@ -131,8 +190,8 @@ def test_a_run_that_hangs_ends_with_its_own_exit_code_and_goes_on(
     assert compare_runs(whole[""], folder) == []
 
 
-def test_a_save_that_hangs_ends_the_run_too(server: ForkServer, tmp_path: Path) -> None:
-    flags = "trainer.hang_timeout_seconds=8"
-    ended = _stop(server, tmp_path / "run", "checkpoint.written", signals=0, seconds=90, overrides=flags)
+@pytest.mark.parametrize("long", ["hanging save"], indirect=True)
+def test_a_save_that_hangs_ends_the_run_too(long: Stop) -> None:
+    _, ended = long
     assert ended.code == 7, ended.text
     assert "in phase 'save'" in ended.text
