@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
 
 FRESH_PROCESS = """
 import json, os, sys
@@ -131,31 +134,32 @@ def addresses(count: int) -> list[str]:
     return names
 
 
-def start(code: str, *arguments: str) -> subprocess.Popen[str]:
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "TF_", "COLAB_TPU"))}
-    environment = {**keep, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the process printed; ends it if it hangs."""
-    try:
-        output, errors = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors[-3000:]
-    return json.loads(output.splitlines()[-1])
+def run_program(code: str, *arguments: str) -> None:
+    """In a process that has imported TensorFlow and not used it, on a machine with nothing that is special."""
+    for name in list(os.environ):
+        if name.startswith(("TPU_", "TF_", "COLAB_TPU")):
+            del os.environ[name]
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "program", "exec"), {"__name__": "__main__"})
 
 
 @pytest.fixture(scope="module")
-def fresh() -> dict[str, Any]:
-    return result(start(FRESH_PROCESS, f"grpc://{addresses(1)[0]}"))
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+def result(child: Child) -> dict[str, Any]:
+    """What the program printed."""
+    ended = child.wait(90)
+    assert ended.code == 0, ended.text[-3000:]
+    return json.loads(next(line for line in ended.text.splitlines() if line.startswith("{")))
+
+
+@pytest.fixture(scope="module")
+def fresh(server: ForkServer) -> dict[str, Any]:
+    return result(server.start(run_program, FRESH_PROCESS, f"grpc://{addresses(1)[0]}"))
 
 
 def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
@@ -197,9 +201,10 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
     assert fresh["tpu_announced"].startswith("runtime.distribution_strategy: tpu (TPU_NAME) failed: ")
 
 
-def test_two_workers_sum_over_the_network_and_read_their_own_share() -> None:
+def test_two_workers_sum_over_the_network_and_read_their_own_share(server: ForkServer) -> None:
     hosts = ",".join(addresses(2))
-    first, second = [result(process) for process in [start(WORKER, hosts, "0"), start(WORKER, hosts, "1")]]
+    workers = [server.start(run_program, WORKER, hosts, number) for number in ("0", "1")]
+    first, second = map(result, workers)
     for found in (first, second):
         assert (found["workers"], found["replicas"], found["total"]) == (2, 2, 11.0)
         assert found["strategy"] == "CollectiveAllReduceStrategy"
@@ -207,7 +212,7 @@ def test_two_workers_sum_over_the_network_and_read_their_own_share() -> None:
     assert second["batches"] == [[1, 3], [5, 7], []]
 
 
-def test_the_chief_of_parameter_servers_puts_variables_on_them() -> None:
-    found = result(start(PARAMETER_SERVER, *addresses(3)))
+def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:
+    found = result(server.start(run_program, PARAMETER_SERVER, *addresses(3)))
     assert found["strategy"] == "ParameterServerStrategyV2"
     assert "/job:ps/" in found["device"]

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,11 +68,22 @@ def _run(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProces
     )
 
 
+def _forked(server: ForkServer, folder: Path, mode: str, *arguments: str) -> Child:
+    """The same, in a process that begins with TensorFlow imported."""
+    return server.start("train", *_command(mode, *arguments)[3:], folder=str(folder))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
 def _steps(text: str, kind: str) -> list[int]:
     return [int(step) for step in re.findall(rf"^{kind} \| step (\d+)/", text, re.MULTILINE)]
 
 
-def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path) -> None:
+def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: ForkServer) -> None:
     (folder / "binding.gin").write_text("outside.tiny.steps = 120\nAdamConfig.beta_1 = 0.8\n")
     common = ("--model_dir=run", "--gin_file=binding.gin")
     first = _run(folder, "train_and_eval", *common)
@@ -81,17 +94,13 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path) -> None:
     assert "beta_1: 0.8" in (folder / "run/params.yaml").read_text()
     assert "beta_1" in (folder / "run/operative_config.train_and_eval.gin").read_text()
 
-    with ForkServer() as server:
-        second = server.run(
-            "train",
-            *_command("train_and_eval", *common, "--params_override=trainer.train_steps=200")[3:],
-            folder=str(folder),
-        )
-        assert second.code == 0, second.text
-        assert "train_and_eval from step 120" in second.text
-        assert _steps(second.text, "train") == [140, 150, 170, 190, 200]
+    longer = "--params_override=trainer.train_steps=200"
+    second = _forked(server, folder, "train_and_eval", *common, longer).wait()
+    assert second.code == 0, second.text
+    assert "train_and_eval from step 120" in second.text
+    assert _steps(second.text, "train") == [140, 150, 170, 190, 200]
 
-        evaluated = server.run("train", *_command("eval", *common, "--checkpoint=best")[3:], folder=str(folder))
+    evaluated = _forked(server, folder, "eval", *common, "--checkpoint=best").wait()
     assert evaluated.code == 0, evaluated.text
     best = json.loads((folder / "run/best_ckpt/info.json").read_text())
     line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.text, re.MULTILINE)
@@ -99,10 +108,10 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path) -> None:
     assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)  # as many digits as are printed
 
 
-def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(folder: Path) -> None:
+def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(folder: Path, server: ForkServer) -> None:
     sidecar = _start(folder, "continuous_eval", "--model_dir=watched")
-    run = _start(folder, "train", "--model_dir=watched")
-    assert run.wait(timeout=240) == 0, run.communicate()[1]
+    run = _forked(server, folder, "train", "--model_dir=watched").wait(240)
+    assert run.code == 0, run.text
     _, errors = sidecar.communicate(timeout=240)
     assert sidecar.returncode == 0, errors
     ledger = [json.loads(line) for line in (folder / "watched/evals/continuous_eval.jsonl").read_text().splitlines()]
@@ -112,20 +121,22 @@ def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(fo
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_stopped_run_saves_tells_so_and_can_go_on(folder: Path, number: signal.Signals, code: int) -> None:
+def test_a_stopped_run_saves_tells_so_and_can_go_on(
+    folder: Path, server: ForkServer, number: signal.Signals, code: int
+) -> None:
     model_dir = f"stopped{code}"
     override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
-    process = _start(folder, "train", f"--model_dir={model_dir}", override)
-    assert process.stdout is not None
-    while "train | step" not in process.stdout.readline():
-        assert process.poll() is None, process.communicate()[1]
-    process.send_signal(number)
+    child = _forked(server, folder, "train", f"--model_dir={model_dir}", override)
+    while "train | step" not in child.text:
+        assert child.alive, child.text
+        time.sleep(0.05)
     begin = time.monotonic()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
+    child.kill(number)
+    ended = child.wait(60)
+    assert ended.code == code, ended.text
     assert time.monotonic() - begin < 30
-    assert f"stopped by {number.name} at step" in errors
-    assert "Traceback" not in errors
+    assert f"stopped by {number.name} at step" in ended.text
+    assert "Traceback" not in ended.text
     assert list((folder / model_dir).glob("ckpt-*.index"))
 
 
