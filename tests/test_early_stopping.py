@@ -23,6 +23,7 @@ from trainer_kit.config.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.early_stopping import EarlyStopping, Standing, standing
 from trainer_kit.errors import ConfigError, TrainerKitError, UsageError
+from trainer_kit.files import read_lines
 from trainer_kit.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 
@@ -256,6 +257,20 @@ def test_of_several_validation_sets_the_one_that_the_metric_is_of_decides(tmp_pa
     assert _final(tmp_path)["stopped"].startswith("rare|group|score has not improved on 0.4 of step 20")
     assert _newest(tmp_path) == 60
     assert sorted(_evaluated(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
+
+
+def test_a_stop_at_the_evaluation_of_one_set_evaluates_the_others_too(tmp_path: Path) -> None:
+    config = _scripted([0.9, 0.9, 0.9], metric="often|group|score", patience=1)
+    data = config.task.validation_data
+    config = config.replace(
+        task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": {"rare": {"interval": 40}}}
+    )
+    _, logs = _run(tmp_path, config)
+    assert set(logs) == {"often", "rare"} == set(_final(tmp_path)["metrics"])
+    assert _evaluated(tmp_path) == [10, 20, 20]
+    told = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"]
+    assert [line["step"] for line in told] == [10, 20]
+    assert {name.partition("/")[0] for name in told[1]["metrics"]} == {"often", "rare"}
 
 
 def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ class Controller(orbit.Controller):
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values.
 
+        Where an action ends the run after an evaluation of some sets, the others are evaluated too.
+
         Args:
           steps: batches.
           sets: names of the validation sets, if there are several; None: all.
@@ -156,6 +158,19 @@ class Controller(orbit.Controller):
         self._require("evaluator", for_method="evaluate")
         self._require_sound()
         start = time.perf_counter()
+        logs = self._evaluate_sets(steps, sets)
+        left = [name for name in self._eval_intervals(None) if name not in (sets or [name])]
+        if left and self.stop_request.reason and not self.stopping:  # which is the last evaluation then
+            logs.update(self._evaluate_sets(steps, left))
+        if self.stopping:
+            return {}
+        step = self._evaluated_step = int(self.global_step.numpy())
+        self._report("validation", step, logs, seconds=time.perf_counter() - start)
+        return logs
+
+    def _evaluate_sets(self, steps: int, sets: Sequence[str] | None) -> dict[str, Any]:
+        """Evaluates, calls the actions and puts on record; what a stop has cut is not."""
+        start = time.perf_counter()
         with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             chosen = {} if not sets or "" in sets else {"sets": sets}
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
@@ -165,12 +180,10 @@ class Controller(orbit.Controller):
         self.stop_request.call(self.eval_actions, logs)
         logs = tf.nest.map_structure(orbit.utils.get_value, logs)
         step = int(self.global_step.numpy())
-        self._evaluated_step = step
         self.sync()  # nothing is recorded before it is there
         checkpoint = self._checkpoint if step == self._saved_step else None
         with self.stop_request.heard():
             self._on_evaluation(step, logs, self._seconds_of_sets() or seconds, checkpoint)
-        self._report("validation", step, logs, seconds=seconds)
         return dict(logs)
 
     def train_and_evaluate(
@@ -195,8 +208,8 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
         intervals = self._eval_intervals(eval_interval)
-        due = schedules.all_due(step - 1, step, train_steps, intervals)
-        due = due or (list(intervals) if self.stop_request.reason else [])
+        last = step if self.stop_request.reason else train_steps
+        due = schedules.all_due(step - 1, step, last, intervals)
         if due and step > max(self._evaluated_step, 0):
             output = self.evaluate(eval_steps, due)
         while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
