@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,13 @@ from trainer_kit.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.history import active_history
 from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
+from trainer_kit.trainer import Trainer
 
 _BEST = {"best_checkpoint_eval_metric": "accuracy"}
+# Ends within a loop, and off every interval; with dropout, it depends on random numbers too.
+_TRAINED = tiny_experiment(train_steps=17).replace(task={"dropout": 0.3})
+# Half of the evaluations are at steps without a checkpoint.
+_EVALUATED = tiny_experiment(train_steps=60, checkpoint_interval=20, **_BEST)
 
 
 def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
@@ -47,6 +54,50 @@ def _steps(folder: Path, kind: str) -> list[int]:
 
 def _weights(model: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.variables]
+
+
+class _Finished:
+    """A run that several tests look at; those that go on with it do so in a copy of its folder.
+
+    Attributes:
+      folder: of the run.
+      weights, logs: of the model and the logs that it has returned.
+      loops, evaluations: the logs that its actions have got.
+    """
+
+    def __init__(self, folder: Path, mode: str, config: ExperimentConfig) -> None:
+        self.folder, self.loops, self.evaluations = folder, [], []
+        actions = {"train_actions": [self.loops.append], "eval_actions": [self.evaluations.append]}
+        model, self.logs = _run(folder, mode, config, **actions)
+        self.weights = _weights(model)
+
+
+@pytest.fixture(scope="module")
+def once_trained(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    return _Finished(tmp_path_factory.mktemp("trained"), "train", _TRAINED)
+
+
+@pytest.fixture
+def trained(once_trained: _Finished, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(once_trained.folder, tmp_path / "trained"))
+
+
+@pytest.fixture(scope="module")
+def once_evaluated(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    return _Finished(tmp_path_factory.mktemp("evaluated"), "train_and_eval", _EVALUATED)
+
+
+@pytest.fixture
+def evaluated(once_evaluated: _Finished, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(once_evaluated.folder, tmp_path / "evaluated"))
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Trainer:
+    """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation restores its own."""
+    return build.create_trainer(_EVALUATED, TinyTask(_EVALUATED.task), train=False)
 
 
 def _tags(folder: Path) -> dict[str, list[int]]:
@@ -83,48 +134,45 @@ def test_train_and_eval_evaluates_at_each_interval_and_at_the_end_once(tmp_path:
     )
 
 
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=30).replace(task={"dropout": 0.3})
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(trained: Path, tmp_path: Path) -> None:
+    config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config)
-    _run(tmp_path / "resumed", config=config.replace(trainer={"train_steps": 17}))
-    resumed, _ = _run(tmp_path / "resumed", config=config)
+    resumed, _ = _run(trained, config=config)
     assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True))
-    assert _steps(tmp_path / "resumed", "train")[-1] == 30
+    assert _steps(trained, "train")[-1] == 30
 
 
-def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path: Path) -> None:
-    config = tiny_experiment()
-    first, second, other = (
-        _run(tmp_path / name, config=config.replace(runtime={"random_seed": seed}))[0]
-        for name, seed in (("a", 5), ("b", 5), ("c", 6))
+def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(once_trained: _Finished, tmp_path: Path) -> None:
+    seed = _TRAINED.runtime.random_seed
+    second, other = (
+        _run(tmp_path / str(number), config=_TRAINED.replace(runtime={"random_seed": number}))[0]
+        for number in (seed, seed + 1)
     )
-    assert all(np.array_equal(a, b) for a, b in zip(_weights(first), _weights(second), strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(_weights(first), _weights(other), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(second), strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(other), strict=True))
 
 
-def test_a_finished_run_returns_its_final_metrics_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = tiny_experiment(**_BEST)
-    _, first = _run(tmp_path, "train_and_eval", config)
-    before = (tmp_path / "metrics.jsonl").read_text()
+def test_a_finished_run_returns_its_final_metrics_and_says_so(
+    once_evaluated: _Finished, evaluated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (evaluated / "metrics.jsonl").read_text()
     with caplog.at_level("INFO", logger="trainer_kit"):
-        _, second = _run(tmp_path, "train_and_eval", config)
-    assert second == {name: pytest.approx(float(value)) for name, value in first.items()}
+        _, second = _run(evaluated, "train_and_eval", _EVALUATED)
+    assert second == {name: pytest.approx(float(value)) for name, value in once_evaluated.logs.items()}
     assert "nothing to do" in caplog.text
-    assert active_history(str(tmp_path / "metrics.jsonl")) and before in (tmp_path / "metrics.jsonl").read_text()
+    assert active_history(str(evaluated / "metrics.jsonl")) and before in (evaluated / "metrics.jsonl").read_text()
 
 
-def test_eval_scores_the_checkpoint_that_it_is_told_to(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=40, **_BEST)
-    _run(tmp_path, "train_and_eval", config)
-    params_time = (tmp_path / "params.yaml").stat().st_mtime_ns
-    ledger = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
+def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluator: Trainer) -> None:
+    params_time = (evaluated / "params.yaml").stat().st_mtime_ns
+    ledger = [json.loads(line) for line in (evaluated / "evals" / "validation.jsonl").read_text().splitlines()]
     known = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
-    best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
-    for which, step in (("latest", 40), ("20", 20), (str(tmp_path / "ckpt-30"), 30), ("best", best["step"])):
-        _, logs = _run(tmp_path, "eval", config, checkpoint=which)
+    best = json.loads((evaluated / "best_ckpt" / "info.json").read_text())
+    for which, step in (("latest", 60), ("20", 20), (str(evaluated / "ckpt-40"), 40), ("best", best["step"])):
+        _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
         assert logs["validation_loss"] == pytest.approx(known[step], abs=1e-6)
     assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
-    assert (tmp_path / "params.yaml").stat().st_mtime_ns == params_time
+    assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
 
 
 def test_eval_without_a_checkpoint_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
@@ -155,25 +203,19 @@ def test_a_best_metric_that_does_not_exist_is_found_before_the_first_step(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_another_optimizer_is_refused_on_resume_until_it_is_allowed(tmp_path: Path) -> None:
-    _run(tmp_path)
-    changed = tiny_experiment(train_steps=25).replace(trainer={"optimizer_config": {"optimizer": {"type": "sgd"}}})
+def test_another_optimizer_is_refused_on_resume_until_it_is_allowed(trained: Path) -> None:
+    optimizer = {"optimizer_config": {"optimizer": {"type": "sgd"}}}
     with pytest.raises(ConfigError, match=r"--allow_config_change=trainer\.optimizer_config"):
-        _run(tmp_path, config=changed)
+        _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25, **optimizer}))
 
 
-def _rate(value: float, **trainer: Any) -> ExperimentConfig:
-    rate = {"type": "constant", "constant": {"learning_rate": value}}
-    return tiny_experiment(**trainer).replace(trainer={"optimizer_config": {"learning_rate": rate}})
-
-
-def test_a_learning_rate_that_the_config_changes_is_that_of_the_resumed_run(tmp_path: Path) -> None:
-    _run(tmp_path, config=_rate(0.01, train_steps=10))
+def test_a_learning_rate_that_the_config_changes_is_that_of_the_resumed_run(trained: Path) -> None:
+    rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
     logs: list[Any] = []
-    _run(tmp_path, config=_rate(0.25, train_steps=20), train_actions=[lambda loop: logs.append(loop["learning_rate"])])
-    assert logs == [0.25, 0.25]
-    _run(tmp_path, config=_rate(0.25, train_steps=30), train_actions=[logs.append])
-    assert logs[-1]["learning_rate"] == 0.25
+    for steps in (27, 37):
+        config = _TRAINED.replace(trainer={"train_steps": steps, "optimizer_config": {"learning_rate": rate}})
+        _run(trained, config=config, train_actions=[lambda loop: logs.append(loop["learning_rate"])])
+    assert logs == [0.25] * 4
 
 
 def test_a_learning_rate_that_a_callback_has_changed_outlives_the_process(tmp_path: Path) -> None:
@@ -194,13 +236,13 @@ def test_a_learning_rate_that_a_callback_has_changed_outlives_the_process(tmp_pa
     assert logs == [0.125, 0.125]
 
 
-def test_batch_size_may_change_when_it_is_allowed(tmp_path: Path) -> None:
-    _run(tmp_path)
-    changed = tiny_experiment(train_steps=25).replace(task={"train_data": {"global_batch_size": 16}})
+def test_batch_size_may_change_when_it_is_allowed(trained: Path) -> None:
+    data = {"train_data": {"global_batch_size": 16}}
+    changed = _TRAINED.replace(trainer={"train_steps": 25}, task=data)
     with pytest.raises(ConfigError, match="global_batch_size"):
-        _run(tmp_path, config=changed)
-    _run(tmp_path, config=changed, allow_config_change=["task.train_data.global_batch_size"])
-    assert _steps(tmp_path, "train")[-1] == 25
+        _run(trained, config=changed)
+    _run(trained, config=changed, allow_config_change=["task.train_data.global_batch_size"])
+    assert _steps(trained, "train")[-1] == 25
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
@@ -209,16 +251,10 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
         _run(tmp_path / "file" / "run")
 
 
-def test_actions_see_the_logs_of_each_loop_and_evaluation(tmp_path: Path) -> None:
-    losses: list[float] = []
-    evaluations: list[float] = []
-    _run(
-        tmp_path,
-        "train_and_eval",
-        train_actions=[lambda logs: losses.append(float(logs["training_loss"]))],
-        eval_actions=[lambda logs: evaluations.append(float(logs["validation_loss"]))],
-    )
-    assert (len(losses), len(evaluations)) == (4, 2)
+def test_actions_see_the_logs_of_each_loop_and_evaluation(once_evaluated: _Finished) -> None:
+    losses = [float(logs["training_loss"]) for logs in once_evaluated.loops]
+    evaluations = [float(logs["validation_loss"]) for logs in once_evaluated.evaluations]
+    assert (len(losses), len(evaluations)) == (12, 6)
 
 
 class _SummarisingTask(TinyTask):
@@ -308,17 +344,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_without_saving_it(tmp_path: Pat
     assert not complete_checkpoints(str(tmp_path))
 
 
-class _Stop:
-    """Sends SIGTERM to this process from the action of a loop or an evaluation at `step`."""
-
-    def __init__(self, step: int) -> None:
-        self.step, self.calls = step, 0
-
-    def __call__(self, logs: Any) -> None:
-        self.calls += 5
-        if self.calls == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
+def _stop(caplog: pytest.LogCaptureFixture) -> None:
+    """Sends SIGTERM to this process, and returns when the thread that hears of it has asked the run to stop."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while "SIGTERM: stopping" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 class _FilteredAwayTask(TinyTask):
@@ -337,35 +368,35 @@ def test_a_run_without_data_that_only_reading_tells_leaves_no_record(tmp_path: P
 @pytest.mark.parametrize("mode", ["train", "train_and_eval"])
 @pytest.mark.parametrize(("saves", "steps"), [(True, [5]), (False, [])])
 def test_a_stop_saves_unless_the_config_says_otherwise(
-    tmp_path: Path, mode: str, saves: bool, steps: list[int]
+    tmp_path: Path, mode: str, saves: bool, steps: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_experiment(preemption_on_demand_checkpoint=saves)
     with pytest.raises(PreemptedError):
-        _run(tmp_path, mode, config, train_actions=[_Stop(5)])
+        _run(tmp_path, mode, config, train_actions=[lambda logs: _stop(caplog)])
     assert list(complete_checkpoints(str(tmp_path))) == steps
 
 
 class _StoppedInEvaluation(TinyTask):
-    """Gets SIGTERM in its evaluation at step 20."""
+    """Gets SIGTERM in its first evaluation, from what is in `stops`."""
 
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
-        if not state and stopped_at == [20]:
-            stopped_at.clear()
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
+        if not state and stops:
+            stops.pop()()
         return True
 
     def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
         return {"step": float(global_step)}
 
 
-stopped_at: list[int] = []
+stops: list[Callable[[], None]] = []
 
 
-def test_an_evaluation_that_was_cut_off_is_made_up_by_the_next_start(tmp_path: Path) -> None:
+def test_an_evaluation_that_was_cut_off_is_made_up_by_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_experiment(train_steps=20, validation_interval=20, **_BEST)
     task = _StoppedInEvaluation(config.task)
-    stopped_at[:] = [20]
+    stops[:] = [lambda: _stop(caplog)]
     with pytest.raises(PreemptedError):
         run_experiment(None, task, "train_and_eval", config, str(tmp_path))
     assert _steps(tmp_path, "validation") == []
@@ -376,9 +407,8 @@ def test_an_evaluation_that_was_cut_off_is_made_up_by_the_next_start(tmp_path: P
     assert _steps(tmp_path, "validation") == [20]
 
 
-def test_a_run_that_was_only_trained_is_evaluated_by_train_and_eval(tmp_path: Path) -> None:
-    _run(tmp_path, "train")
-    assert "accuracy" in _run(tmp_path, "train_and_eval")[1]
+def test_a_run_that_was_only_trained_is_evaluated_by_train_and_eval(trained: Path) -> None:
+    assert "accuracy" in _run(trained, "train_and_eval", _TRAINED)[1]
 
 
 def test_a_save_that_fails_in_the_background_at_the_end_is_a_storage_error(tmp_path: Path) -> None:
@@ -395,15 +425,16 @@ def _ledger(folder: Path, name: str) -> list[tuple[int, str | None]]:
     return [(record["step"], record["checkpoint"]) for record in map(json.loads, lines)]
 
 
-def test_the_ledger_names_only_checkpoints_that_are_there_and_eval_has_its_own(tmp_path: Path) -> None:
-    config = tiny_experiment(checkpoint_interval=20, validation_interval=10, **_BEST)
-    _run(tmp_path, "train_and_eval", config)
-    assert _ledger(tmp_path, "validation") == [(10, None), (20, "ckpt-20")]
-    events = sorted((tmp_path / "validation").iterdir())
-    _run(tmp_path, "eval", config, checkpoint="20")
-    assert _ledger(tmp_path, "eval") == [(20, "ckpt-20")]
-    assert len(_ledger(tmp_path, "validation")) == 2
-    assert sorted((tmp_path / "validation").iterdir()) == events
+def test_the_ledger_names_only_checkpoints_that_are_there_and_eval_has_its_own(
+    evaluated: Path, evaluator: Trainer
+) -> None:
+    told = [(step, f"ckpt-{step}" if step % 20 == 0 else None) for step in range(10, 61, 10)]
+    assert _ledger(evaluated, "validation") == told
+    events = sorted((evaluated / "validation").iterdir())
+    _run(evaluated, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
+    assert _ledger(evaluated, "eval") == [(20, "ckpt-20")]
+    assert _ledger(evaluated, "validation") == told
+    assert sorted((evaluated / "validation").iterdir()) == events
 
 
 def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -424,25 +455,27 @@ def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> N
     assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(model), strict=True))
 
 
-def test_one_and_two_virtual_replicas_see_the_same_losses(tmp_path: Path) -> None:
-    losses: list[list[float]] = []
-    for replicas in (0, 4):
-        seen: list[float] = []
-        config = tiny_experiment(steps_per_loop=1, summary_interval=1).replace(runtime={"virtual_cpus": replicas})
-        _run(
-            tmp_path / str(replicas),
-            config=config,
-            train_actions=[lambda logs, s=seen: s.append(logs["training_loss"])],
-        )
-        losses.append(seen)
-    np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
-    assert len(losses[0]) == 20
+_STEPWISE = tiny_experiment(steps_per_loop=1, summary_interval=1)
 
 
-def test_a_checkpoint_of_several_replicas_is_evaluated_the_same_on_one(tmp_path: Path) -> None:
-    config = tiny_experiment()
-    _, several = _run(tmp_path, "train_and_eval", config.replace(runtime={"virtual_cpus": 4}))
-    _, one = _run(tmp_path, "eval", config)
+@pytest.fixture(scope="module")
+def on_four_replicas(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    config = _STEPWISE.replace(runtime={"virtual_cpus": 4})
+    return _Finished(tmp_path_factory.mktemp("replicas"), "train_and_eval", config)
+
+
+def test_one_and_four_virtual_replicas_see_the_same_losses(on_four_replicas: _Finished, tmp_path: Path) -> None:
+    losses: list[float] = []
+    _run(tmp_path, config=_STEPWISE, train_actions=[lambda logs: losses.append(logs["training_loss"])])
+    np.testing.assert_allclose(losses, [logs["training_loss"] for logs in on_four_replicas.loops], atol=1e-5)
+    assert len(losses) == 20
+
+
+def test_a_checkpoint_of_several_replicas_is_evaluated_the_same_on_one(
+    on_four_replicas: _Finished, tmp_path: Path
+) -> None:
+    several = on_four_replicas.logs
+    _, one = _run(Path(shutil.copytree(on_four_replicas.folder, tmp_path / "run")), "eval", _STEPWISE)
     assert one["accuracy"] == pytest.approx(several["accuracy"], abs=1e-6)
     assert one["validation_loss"] == pytest.approx(several["validation_loss"], abs=1e-6)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,38 @@ from trainer_kit.run_lock import RunLock
 from trainer_kit.sidecar import Sidecar
 from trainer_kit.testing import tiny_experiment
 
-_BEST = {"best_checkpoint_eval_metric": "accuracy"}
+_CONFIG = tiny_experiment(train_steps=40, best_checkpoint_eval_metric="accuracy")
 
 
 def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
     return launch(config or tiny_experiment(), mode, str(folder), **arguments)
+
+
+@pytest.fixture(scope="module")
+def once_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 40 steps, saved at each tenth and not evaluated; all checkpoints are there."""
+    folder = tmp_path_factory.mktemp("sidecar") / "run"
+    _run(folder, config=_CONFIG)
+    return folder
+
+
+@pytest.fixture
+def run(once_trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to go on with."""
+    return Path(shutil.copytree(once_trained, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def once_evaluated(once_trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A copy that a sidecar has evaluated all of, and the logs that the sidecar has returned."""
+    folder = Path(shutil.copytree(once_trained, tmp_path_factory.mktemp("evaluated") / "run"))
+    return folder, _run(folder, "continuous_eval", _CONFIG)[1]
+
+
+@pytest.fixture
+def evaluated(once_evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    """A copy of that folder, to go on with."""
+    return Path(shutil.copytree(once_evaluated[0], tmp_path / "evaluated"))
 
 
 def _ledger(folder: Path, name: str = "continuous_eval") -> list[tuple[int, str | None]]:
@@ -37,29 +65,26 @@ def _ledger(folder: Path, name: str = "continuous_eval") -> list[tuple[int, str 
     return [(record["step"], record.get("checkpoint")) for record in map(json.loads, lines)]
 
 
-def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=40, **_BEST)
-    _run(tmp_path, "train", config)
-    _, logs = _run(tmp_path, "continuous_eval", config)
-    ledger = [json.loads(line) for line in (tmp_path / "evals" / "continuous_eval.jsonl").read_text().splitlines()]
+def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(
+    once_evaluated: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, logs = once_evaluated
+    ledger = [json.loads(line) for line in (folder / "evals" / "continuous_eval.jsonl").read_text().splitlines()]
     assert [record["step"] for record in ledger] == [10, 20, 30, 40]
     assert logs["validation_loss"] == pytest.approx(ledger[-1]["metrics"]["validation_loss"])
-    assert (tmp_path / "evals" / "continuous_eval" / "best_ckpt" / "info.json").exists()
-    assert not (tmp_path / "best_ckpt").exists()
+    assert (folder / "evals" / "continuous_eval" / "best_ckpt" / "info.json").exists()
+    assert not (folder / "best_ckpt").exists()
 
 
-def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(tmp_path: Path) -> None:
-    _run(tmp_path, config=tiny_experiment(train_steps=10))
-
+def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> None:
     def train_on(logs: Any) -> None:
-        if not (tmp_path / "ckpt-40.index").exists():
-            _run(tmp_path, config=tiny_experiment(train_steps=40))
+        if not (run / "ckpt-60.index").exists():
+            _run(run, config=_CONFIG.replace(trainer={"train_steps": 60}))
 
-    shorter = tiny_experiment(train_steps=10)
-    (tmp_path / "final.json").unlink()
-    (tmp_path / "params.yaml").write_text((tmp_path / "params.yaml").read_text().replace("steps: 10", "steps: 40"))
-    _run(tmp_path, "continuous_eval", shorter, eval_actions=[train_on])
-    assert [step for step, _ in _ledger(tmp_path, "continuous_eval")] == [10, 20, 30, 40]
+    (run / "final.json").unlink()
+    (run / "params.yaml").write_text((run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60"))
+    _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
+    assert [step for step, _ in _ledger(run)] == [10, 20, 30, 40, 50, 60]
 
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -74,57 +99,48 @@ def test_a_sidecar_has_a_name_of_its_own(tmp_path: Path) -> None:
             _run(tmp_path, "continuous_eval", eval_name=name)
 
 
-def test_a_checkpoint_that_a_sidecar_reads_is_not_rotated_away(tmp_path: Path) -> None:
-    config = tiny_experiment(max_to_keep=1)
-    _run(tmp_path, config=config.replace(trainer={"train_steps": 10}))
-
+def test_a_checkpoint_that_a_sidecar_reads_is_not_rotated_away(run: Path) -> None:
     def train_on(logs: Any) -> None:
-        if not (tmp_path / "ckpt-20.index").exists():
-            _run(tmp_path, config=config)
+        if not (run / "ckpt-50.index").exists():
+            _run(run, config=_CONFIG.replace(trainer={"train_steps": 50, "max_to_keep": 1}))
 
-    _run(tmp_path, "continuous_eval", config, eval_actions=[train_on])
-    assert list(complete_checkpoints(str(tmp_path))) == [10, 20]
-    assert _ledger(tmp_path, "continuous_eval") == [(10, "ckpt-10"), (20, "ckpt-20")]
-
-
-def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(tmp_path: Path) -> None:
-    config = tiny_experiment(**_BEST)
-    _run(tmp_path, config=config)
-    _, logs = _run(tmp_path, "continuous_eval", config)
-    info = (tmp_path / "evals/continuous_eval/best_ckpt/info.json").read_text()
-    _, again = _run(tmp_path, "continuous_eval", config)
-    assert _ledger(tmp_path) == [(10, "ckpt-10"), (20, "ckpt-20")]
-    assert again == pytest.approx({name: value for name, value in logs.items() if name in again})
-    assert (tmp_path / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
-    curves = read_curves(tmp_path / "evals/continuous_eval")
-    assert [step for step, _ in curves["."]["accuracy"]] == [10, 20]
+    _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
+    assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50]
+    assert _ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50)]
 
 
-def test_one_with_other_data_evaluates_all_that_is_there_once_more(tmp_path: Path) -> None:
-    _run(tmp_path)
-    _run(tmp_path, "continuous_eval")
-    _run(tmp_path, "continuous_eval", tiny_experiment().replace(task={"examples": 50}))
-    assert [step for step, _ in _ledger(tmp_path)] == [10, 20, 10, 20]
+def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
+    once_evaluated: tuple[Path, dict[str, Any]], evaluated: Path
+) -> None:
+    info = (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text()
+    _, again = _run(evaluated, "continuous_eval", _CONFIG)
+    assert _ledger(evaluated) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
+    assert again == pytest.approx({name: value for name, value in once_evaluated[1].items() if name in again})
+    assert (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
+    curves = read_curves(evaluated / "evals/continuous_eval")
+    assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30, 40]
 
 
-def test_the_newest_only_is_evaluated_when_the_config_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _run(tmp_path)
+def test_one_with_other_data_evaluates_all_that_is_there_once_more(evaluated: Path) -> None:
+    _run(evaluated, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
+    assert [step for step, _ in _ledger(evaluated)] == [10, 20, 30, 40] * 2
+
+
+def test_the_newest_only_is_evaluated_when_the_config_says_so(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        _run(tmp_path, "continuous_eval", tiny_experiment(continuous_eval={"policy": "latest"}))
-    assert _ledger(tmp_path) == [(20, "ckpt-20")]
-    assert "left out: ckpt-10" in caplog.text
+        _run(run, "continuous_eval", _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}))
+    assert _ledger(run) == [(40, "ckpt-40")]
+    assert "left out: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
 
-def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(tmp_path: Path) -> None:
-    config = tiny_experiment(train_steps=30, **_BEST)
-    _run(tmp_path, config=config)
-    _run(tmp_path, "continuous_eval", config)
-    other = config.replace(trainer={"optimizer_config": {"learning_rate": {"constant": {"learning_rate": 0.1}}}})
-    _run(tmp_path, config=other, from_step=10)
-    _, logs = _run(tmp_path, "continuous_eval", other)
-    lines = [json.loads(line) for line in (tmp_path / "evals/continuous_eval.jsonl").read_text().splitlines()]
+def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(evaluated: Path) -> None:
+    rate = {"optimizer_config": {"learning_rate": {"constant": {"learning_rate": 0.1}}}}
+    other = _CONFIG.replace(trainer={"train_steps": 30, **rate})
+    _run(evaluated, config=other, from_step=10)
+    _, logs = _run(evaluated, "continuous_eval", other)
+    lines = [json.loads(line) for line in (evaluated / "evals/continuous_eval.jsonl").read_text().splitlines()]
     assert [(line["lineage"], line["step"], line.get("kind")) for line in lines] == [
-        *[(0, 10, None), (0, 20, None), (0, 30, None)],
+        *[(0, 10, None), (0, 20, None), (0, 30, None), (0, 40, None)],
         *[(1, 10, "rewind"), (1, 20, None), (1, 30, None)],
     ]
     assert lines[-1]["metrics"]["validation_loss"] != lines[2]["metrics"]["validation_loss"]
@@ -132,16 +148,15 @@ def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(tmp_path:
     active = [line for line in lines if "metrics" in line and (line["lineage"] or line["step"] == 10)]
     best = max(active, key=lambda line: float(line["metrics"]["accuracy"]))
     assert logs["best_accuracy"] == pytest.approx(best["metrics"]["accuracy"])
-    curves = read_curves(tmp_path / "evals/continuous_eval")
+    curves = read_curves(evaluated / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30]
 
 
-def test_one_that_cannot_begin_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
-    _run(tmp_path)
-    before = sorted(os.listdir(tmp_path))
+def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
+    before = sorted(os.listdir(run))
     with pytest.raises(UsageError, match="no validation metric"):
-        _run(tmp_path, "continuous_eval", tiny_experiment(best_checkpoint_eval_metric="acuracy"))
-    assert sorted(os.listdir(tmp_path)) == before
+        _run(run, "continuous_eval", _CONFIG.replace(trainer={"best_checkpoint_eval_metric": "acuracy"}))
+    assert sorted(os.listdir(run)) == before
 
 
 def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None) -> Sidecar:

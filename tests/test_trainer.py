@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ def _weights(trainer: Trainer) -> list[np.ndarray]:
     return [variable.numpy() for variable in trainer.model.trainable_variables]
 
 
+@dataclass(frozen=True)
+class _Reached:
+    """Where a trainer is after some steps.
+
+    Attributes:
+      weights: of the model.
+      training_loss: of the loop that ended there, which begins at the number of steps before; None at the start.
+      evaluated: what an evaluation of all data returns.
+    """
+
+    weights: list[np.ndarray]
+    training_loss: np.float32 | None
+    evaluated: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[int, _Reached]:
+    """Steps -> where a trainer of the tiny experiment on one device is after so many, to compare others with."""
+    trainer, reached, before = _trainer(), {}, 0
+    for steps in (0, 5, 6, 10, 20):
+        loss = trainer.train(tf.constant(steps - before))["training_loss"] if steps else None
+        reached[steps], before = _Reached(_weights(trainer), loss, trainer.evaluate(tf.constant(-1))), steps
+    return reached
+
+
 def test_the_constructor_takes_model_gardens_arguments() -> None:
     assert list(inspect.signature(Trainer).parameters) == [
         "config", "task", "model", "optimizer", "train", "evaluate", "train_dataset", "validation_dataset",
@@ -64,11 +90,10 @@ def test_a_loop_trains_counts_and_reports() -> None:
 
 @pytest.mark.parametrize("switches", [{}, {"train_tf_while_loop": False},
                                       {"train_tf_while_loop": False, "train_tf_function": False}])  # fmt: skip
-def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool]) -> None:
-    trainer, plain = _trainer(tiny_experiment(**switches)), _trainer()
-    for one in (trainer, plain):
-        one.train(tf.constant(6))
-    for mine, theirs in zip(_weights(trainer), _weights(plain), strict=True):
+def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool], plain: dict[int, _Reached]) -> None:
+    trainer = _trainer(tiny_experiment(**switches))
+    trainer.train(tf.constant(6))
+    for mine, theirs in zip(_weights(trainer), plain[6].weights, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
@@ -89,10 +114,9 @@ def test_mixed_precision_computes_low_and_keeps_weights_losses_and_metrics_in_fl
     assert (type(trainer.optimizer).__name__ == "LossScaleOptimizer") == (dtype == "float16")
 
 
-def test_xla_gives_the_same_loss() -> None:
-    config = tiny_experiment()
-    compiled = _trainer(config.replace(runtime={"enable_xla": True})).train(tf.constant(5))
-    assert compiled["training_loss"] == pytest.approx(_trainer(config).train(tf.constant(5))["training_loss"], abs=1e-4)
+def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
+    compiled = _trainer(tiny_experiment().replace(runtime={"enable_xla": True})).train(tf.constant(5))
+    assert compiled["training_loss"] == pytest.approx(plain[5].training_loss, abs=1e-4)
 
 
 def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
@@ -101,13 +125,12 @@ def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_train_and_evaluate_like_one_device(replicas: int) -> None:
-    one, several = _trainer(), _trainer(strategy=_mirrored(replicas))
-    for trainer in (one, several):
-        trainer.train(tf.constant(20))
-    for mine, theirs in zip(_weights(several), _weights(one), strict=True):
+def test_replicas_train_and_evaluate_like_one_device(replicas: int, plain: dict[int, _Reached]) -> None:
+    several = _trainer(strategy=_mirrored(replicas))
+    several.train(tf.constant(20))
+    for mine, theirs in zip(_weights(several), plain[20].weights, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
-    mine, theirs = several.evaluate(tf.constant(-1)), one.evaluate(tf.constant(-1))
+    mine, theirs = several.evaluate(tf.constant(-1)), plain[20].evaluated
     assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
     assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-5)
 
@@ -174,19 +197,22 @@ def _readme_task() -> type[TinyTask]:
 
 
 @pytest.mark.parametrize(("replicas", "dtype"), [(1, "float32"), (2, "float32"), (1, "float16")])
-def test_the_train_step_of_the_readme_does_what_the_default_one_does(replicas: int, dtype: str) -> None:
+def test_the_train_step_of_the_readme_does_what_the_default_one_does(
+    replicas: int, dtype: str, plain: dict[int, _Reached]
+) -> None:
+    def trained(task_type: type[TinyTask]) -> list[np.ndarray]:
+        trainer = _trainer(config, task_type, strategy=_mirrored(replicas) if replicas > 1 else None)
+        trainer.train(tf.constant(10))
+        return _weights(trainer)
+
     config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
     set_precision(config.runtime)
     try:
-        own, plain = (
-            _trainer(config, kind, strategy=_mirrored(replicas) if replicas > 1 else None)
-            for kind in (_readme_task(), TinyTask)
-        )
-        for trainer in (own, plain):
-            trainer.train(tf.constant(10))
+        own = trained(_readme_task())
+        default = plain[10].weights if dtype == "float32" else trained(TinyTask)
     finally:
         set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
-    for mine, theirs in zip(_weights(own), _weights(plain), strict=True):
+    for mine, theirs in zip(own, default, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
@@ -209,16 +235,12 @@ class _TaskWithAddedLoss(TinyTask):
         return keras.Sequential([keras.Input((8,)), _AddedLoss(), *model.layers])
 
 
-def test_losses_that_layers_add_are_counted_exactly_once() -> None:
-    plain, added = _trainer(), _trainer(task_type=_TaskWithAddedLoss)
-    added.model.set_weights(plain.model.get_weights())
-    for evaluate in (False, True):
-        losses = [
-            trainer.evaluate(tf.constant(-1))["validation_loss"] if evaluate
-            else trainer.train(tf.constant(1))["training_loss"]
-            for trainer in (plain, added)
-        ]  # fmt: skip
-        assert losses[1] - losses[0] == pytest.approx(0.5, abs=1e-5)
+def test_losses_that_layers_add_are_counted_exactly_once(plain: dict[int, _Reached]) -> None:
+    added = _trainer(task_type=_TaskWithAddedLoss)
+    added.model.set_weights(plain[0].weights)
+    assert added.train(tf.constant(5))["training_loss"] - plain[5].training_loss == pytest.approx(0.5, abs=1e-5)
+    evaluated = added.evaluate(tf.constant(-1))["validation_loss"]
+    assert evaluated - plain[5].evaluated["validation_loss"] == pytest.approx(0.5, abs=1e-5)
 
 
 class _KerasTwoTask(TinyTask):
@@ -272,9 +294,9 @@ class _CompiledTask(TinyTask):
         return tf.constant(0.0)
 
 
-def test_a_compiled_model_brings_its_own_loss_and_metrics() -> None:
-    trainer, plain = _trainer(task_type=_CompiledTask), _trainer()
-    logs, expected = trainer.evaluate(tf.constant(-1)), plain.evaluate(tf.constant(-1))
+def test_a_compiled_model_brings_its_own_loss_and_metrics(plain: dict[int, _Reached]) -> None:
+    trainer = _trainer(task_type=_CompiledTask)
+    logs, expected = trainer.evaluate(tf.constant(-1)), plain[0].evaluated
     assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
     assert logs["compiled_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert "compiled_accuracy" in trainer.train(tf.constant(2))
@@ -371,34 +393,44 @@ def test_a_stop_ends_the_loop_and_is_told() -> None:
     assert int(trainer.global_step) == 0
 
 
-_EMA = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}
-
-
-def _with_average() -> ExperimentConfig:
-    return tiny_experiment().replace(trainer={"optimizer_config": _EMA})
-
-
-def test_the_moving_average_is_evaluated_and_the_weights_come_back() -> None:
-    trainer, plain = _trainer(_with_average()), _trainer()
-    for one in (trainer, plain):
-        one.train(tf.constant(20))
-    weights = _weights(trainer)
-    assert trainer.evaluate(tf.constant(-1))["validation_loss"] != plain.evaluate(tf.constant(-1))["validation_loss"]
-    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(trainer), strict=True))
-
-
 class _FailingTrainer(Trainer):
+    """Fails at the end of an evaluation when it is told to."""
+
+    fails = False
+
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        raise RuntimeError("in eval_end")
+        if self.fails:
+            raise RuntimeError("in eval_end")
+        return super().eval_end(aggregated_logs)
 
 
-def test_the_weights_come_back_after_an_exception_too() -> None:
-    trainer = _trainer(_with_average(), cls=_FailingTrainer)
-    trainer.train(tf.constant(5))
-    weights = _weights(trainer)
-    with pytest.raises(RuntimeError, match="in eval_end"):
-        trainer.evaluate(tf.constant(-1))
-    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(trainer), strict=True))
+@pytest.fixture(scope="module")
+def averaging() -> _FailingTrainer:
+    """Has trained for 20 steps, and evaluates the moving average."""
+    average = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}
+    config = tiny_experiment().replace(trainer={"optimizer_config": average})
+    trainer = _trainer(config, cls=_FailingTrainer)
+    trainer.train(tf.constant(20))
+    return trainer
+
+
+def test_the_moving_average_is_evaluated_and_the_weights_come_back(
+    averaging: _FailingTrainer, plain: dict[int, _Reached]
+) -> None:
+    weights = _weights(averaging)
+    assert averaging.evaluate(tf.constant(-1))["validation_loss"] != plain[20].evaluated["validation_loss"]
+    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(averaging), strict=True))
+
+
+def test_the_weights_come_back_after_an_exception_too(averaging: _FailingTrainer) -> None:
+    weights = _weights(averaging)
+    averaging.fails = True
+    try:
+        with pytest.raises(RuntimeError, match="in eval_end"):
+            averaging.evaluate(tf.constant(-1))
+    finally:
+        averaging.fails = False
+    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(averaging), strict=True))
 
 
 class _ModelWithItems(_Module):

@@ -5,9 +5,8 @@ Every entry of the tables is a claim about TensorFlow: a pipeline that is said t
 
 from __future__ import annotations
 
+import functools
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.inputs.reading_in_order import read_whole_and_skipped
 from trainer_kit.inputs.resumability import examine, resume_method, skipped
 from trainer_kit.inputs.source import made_inputs
+from trainer_kit.testing import ForkServer
 
 D = tf.data.Dataset
 SEVERAL = "an iterator over several replicas cannot be saved"
@@ -239,34 +240,54 @@ def _make(make: Make, files: list[str]) -> tf.data.Dataset:
     return made_inputs(lambda params: make(files), None)
 
 
-@pytest.mark.parametrize("cut", [3, 37])  # in the first pass, and for most in a later one
+def _found(name: str) -> Make:
+    return BY_ITERATOR.get(name) or BY_SKIPPING[name][0]
+
+
+Whole = Callable[[str], list[Any]]
+FIRST_PASS, LATER_PASS = 3, 37  # for most
+SHORT = "fixed-length records"  # ends in the first pass
+CUTS = [
+    pytest.param(name, cut, id=f"{name}-{cut}")
+    for name in [*BY_ITERATOR, *BY_SKIPPING]
+    for cut in (FIRST_PASS, LATER_PASS)
+    if (name, cut) != (SHORT, LATER_PASS)
+]
+
+
+@pytest.fixture(scope="module")
+def whole(files: list[str]) -> Whole:
+    """Returns what the pipeline of a name begins with when nothing stops it."""
+
+    @functools.cache
+    def read(name: str) -> list[Any]:
+        return _read(iter(_make(_found(name), files)), FIRST_PASS + 5 if name == SHORT else LATER_PASS + 15)
+
+    return read
+
+
+@pytest.mark.parametrize("cut", [FIRST_PASS, LATER_PASS])
 @pytest.mark.parametrize("name", BY_ITERATOR)
-def test_a_saved_iterator_goes_on_exactly(name: str, cut: int, files: list[str], tmp_path: Path) -> None:
-    make = BY_ITERATOR[name]
-    assert _method(_make(make, files)) == ("iterator", "")
-    whole = _read(iter(_make(make, files)), cut + 15)
-    first = iter(_make(make, files))
+def test_a_saved_iterator_goes_on_exactly(name: str, cut: int, files: list[str], whole: Whole, tmp_path: Path) -> None:
+    dataset = _make(BY_ITERATOR[name], files)
+    assert _method(dataset) == ("iterator", "")
+    first = iter(dataset)
     _read(first, cut)
     path = tf.train.Checkpoint(iterator=first).write(str(tmp_path / "iterator"))
-    resumed = iter(_make(make, files))
+    resumed = iter(_make(BY_ITERATOR[name], files))
     tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
-    assert _read(resumed, 15) == whole[cut:]
+    assert _read(resumed, 15) == whole(name)[cut : cut + 15]
 
 
-@pytest.mark.parametrize("cut", [3, 37])
-@pytest.mark.parametrize("name", [*BY_ITERATOR, *BY_SKIPPING])
-def test_skipping_goes_on_exactly(name: str, cut: int, files: list[str]) -> None:
-    make = BY_ITERATOR.get(name) or BY_SKIPPING[name][0]
-    if name == "fixed-length records":
-        cut = 3
-    whole = _read(iter(_make(make, files)), cut + 5)
-    assert _read(iter(skipped(_make(make, files), cut)), 5) == whole[cut:]
+@pytest.mark.parametrize(("name", "cut"), CUTS)
+def test_skipping_goes_on_exactly(name: str, cut: int, files: list[str], whole: Whole) -> None:
+    assert _read(iter(skipped(_make(_found(name), files), cut)), 5) == whole(name)[cut : cut + 5]
 
 
 @pytest.mark.parametrize("name", [*BY_ITERATOR, *BY_SKIPPING])
 def test_a_dataset_that_is_begun_again_comes_in_another_order_where_that_is_said(name: str, files: list[str]) -> None:
-    dataset = _make(BY_ITERATOR.get(name) or BY_SKIPPING[name][0], files)
-    count = 6 if name == "fixed-length records" else 30
+    dataset = _make(_found(name), files)
+    count = 6 if name == SHORT else 30
     again = _read(iter(dataset), count) == _read(iter(dataset), count)
     assert again == (not examine(dataset).new_orders)
 
@@ -360,32 +381,7 @@ def test_a_transformation_that_was_never_tried_is_not_trusted() -> None:
     assert method == "inexact" and "odd() is not known to come the same again" in reasons
 
 
-_IN_ORDER = """
-import sys
-import tensorflow as tf
-from trainer_kit.inputs.resumability import skipped
-from trainer_kit.inputs.source import made_inputs
-
-def make(params):
-    data = tf.data.Dataset.range(40)
-    draw = lambda value: tf.random.uniform([], 0, 10**6, tf.int64)
-    data = data.map(draw, num_parallel_calls=4, deterministic=False)
-    inner = lambda value: tf.data.Dataset.range(5).map(draw)
-    more = tf.data.Dataset.range(9).interleave(inner, num_parallel_calls=4, deterministic=False)
-    return tf.data.Dataset.zip(data.cache().shuffle(9).repeat(), more.repeat()).batch(4)
-
-def read(data, count):
-    return [[part.tolist() for part in batch] for batch in data.take(count).as_numpy_iterator()]
-
-tf.random.set_seed(3)
-tf.config.experimental.enable_op_determinism()
-whole = read(made_inputs(make, None), 30)
-tf.random.uniform([])
-print(all(read(skipped(made_inputs(make, None), cut), 30 - cut) == whole[cut:] for cut in (1, 9, 13, 22)))
-print(len({value for batch in whole for value in batch[1]}) > 100)
-"""
-
-
 def test_with_op_determinism_parallel_random_numbers_are_the_same_after_skipping() -> None:
-    done = subprocess.run([sys.executable, "-c", _IN_ORDER], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr[-2000:]
+    with ForkServer(["tests.inputs.reading_in_order"]) as server:
+        ended = server.run(read_whole_and_skipped)
+    assert ended.code == 0, ended.text[-2000:]

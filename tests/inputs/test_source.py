@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class _Recorded:
 
 
 class _RecordingTask(TinyTask):
-    """Keeps (section, position, replicas) of what the Trainer asks for."""
+    """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and learn nothing."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -45,6 +46,12 @@ class _RecordingTask(TinyTask):
         kind = "train" if params.is_training else "validation"
         source = ArraySource(tiny_arrays(kind == "train", self.task_config.examples), params)
         return _Recorded(source, self.asked[kind])
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        return {self.loss: tf.reduce_mean(inputs[0])}
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        return {self.loss: tf.reduce_mean(inputs[0])}
 
 
 def _mirrored(replicas: int) -> tf.distribute.Strategy:
@@ -113,6 +120,21 @@ def _global_seed() -> Any:
     tf.random.set_seed(None)
 
 
+def _params(replicas: int) -> DataConfig:
+    return DataConfig(is_training=True, global_batch_size=2 * replicas, seed=7)
+
+
+def _context(replicas: int) -> tf.distribute.InputContext | None:
+    return tf.distribute.InputContext(1, 0, replicas) if replicas > 1 else None
+
+
+@functools.cache
+def _whole(build_inputs: Any, replicas: int) -> np.ndarray:
+    """The first 30 global batches, from the start and with none left out."""
+    dataset = positioned(build_inputs, _params(replicas), Position(), _context(replicas))
+    return np.asarray(_shares(dataset, 30 * replicas)).reshape([30, replicas, 2])
+
+
 @pytest.mark.usefixtures("_global_seed")
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
@@ -122,11 +144,8 @@ def _global_seed() -> Any:
 def test_data_begins_at_the_position_and_has_not_what_is_left_out(
     position: Position, build_inputs: Any, replicas: int
 ) -> None:
-    params = DataConfig(is_training=True, global_batch_size=2 * replicas, seed=7)
-    context = tf.distribute.InputContext(1, 0, replicas) if replicas > 1 else None
-    whole = np.asarray(_shares(positioned(build_inputs, params, Position(), context), 30 * replicas))
-    rows = whole.reshape([30, replicas, 2])[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
-    dataset = positioned(build_inputs, params, position, context)
+    rows = _whole(build_inputs, replicas)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
+    dataset = positioned(build_inputs, _params(replicas), position, _context(replicas))
     assert _shares(dataset, 8 * replicas) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
