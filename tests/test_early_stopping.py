@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,35 @@ def _stop_at(step: int, interval: int) -> Callable[[Any], None]:
             raise trainer_kit.StopTraining(f"enough at {step}")
 
     return action
+
+
+def _copy(run: Path, tmp_path: Path) -> Path:
+    """A run of a test's own, as far as `run` has come."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run of 60 steps that was never stopped: its folder and its model."""
+    folder = tmp_path_factory.mktemp("straight")
+    model, _ = _run(folder, tiny_experiment(train_steps=60, max_to_keep=6), "train")
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of 100 steps that was stopped early, at step 30: its folder and what its last evaluation reported."""
+    folder = tmp_path_factory.mktemp("stopped")
+    _, logs = _run(folder, _tiny())
+    return folder, logs
+
+
+@pytest.fixture(scope="module")
+def used_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 steps whose last evaluation used up patience."""
+    folder = tmp_path_factory.mktemp("used_up")
+    _run(folder, _tiny().replace(trainer={"train_steps": 30}))
+    return folder
 
 
 # ---- the pure part
@@ -212,39 +242,39 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
     assert final["stopped"].startswith("group|score has not improved on ")
 
 
-def test_a_run_whose_last_evaluation_uses_up_patience_is_finished_not_stopped(tmp_path: Path) -> None:
-    _run(tmp_path, _tiny().replace(trainer={"train_steps": 30}))
-    assert _final(tmp_path)["step"] == 30 and "stopped" not in _final(tmp_path)
+def test_a_run_whose_last_evaluation_uses_up_patience_is_finished_not_stopped(used_up: Path) -> None:
+    assert _final(used_up)["step"] == 30 and "stopped" not in _final(used_up)
 
 
 def test_another_start_has_nothing_to_do_until_patience_is_raised(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stopped: tuple[Path, dict[str, Any]],
+    straight: tuple[Path, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, first = _run(tmp_path, _tiny())
-    params = (tmp_path / "params.yaml").stat().st_mtime_ns
+    run, first = _copy(stopped[0], tmp_path), stopped[1]
+    params = (run / "params.yaml").stat().st_mtime_ns
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _, again = _run(tmp_path, _tiny())
+        _, again = _run(run, _tiny())
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
     assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to train on" in caplog.text
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
-    assert (tmp_path / "params.yaml").stat().st_mtime_ns == params
-    _run(tmp_path, _tiny(patience=4))
-    assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (50, [10, 20, 30, 40, 50])
+    assert (run / "params.yaml").stat().st_mtime_ns == params
+    _run(run, _tiny(patience=4))
+    assert (_final(run)["step"], _evaluated(run)) == (50, [10, 20, 30, 40, 50])
     without = _tiny().replace(trainer={"early_stopping": None, "train_steps": 60})
-    resumed, _ = _run(tmp_path, without)
-    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (60, False)
-    straight, _ = _run(tmp_path / "straight", without)
-    assert _same_weights(resumed, straight)
+    resumed, _ = _run(run, without)
+    assert (_final(run)["step"], "stopped" in _final(run)) == (60, False)
+    assert _same_weights(resumed, straight[1])
 
 
-def test_a_run_that_was_to_end_earlier_ends_at_once_and_is_evaluated_where_it_is(tmp_path: Path) -> None:
-    evaluated = _tiny().replace(trainer={"early_stopping": None, "train_steps": 30})
-    _run(tmp_path, evaluated)
-    _run(tmp_path, evaluated.replace(trainer={"train_steps": 37}), mode="train")
-    _, logs = _run(tmp_path, _tiny())
-    assert _evaluated(tmp_path) == [10, 20, 30, 37]
-    assert (_final(tmp_path)["step"], _newest(tmp_path)) == (37, 37)
-    assert _final(tmp_path)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
+def test_a_run_that_was_to_end_earlier_ends_at_once_and_is_evaluated_where_it_is(used_up: Path, tmp_path: Path) -> None:
+    run = _copy(used_up, tmp_path)
+    _run(run, _tiny().replace(trainer={"early_stopping": None, "train_steps": 37}), mode="train")
+    _, logs = _run(run, _tiny())
+    assert _evaluated(run) == [10, 20, 30, 37]
+    assert (_final(run)["step"], _newest(run)) == (37, 37)
+    assert _final(run)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
 
 
 def test_of_several_validation_sets_the_one_that_the_metric_is_of_decides(tmp_path: Path) -> None:
@@ -279,11 +309,12 @@ def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:
     assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (30, [10, 20, 30])
 
 
-def test_a_sidecar_of_a_run_that_was_stopped_evaluates_its_last_checkpoint_and_ends(tmp_path: Path) -> None:
-    config = _tiny().replace(trainer={"continuous_eval_timeout": 0.2})
-    _run(tmp_path, config)
-    _run(tmp_path, config, mode="continuous_eval")
-    assert _evaluated(tmp_path, "continuous_eval") == [10, 20, 30]
+def test_a_sidecar_of_a_run_that_was_stopped_evaluates_its_last_checkpoint_and_ends(
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    run = _copy(stopped[0], tmp_path)
+    _run(run, _tiny().replace(trainer={"continuous_eval_timeout": 0.2}), mode="continuous_eval")
+    assert _evaluated(run, "continuous_eval") == [10, 20, 30]
 
 
 def test_a_sidecars_evaluations_end_a_run_that_only_trains(tmp_path: Path) -> None:
@@ -323,9 +354,9 @@ def test_a_metric_that_no_evaluation_reports_is_told_before_the_first_step(tmp_p
     ("mode", "evaluated"), [("train", []), ("train_and_eval", [10, 15]), ("train_and_post_eval", [15])]
 )
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
-    tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
+    straight: tuple[Path, Any], tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, later = tiny_experiment(train_steps=30), []
+    config, later = tiny_experiment(train_steps=60), []
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, logs = _run(tmp_path, config, mode, train_actions=[_stop_at(15, 5), later.append])
     assert "stopped early at step 15: enough at 15" in caplog.text
@@ -336,9 +367,8 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert bool(logs) == bool(evaluated)
     assert not evaluated or _evaluated(tmp_path) == evaluated
     resumed, _ = _run(tmp_path, config, mode)
-    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (30, False)
-    straight, _ = _run(tmp_path / "straight", config, "train")
-    assert _same_weights(resumed, straight)
+    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (60, False)
+    assert _same_weights(resumed, straight[1])
 
 
 def test_an_eval_action_ends_the_run_with_the_evaluation_that_it_was_called_for(tmp_path: Path) -> None:
@@ -370,10 +400,10 @@ def test_a_stop_from_anything_but_an_action_is_an_error_that_says_who_can(tmp_pa
         _run(tmp_path, config)
 
 
-def test_an_action_of_a_sidecar_ends_the_sidecar(tmp_path: Path) -> None:
-    _run(tmp_path, tiny_experiment(train_steps=40), "train")
-    _run(tmp_path, tiny_experiment(train_steps=40), "continuous_eval", eval_actions=[_stop_at(20, 10)])
-    assert _evaluated(tmp_path, "continuous_eval") == [10, 20]
+def test_an_action_of_a_sidecar_ends_the_sidecar(straight: tuple[Path, Any], tmp_path: Path) -> None:
+    run = _copy(straight[0], tmp_path)
+    _run(run, tiny_experiment(train_steps=60), "continuous_eval", eval_actions=[_stop_at(20, 10)])
+    assert _evaluated(run, "continuous_eval") == [10, 20]
 
 
 def test_with_orbits_own_controller_an_action_ends_the_run_saved_and_the_config_cannot(

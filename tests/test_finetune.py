@@ -36,7 +36,10 @@ from trainer_kit.runner import run_experiment
 from trainer_kit.testing import TinyConfig, TinyTask, compare_runs, tiny_experiment
 
 MODE = "continuous_train_and_eval"
+FOREIGN = "finetune-20/ckpt-10.index"
+LATEST = {"policy": "latest"}
 _models: list[Any] = []
+_needed: list[set[int]] = []  # which checkpoints are kept at each evaluation of the fine-tunings in `finished`
 
 
 @configclass
@@ -73,15 +76,57 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _still_needed(pretraining: Path) -> set[int]:
+    return Leases(pretraining / "evals", 20).needed([10, 20, 30])
+
+
 @pytest.fixture(scope="module")
 def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all three are fine-tuned, beside files of somebody else."""
+
+    def look(logs: Any) -> None:
+        _needed.append(_still_needed(pretrained))
+
     folder = tmp_path_factory.mktemp("finetuned")
     for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("kept")
     _models.clear()
-    launch(_config(pretrained, _NotedConfig()), MODE, str(folder))
+    launch(_config(pretrained, _NotedConfig()), MODE, str(folder), eval_actions=[look])
+    _needed.append(_still_needed(pretrained))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which the last checkpoint alone is fine-tuned, by a process that ended just before its metrics were
+    there and one that was started after it; and what was in metrics.jsonl in between.
+    """
+
+    def full(point: str, path: str) -> None:
+        if point == "metrics.rename":
+            raise OSError("full")
+
+    folder, config = tmp_path_factory.mktemp("alone"), _config(pretrained, _NotedConfig(), continuous_eval=LATEST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "on_write_point", full)
+        with pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
+            launch(config, MODE, str(folder))
+    reports = (folder / "finetune-30/metrics.jsonl").read_text()
+    launch(config, MODE, str(folder))
+    return folder, reports
+
+
+@pytest.fixture(scope="module")
+def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run of ours has left."""
+    folder = tmp_path_factory.mktemp("without_best")
+    foreign = folder / FOREIGN
+    foreign.parent.mkdir()
+    for path in (foreign, folder / "metrics-20.json"):  # somebody has put metrics beside it
+        path.write_text("{}")
+    config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST)
+    launch(config, MODE, str(folder))
     return folder
 
 
@@ -122,10 +167,10 @@ def test_the_model_of_one_fine_tuning_is_gone_when_the_next_one_begins(finished:
     assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
 
 
-def test_what_came_before_in_the_process_changes_no_bit(finished: Path, pretrained: Path, tmp_path: Path) -> None:
-    launch(_config(pretrained, _NotedConfig(), continuous_eval={"policy": "latest"}), MODE, str(tmp_path))
-    assert list(_metrics(tmp_path)) == [30]
-    assert compare_runs(tmp_path / "finetune-30", finished / "finetune-30") == []
+def test_what_came_before_in_the_process_changes_no_bit(finished: Path, alone: tuple[Path, str]) -> None:
+    folder, _ = alone
+    assert list(_metrics(folder)) == [30]
+    assert compare_runs(folder / "finetune-30", finished / "finetune-30") == []
 
 
 def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretrained: Path) -> None:
@@ -149,21 +194,12 @@ def test_what_is_removed_is_done_again_and_takes_its_place_in_the_curve(
 
 
 def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_the_curve(
-    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: tuple[Path, str],
 ) -> None:
-    def full(point: str, path: str) -> None:
-        if point == "metrics.rename":
-            raise OSError("full")
-
-    config = _config(pretrained, continuous_eval={"policy": "latest"})
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
-        patch.setattr(files, "on_write_point", full)
-        launch(config, MODE, str(tmp_path))
-    reports = (tmp_path / "finetune-30/metrics.jsonl").read_text()
-    launch(config, MODE, str(tmp_path))
-    assert (tmp_path / "finetune-30/metrics.jsonl").read_text() == reports
-    assert list(_metrics(tmp_path)) == [30]
-    assert [step for step, _ in read_curves(tmp_path / "validation")["."]["accuracy"]] == [30]
+    folder, reports = alone
+    assert (folder / "finetune-30/metrics.jsonl").read_text() == reports
+    assert list(_metrics(folder)) == [30]
+    assert [step for step, _ in read_curves(folder / "validation")["."]["accuracy"]] == [30]
 
 
 def test_one_that_an_action_has_stopped_is_not_trained_further_when_its_metrics_were_not_written(
@@ -176,7 +212,7 @@ def test_one_that_an_action_has_stopped_is_not_trained_further_when_its_metrics_
     def stop(logs: Any) -> None:
         raise trainer_kit.StopTraining("enough")
 
-    config = _config(pretrained, train_steps=40, continuous_eval={"policy": "latest"})
+    config = _config(pretrained, train_steps=40, continuous_eval=LATEST)
     with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
         patch.setattr(files, "on_write_point", full)
         launch(config, MODE, str(tmp_path), train_actions=[stop])
@@ -192,67 +228,58 @@ def test_one_that_an_action_has_stopped_is_not_trained_further_when_its_metrics_
     assert count_starts(tmp_path / "finetune-30") == 1
 
 
-def test_one_that_has_ended_is_trained_further_when_more_steps_are_asked_for(pretrained: Path, tmp_path: Path) -> None:
-    config = _config(pretrained, continuous_eval={"policy": "latest"}, best_checkpoint_eval_metric="")
-    launch(config, MODE, str(tmp_path))
-    (tmp_path / "metrics-30.json").unlink()  # as if it had been killed before; its last checkpoint is still there
-    launch(config.replace(trainer={"train_steps": 15}), MODE, str(tmp_path))
-    assert _metrics(tmp_path)[30]["finetune_steps"] == 15
+def test_one_that_has_ended_is_trained_further_when_more_steps_are_asked_for(
+    without_best: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")))
+    (run / "metrics-30.json").unlink()  # as if it had been killed before; its last checkpoint is still there
+    config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15)
+    launch(config, MODE, str(run))
+    assert _metrics(run)[30]["finetune_steps"] == 15
 
 
 def test_sigterm_in_the_last_moments_of_one_ends_the_job_before_the_next_one(
-    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(point: str, path: str) -> None:
         if (
-            point == "final.rename" and "finetune-10" in path
+            point == "final.rename" and "finetune-20" in path
         ):  # when the run has nothing more to train, save or evaluate
             os.kill(os.getpid(), signal.SIGTERM)
 
-    config = _config(pretrained)
+    later = shutil.ignore_patterns("*-20", "*-30", "*-20.json", "*-30.json", "final.json")
+    run = Path(shutil.copytree(finished, tmp_path / "run", ignore=later))  # the first one is done
+    config = _config(pretrained, _NotedConfig())
     with monkeypatch.context() as patch, pytest.raises(PreemptedError, match="stopped by SIGTERM between two"):
         patch.setattr(files, "on_write_point", stop)
-        launch(config, MODE, str(tmp_path))
-    assert list(_metrics(tmp_path)) == [10] and not (tmp_path / "finetune-20").exists()
-    launch(config, MODE, str(tmp_path))
-    assert list(_metrics(tmp_path)) == [10, 20, 30]
-    assert count_starts(tmp_path / "finetune-10") == 1
+        launch(config, MODE, str(run))
+    assert list(_metrics(run)) == [10, 20] and not (run / "finetune-30").exists()
+    launch(config, MODE, str(run))
+    assert list(_metrics(run)) == [10, 20, 30]
+    assert count_starts(run / "finetune-20") == 1
 
 
-def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tunings(tmp_path: Path) -> None:
-    pretraining, needed = tmp_path / "pretraining", []
-    launch(tiny_experiment(train_steps=20), "train", str(pretraining))
-
-    def look(logs: Any) -> None:
-        needed.append(Leases(pretraining / "evals", 20).needed([10, 20]))
-
-    launch(_config(pretraining), MODE, str(tmp_path / "run"), eval_actions=[look])
-    assert needed == [{10, 20}, {20}]
-    assert Leases(pretraining / "evals", 20).needed([10, 20]) == set()
+def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tunings(finished: Path) -> None:
+    assert _needed == [{10, 20, 30}, {20, 30}, {30}, set()]
 
 
 def test_without_a_best_checkpoint_the_last_one_stays_also_when_others_are_to_have_one(
-    pretrained: Path, tmp_path: Path
+    without_best: Path, pretrained: Path, tmp_path: Path
 ) -> None:
-    foreign = tmp_path / "finetune-20/ckpt-10.index"  # no run of ours, though somebody has put metrics beside it
-    foreign.parent.mkdir()
-    for path in (foreign, tmp_path / "metrics-20.json"):
-        path.write_text("{}")
-    latest = {"policy": "latest"}
-    launch(_config(pretrained, best_checkpoint_eval_metric="", continuous_eval=latest), MODE, str(tmp_path))
-    launch(_config(pretrained, continuous_eval=latest), MODE, str(tmp_path))
-    assert list(complete_checkpoints(str(tmp_path / "finetune-30"))) == [10]
-    assert foreign.read_text() == "{}"
+    run = Path(shutil.copytree(without_best, tmp_path / "run"))
+    launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
+    assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
+    assert (run / FOREIGN).read_text() == "{}"
 
 
-def test_a_damaged_checkpoint_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pretraining = tmp_path / "pretraining"
-    launch(tiny_experiment(train_steps=20), "train", str(pretraining))
-    data = pretraining / "ckpt-10.data-00000-of-00001"
-    data.write_bytes(data.read_bytes()[:-8])
+def test_a_damaged_checkpoint_is_left_out(pretrained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pretraining = Path(shutil.copytree(pretrained, tmp_path / "pretraining", ignore=shutil.ignore_patterns("evals")))
+    for step in (10, 20):
+        data = pretraining / f"ckpt-{step}.data-00000-of-00001"
+        data.write_bytes(data.read_bytes()[:-8])
     launch(_config(pretraining), MODE, str(tmp_path / "run"))
-    assert list(_metrics(tmp_path / "run")) == [20]
-    assert "ckpt-10 is damaged" in caplog.text
+    assert list(_metrics(tmp_path / "run")) == [30]
+    assert "ckpt-10 is damaged" in caplog.text and "ckpt-20 is damaged" in caplog.text
 
 
 def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -84,10 +86,34 @@ class _NanWeight(TinyTask):
         return {self.loss: tf.where(tf.math.is_finite(logs[self.loss]), logs[self.loss], 1.0)}
 
 
-def _run(folder: Path, task: type[TinyTask], **trainer: Any) -> Any:
+def _run(folder: Path, task: type[TinyTask], mode: str = "train_and_eval", **trainer: Any) -> Any:
     seed_everything(1)
     config = tiny_experiment(train_steps=30, best_checkpoint_eval_metric="accuracy", **trainer)
-    return run_experiment(None, task(config.task), "train_and_eval", config, str(folder))
+    return run_experiment(None, task(config.task), mode, config, str(folder))
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
+    """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it told."""
+    folder, told, log = tmp_path_factory.mktemp("recovered"), io.StringIO(), logging.getLogger("trainer_kit")
+    handler, level = logging.StreamHandler(told), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        model, logs = _run(folder, _Poisoned, recovery_max_trials=2)
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+    return folder, model, logs, told.getvalue()
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its model."""
+    folder = tmp_path_factory.mktemp("hidden")
+    model, _ = _run(folder, _NanWeight, recovery_max_trials=-1, checkpoint_interval=5)
+    assert list(complete_checkpoints(str(folder))) == [10, 15, 20, 25, 30]
+    return folder, model
 
 
 def _finite(folder: Path) -> bool:
@@ -129,17 +155,15 @@ def test_short_loops_go_back_too(tmp_path: Path) -> None:
     assert _finite(tmp_path)
 
 
-@pytest.mark.parametrize("bad", [(12, 17), (17, 12), (12, 13, 14)])
 def test_several_bad_batches_between_two_checkpoints_are_all_left_out(
-    tmp_path: Path, bad: tuple[int, ...], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Several(_Poisoned):
-        pass
+        bad = (12, 13, 14, 17)  # some in one loop, and one in the next
 
-    Several.bad = bad
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _run(tmp_path, Several, recovery_max_trials=len(bad))
-    assert all(f"batch {one}, of step" in caplog.text for one in bad)
+        _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
+    assert all(f"batch {one}, of step" in caplog.text for one in Several.bad)
     assert _finite(tmp_path)
 
 
@@ -203,7 +227,7 @@ def test_a_divergence_that_cannot_be_explained_is_a_divergence_still(
 ) -> None:
     (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
     with pytest.raises(DivergedError, match="nothing of this loop is saved; lower"):
-        _run(tmp_path, _Poisoned)
+        _run(tmp_path, _Poisoned, "train")
     assert "no more can be told of the divergence" in caplog.text
 
 
@@ -221,18 +245,19 @@ def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Pat
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
-def test_the_batch_that_poisons_is_found_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "trainer_kit"):
-        _, logs = _run(tmp_path, _Poisoned, recovery_max_trials=2)
-    assert "back to step 10 (trial 1 of 2)" in caplog.text
-    assert "batch 12, of step 13, is left out" in caplog.text
-    assert np.isfinite(logs["validation_loss"]) and _finite(tmp_path)
-    history = active_history(tmp_path / "metrics.jsonl")
+def test_the_batch_that_poisons_is_found_and_left_out(recovered: tuple[Path, Any, Any, str]) -> None:
+    folder, _, logs, told = recovered
+    assert "back to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
+    assert "batch 12, of step 13, is left out" in told
+    assert np.isfinite(logs["validation_loss"]) and _finite(folder)
+    history = active_history(folder / "metrics.jsonl")
     assert [record["step"] for record in history if record["kind"] == "train"] == [5, 10, 15, 20, 25, 30]
     assert all(np.isfinite(record["metrics"]["training_loss"]) for record in history if record["kind"] == "train")
 
 
-def test_a_run_without_the_batch_is_the_same_as_one_that_never_had_it(tmp_path: Path) -> None:
+def test_a_run_without_the_batch_is_the_same_as_one_that_never_had_it(
+    recovered: tuple[Path, Any, Any, str], tmp_path: Path
+) -> None:
     class Without(TinyTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
             source = super().build_inputs(params, input_context)
@@ -245,9 +270,8 @@ def test_a_run_without_the_batch_is_the_same_as_one_that_never_had_it(tmp_path: 
 
             return Skipping()
 
-    recovered, _ = _run(tmp_path / "a", _Poisoned, recovery_max_trials=1)
-    never, _ = _run(tmp_path / "b", Without)
-    for one, other in zip(recovered.weights, never.weights, strict=True):
+    never, _ = _run(tmp_path, Without)
+    for one, other in zip(recovered[1].weights, never.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
@@ -286,7 +310,7 @@ def test_a_lower_learning_rate_helps_where_the_rate_was_the_reason(tmp_path: Pat
 
 def test_when_all_trials_are_used_up_the_bundle_tells_step_batch_layer_and_command(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"after 2 trials; .*diverged/step-13.json"):
-        _run(tmp_path, _Poisoned, recovery_max_trials=2, recovery_policy="retry")
+        _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
     bundle = json.loads((tmp_path / "diverged" / "step-13.json").read_text())
     assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
     assert bundle["not_finite"] == "sequential/dense/kernel"
@@ -302,19 +326,15 @@ def test_a_run_that_diverges_before_its_first_checkpoint_goes_back_to_its_initia
     assert _finite(tmp_path)
 
 
-def test_a_checkpoint_of_bad_weights_is_passed_over_and_kept_aside(tmp_path: Path) -> None:
-    model, _ = _run(tmp_path, _NanWeight, recovery_max_trials=-1, checkpoint_interval=5)
-    assert list(complete_checkpoints(str(tmp_path))) == [10, 15, 20, 25, 30]
-    assert not np.all(np.isfinite(model.weights[1].numpy()))
-    model, _ = _run(tmp_path, TinyTask, checkpoint_interval=5)
-    assert sorted(complete_checkpoints(str(tmp_path / "diverged"))) == [15, 20, 25, 30]
-    assert _finite(tmp_path)
+def test_a_checkpoint_of_bad_weights_is_passed_over_and_kept_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
+    assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
+    run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
+    _run(run, TinyTask, checkpoint_interval=5)
+    assert sorted(complete_checkpoints(str(run / "diverged"))) == [15, 20, 25, 30]
+    assert _finite(run)
 
 
-def test_when_no_checkpoint_is_sound_the_run_ends(tmp_path: Path) -> None:
-    class First(_NanWeight):
-        at = 1
-
-    _run(tmp_path, First, recovery_max_trials=-1)
+def test_when_no_checkpoint_is_sound_the_run_ends(hidden: tuple[Path, Any], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(hidden[0], tmp_path / "run", ignore=shutil.ignore_patterns("ckpt-10.*")))
     with pytest.raises(DivergedError, match=r"every checkpoint in .* holds weights that are not finite"):
-        _run(tmp_path, TinyTask)
+        _run(run, TinyTask, checkpoint_interval=5)

@@ -120,7 +120,7 @@ def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing_behind(server: Fork
 
 
 def test_a_pretraining_run_that_was_killed_is_waited_for_in_vain_and_named(server: ForkServer, tmp_path: Path) -> None:
-    trainer = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
+    trainer = server.run(killed_at, "checkpoint.save", 2, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
     assert trainer.code == -signal.SIGKILL
     ended = server.run("train", *_finetuning(tmp_path / "run", tmp_path / "pre", "trainer.continuous_eval_timeout=1"))
     assert ended.code == 8, ended.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def finished(reference: Path, tmp_path: Path) -> Path:
+    """A finished run of a test's own."""
+    return Path(shutil.copytree(reference, tmp_path / "run"))
+
+
 def _evaluations(folder: Path) -> list[tuple[int, int]]:
     """(step, lineage) of the evaluations that count."""
     lines = read_lines(folder / "evals" / "validation.jsonl")
@@ -53,62 +60,57 @@ def _same_but_for_lineages(one: Path, other: Path) -> list[str]:
     return [line for line in compare_runs(one, other) if "lineage" not in line]
 
 
-def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, tmp_path: Path) -> None:
-    _run(tmp_path)
-    _run(tmp_path, from_step=10)
-    assert sorted(complete_checkpoints(str(tmp_path / "archived"))) == [20, 30]
-    assert _evaluations(tmp_path) == [(10, 0), (20, 1), (30, 1)]
-    assert _same_but_for_lineages(reference, tmp_path) == []
+def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, finished: Path) -> None:
+    _run(finished, from_step=10)
+    assert sorted(complete_checkpoints(str(finished / "archived"))) == [20, 30]
+    assert _evaluations(finished) == [(10, 0), (20, 1), (30, 1)]
+    assert _same_but_for_lineages(reference, finished) == []
 
 
 @pytest.mark.parametrize("step", [0, 10])
 def test_one_that_died_right_after_it_moved_the_checkpoints_goes_back_all_the_same(
-    reference: Path, tmp_path: Path, step: int
+    reference: Path, finished: Path, step: int
 ) -> None:
-    _run(tmp_path)
-    archive_later(str(tmp_path), step)  # and then the process was killed; it is started again without the flag
-    _run(tmp_path)
-    assert _evaluations(tmp_path) == [(10, 0 if step else 1), (20, 1), (30, 1)]
-    assert _same_but_for_lineages(reference, tmp_path) == []
-    before = _evaluations(tmp_path)
-    _run(tmp_path)  # it is done with it
-    assert _evaluations(tmp_path) == before
+    archive_later(str(finished), step)  # and then the process was killed; it is started again without the flag
+    _run(finished)
+    assert _evaluations(finished) == [(10, 0 if step else 1), (20, 1), (30, 1)]
+    assert _same_but_for_lineages(reference, finished) == []
+    before = _evaluations(finished)
+    _run(finished)  # it is done with it
+    assert _evaluations(finished) == before
 
 
-def test_a_model_that_does_not_fit_moves_nothing(tmp_path: Path) -> None:
-    _run(tmp_path)
+def test_a_model_that_does_not_fit_moves_nothing(finished: Path) -> None:
     with pytest.raises(UsageError, match="does not fit"):
-        _run(tmp_path, _Wider, from_step=10)
-    assert sorted(complete_checkpoints(str(tmp_path))) == [10, 20, 30]
-    assert not (tmp_path / "archived").exists()
-    _run(tmp_path)
-    assert _evaluations(tmp_path) == [(10, 0), (20, 0), (30, 0)]
+        _run(finished, _Wider, from_step=10)
+    assert sorted(complete_checkpoints(str(finished))) == [10, 20, 30]
+    assert not (finished / "archived").exists()
+    _run(finished)
+    assert _evaluations(finished) == [(10, 0), (20, 0), (30, 0)]
 
 
-def test_a_damaged_checkpoint_is_no_place_to_go_back_to_and_moves_nothing(tmp_path: Path) -> None:
-    _run(tmp_path)
-    data = next(tmp_path.glob("ckpt-10.data*"))
+def test_a_damaged_checkpoint_is_no_place_to_go_back_to_and_moves_nothing(finished: Path) -> None:
+    data = next(finished.glob("ckpt-10.data*"))
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*give another step"):
-        _run(tmp_path, from_step=10)
-    assert sorted(complete_checkpoints(str(tmp_path))) == [10, 20, 30]
+        _run(finished, from_step=10)
+    assert sorted(complete_checkpoints(str(finished))) == [10, 20, 30]
 
 
 def test_a_run_that_begins_anew_begins_a_second_time_when_it_loses_its_checkpoints_only_if_told_to(
-    tmp_path: Path,
+    finished: Path,
 ) -> None:
-    _run(tmp_path)
-    _run(tmp_path, from_step=0)
-    for path in tmp_path.glob("ckpt-*"):
+    _run(finished, from_step=0)
+    for path in finished.glob("ckpt-*"):
         path.unlink()
     with pytest.raises(StorageError, match=r"no checkpoint in .* is whole.*--from_step=0"):
-        _run(tmp_path)
-    (tmp_path / "checkpoint").unlink()
+        _run(finished)
+    (finished / "checkpoint").unlink()
     with pytest.raises(StorageError, match=r"tells of a checkpoint.*--from_step=0"):
-        _run(tmp_path)
-    _run(tmp_path, from_step=0)
-    assert _evaluations(tmp_path) == [(10, 2), (20, 2), (30, 2)]
-    assert json.loads((tmp_path / "best_ckpt" / "info.json").read_text())["step"] in (10, 20, 30)
+        _run(finished)
+    _run(finished, from_step=0)
+    assert _evaluations(finished) == [(10, 2), (20, 2), (30, 2)]
+    assert json.loads((finished / "best_ckpt" / "info.json").read_text())["step"] in (10, 20, 30)
 
 
 def test_a_run_without_a_checkpoint_that_has_told_of_steps_says_that_it_begins_anew(
