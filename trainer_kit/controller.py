@@ -71,13 +71,13 @@ class Controller(orbit.Controller):
         self._saved_step, self._evaluated_step = -1, -1
         self._checkpoint: str | None = None
         self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
-        self._open_loop: tuple[int, int] | None = None  # the steps that a loop runs between, until it has
+        self._open_loop = schedules.OpenLoop()
         self._running = (0, 0)  # the steps that the last loop was to run between
         self.phase = "start"  # what the main thread is doing: start, train, evaluate, save, wait, report, end
         self._saving = threading.RLock()  # a late save comes from another thread
         trainer = orbit_arguments.get("trainer")
         if trainer is not None and hasattr(trainer, "state"):
-            trainer.state.run_state.add("loop", self._loop_state, self._put_loop_state)
+            trainer.state.run_state.add("loop", self._open_loop.state, self._open_loop.put_back)
         super().__init__(**orbit_arguments)
         self._evaluated_step = evaluated_step(int(self.global_step.numpy()))
 
@@ -112,7 +112,7 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         data_ended = False
         while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):
-            begun, end = self._next_loop(step, steps)
+            begun, end = self._open_loop.next(step, steps, self._steps_per_loop)
             try:
                 step = self._run_loop(step, begun, end)
                 save = schedules.is_due(begun, step, self._interval)
@@ -305,7 +305,7 @@ class Controller(orbit.Controller):
             if not isinstance(error, DataError) or not self._running[0] <= step <= self._running[1]:
                 return
             if self._running[0] < step < self._running[1]:
-                self._open_loop, trainer.cut_short = self._running, True
+                self._open_loop.steps, trainer.cut_short = self._running, True
             trainer.sound = None
         self.save_checkpoint()
         self.sync()
@@ -321,7 +321,7 @@ class Controller(orbit.Controller):
 
     def go_back(self, path: str | None) -> int:
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
-        self._open_loop, self.stop_request.reason = None, ""
+        self._open_loop.steps, self.stop_request.reason = None, ""
         self.restore_checkpoint(path)
         self._evaluated_step = min(self._evaluated_step, self._saved_step)
         return self._saved_step
@@ -362,19 +362,6 @@ class Controller(orbit.Controller):
         yield
         self.phase = "end"
 
-    def _next_loop(self, step: int, target: int) -> tuple[int, int]:
-        """Returns the steps that the next loop runs between: those of the one that a stop has cut, if any."""
-        if self._open_loop is None:
-            return step, step + schedules.loop_length(step, target, self._steps_per_loop)
-        begun, end = self._open_loop
-        return begun, end if target < 0 else min(end, target)
-
-    def _loop_state(self) -> list[int] | None:
-        return list(self._open_loop) if self._open_loop else None
-
-    def _put_loop_state(self, state: list[int] | None) -> None:
-        self._open_loop = (state[0], state[1]) if state else None
-
     def _run_loop(self, step: int, begun: int, end: int) -> int:
         """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
         start, self._running = time.perf_counter(), (begun, end)
@@ -390,8 +377,8 @@ class Controller(orbit.Controller):
             if done != end - step and not getattr(self.trainer, "data_ended", False):
                 _LOG.warning("the loop was to run %d steps and moved global_step by %d", end - step, done)
         seconds = time.perf_counter() - start
-        self._open_loop = (begun, end) if begun < step + done < end and self.stopping else None
-        if self._open_loop is None and done:
+        self._open_loop.steps = (begun, end) if begun < step + done < end and self.stopping else None
+        if self._open_loop.steps is None and done:
             values = tf.nest.map_structure(orbit.utils.get_value, logs)
             self._report("train", step + done, values, steps=done, seconds=seconds)  # an action may raise
             self.stop_request.call(self.train_actions, logs)
