@@ -21,8 +21,8 @@ PACKAGE = "trainer_kit"
 # The rooms of each floor, lowest floor first, named from trainer_kit on; a room is a module or a package.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
-        "errors", "files", "registry", "scalars", "schedules", "signals", "progress", "modes", "unsaved_state",
-        "deferred_imports",
+        "errors", "files", "registry", "scalars", "schedules", "open_loop", "signals", "progress", "modes",
+        "unsaved_state", "deferred_imports",
         "checkpoints.names", "distribution.cluster", "config.base", "config.schema", "config.evaluation",
         "config.optimization",
     ),
@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "loops",
-        "python_state", "graph_reduction", "eval_loops", "metrics", "requirements", "async_training",
+        "soundness", "python_state", "graph_reduction", "eval_loops", "metrics", "requirements", "async_training",
     ),
     ("trainer", "evaluator", "serving", "callbacks"),
     (

@@ -18,6 +18,6 @@ step ruff check .
 step ruff format --check --quiet .
 step mypy
 # Two workers, each of which imports TensorFlow once (8 s). A file stays with one worker, so that what its tests share
-# (a trained model, a warm process) is made once. Files come in their own order: by default those with the fewest tests
-# come last, which are the longest, and one worker would wait minutes for the other.
+# (a trained model, a warm process) is made once. Files come in the order of tests/conftest.py: by default those with the
+# fewest tests come last, which are the longest, and one worker would wait minutes for the other.
 step pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,13 @@ defer_imports()  # before a test module imports Keras
 # A shell has what it runs in the background ignore Ctrl-C, and the processes of these tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that the short ones fill up both workers at the end: a file stays with one worker."""
+    tests = Path(__file__).parent
+    order = [tests / "end_to_end", tests]
+    items.sort(key=lambda item: order.index(item.path.parent) if item.path.parent in order else len(order))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from trainer_kit.early_stopping import EarlyStopping, Standing, standing
 from trainer_kit.errors import ConfigError, TrainerKitError, UsageError
 from trainer_kit.files import read_lines
 from trainer_kit.launcher import launch
+from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 
 _NAN = math.nan
@@ -289,18 +292,40 @@ def test_of_several_validation_sets_the_one_that_the_metric_is_of_decides(tmp_pa
     assert sorted(_evaluated(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
 
 
-def test_a_stop_at_the_evaluation_of_one_set_evaluates_the_others_too(tmp_path: Path) -> None:
-    config = _scripted([0.9, 0.9, 0.9], metric="often|group|score", patience=1)
+def _often_and_rare(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
+    """Two validation sets, every 10 and every 40 steps, whose scores never improve."""
+    config = _scripted([0.9] * 12, metric=metric, **early)
     data = config.task.validation_data
-    config = config.replace(
-        task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": {"rare": {"interval": 40}}}
+    sets = {"rare": {"interval": 40}}
+    return config.replace(task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets})
+
+
+def test_a_stop_at_the_evaluation_of_one_set_evaluates_the_others_too(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+    stream = io.StringIO()
+    _, logs = _run(
+        tmp_path,
+        _often_and_rare(patience=1),
+        eval_actions=[lambda logs: seen.append(set(logs))],
+        console=ConsoleWriter(stream),
     )
-    _, logs = _run(tmp_path, config)
     assert set(logs) == {"often", "rare"} == set(_final(tmp_path)["metrics"])
     assert _evaluated(tmp_path) == [10, 20, 20]
     told = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"]
     assert [line["step"] for line in told] == [10, 20]
     assert {name.partition("/")[0] for name in told[1]["metrics"]} == {"often", "rare"}
+    assert seen == [{"often"}, {"often"}, {"often", "rare"}]
+    assert re.findall(r"^validation (\w+) \| step 20", stream.getvalue(), re.MULTILINE) == ["often", "rare"]
+
+
+def test_a_run_that_is_told_at_its_start_to_end_evaluates_the_sets_that_were_not_due(tmp_path: Path) -> None:
+    _run(tmp_path, _often_and_rare(patience=9).replace(trainer={"train_steps": 60}), train_actions=[_stop_at(20, 5)])
+    (tmp_path / "final.json").unlink()
+    lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))  # of "rare" at step 20 nothing is on record
+    _run(tmp_path, _often_and_rare(patience=1))
+    assert set(_final(tmp_path)["metrics"]) == {"often", "rare"}
+    assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (20, [10, 20, 20])
 
 
 def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:

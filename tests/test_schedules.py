@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_kit.schedules import OpenLoop, all_due, is_due, loop_length, next_multiple, next_stop
+from trainer_kit.schedules import all_due, is_due, loop_length, next_multiple, next_stop
 
 
 def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
@@ -54,15 +54,3 @@ def test_what_is_due_at_a_pause_has_a_multiple_there_and_all_is_due_at_the_end()
         ["dev"], ["test"], ["dev", "test"], ["dev"], ["dev", "test", "last"], [],
     ]  # fmt: skip
     assert all_due(19, 21, -1, intervals) == ["dev"]
-
-
-def test_a_loop_that_was_cut_goes_on_to_its_own_end_after_a_resume() -> None:
-    loop = OpenLoop()
-    assert (loop.state(), loop.next(6, 100, 10)) == (None, (6, 16))
-    loop.steps = (0, 10)
-    resumed = OpenLoop()
-    resumed.put_back(loop.state())
-    assert resumed.next(6, 100, 50) == (0, 10)
-    assert resumed.next(6, 8, 50) == (0, 8) and resumed.next(6, -1, 50) == (0, 10)
-    resumed.put_back(None)
-    assert resumed.next(10, -1, 50) == (10, 60)

@@ -80,7 +80,7 @@ def test_a_resume_takes_back_reports_and_the_best_so_far_but_no_evaluation(told:
 
 def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told, tmp_path: Path) -> None:
     told.timeline.rewind(10)
-    assert told.ledger.evaluated_step() == 10
+    assert told.ledger.counting()[-1]["step"] == 10
     told.evaluate((20, 0.6))
     assert told.best.best == ("accuracy", 0.6, 20)
     assert [item["metrics"]["accuracy"] for item in told.ledger.counting()] == [0.5, 0.6]
@@ -112,8 +112,8 @@ def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(t
 
 def test_an_evaluation_that_is_not_in_the_history_is_to_be_made_again(told: _Told) -> None:
     told.ledger.append(40, {"accuracy": 0.1}, 0.1)
-    assert told.timeline.evaluated_step(30) == 30
-    assert told.timeline.evaluated_step(40) == -1
+    assert told.timeline.recorded_sets(30) == {""}
+    assert told.timeline.recorded_sets(40) == set()
 
 
 def test_the_curve_of_validation_goes_back_one_step_further_when_its_last_point_is_to_come_again(told: _Told) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orbit
@@ -22,7 +21,9 @@ from trainer_kit.checkpoints.arrival import Arrivals, Followed, Unknown
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.early_stopping import StopRequest
 from trainer_kit.errors import DataError, DivergedError, StorageError
+from trainer_kit.open_loop import OpenLoop
 from trainer_kit.progress import BETWEEN
+from trainer_kit.soundness import Soundness
 from trainer_kit.telemetry.report import Report, Writer
 
 _LOG = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ class Controller(orbit.Controller):
       on_evaluation: called with (step, logs, seconds, checkpoint) after each evaluation, before anything is reported;
         seconds are by name if there are several validation sets; checkpoint is the path of the one that has the
         evaluated weights, None if they were not saved. Like an action, it may raise StopTraining.
-      evaluated_step: returns the step of the last evaluation on record, up to the step that it is given, so that one
-        that was cut off is made up; called once, after the restore.
+      recorded_sets: returns which validation sets have an evaluation of the step that it is given on record, so that
+        one that was cut off is made up; a single set is called "".
       on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
         run went back to an earlier step, to go on from there. Otherwise the error is raised.
       followed: the run whose checkpoints `evaluate_continuously` takes; None: all that it knows is the folder.
@@ -58,20 +59,23 @@ class Controller(orbit.Controller):
         loss_bound: tuple[float, int] | None = None,
         save_on_stop: bool = True,
         on_evaluation: Callable[[int, Mapping[str, Any], Any, str | None], None] = lambda *_: None,
-        evaluated_step: Callable[[int], int] = lambda _: -1,
+        recorded_sets: Callable[[int], Collection[str]] = lambda _: (),
         on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
         followed: Followed | None = None,
         newest_only: bool = False,
         **orbit_arguments: Any,
     ) -> None:
         self._writer, self._batch_size, self._stopping = writer, batch_size, stopping
-        self._loss_bound, self._save_on_stop, self._on_evaluation = loss_bound, save_on_stop, on_evaluation
+        self._save_on_stop, self._on_evaluation = save_on_stop, on_evaluation
+        self._soundness = Soundness(orbit_arguments.get("trainer"), loss_bound)
         self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
         self._total: int | None = None
-        self._saved_step, self._evaluated_step = -1, -1
+        self._recorded_sets = recorded_sets
+        self._evaluated: dict[str, int] = {}  # the step at which this process has evaluated each validation set last
+        self._saved_step = -1
         self._checkpoint: str | None = None
         self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
-        self._open_loop = schedules.OpenLoop()
+        self._open_loop = OpenLoop()
         self._running = (0, 0)  # the steps that the last loop was to run between
         self.phase = "start"  # what the main thread is doing: start, train, evaluate, save, wait, report, end
         self._saving = threading.RLock()  # a late save comes from another thread
@@ -79,7 +83,6 @@ class Controller(orbit.Controller):
         if trainer is not None and hasattr(trainer, "state"):
             trainer.state.run_state.add("loop", self._open_loop.state, self._open_loop.put_back)
         super().__init__(**orbit_arguments)
-        self._evaluated_step = evaluated_step(int(self.global_step.numpy()))
 
     @property
     def stopping(self) -> bool:
@@ -119,7 +122,7 @@ class Controller(orbit.Controller):
                 if (
                     save or step >= steps >= 0 or self.stopping or self.stop_request.reason
                 ):  # before a save, or an evaluation
-                    self._require_sound()
+                    self._soundness.require(int(self.global_step.numpy()))
             except DivergedError as error:
                 if not self._on_divergence(error, begun, end):
                     raise
@@ -144,8 +147,6 @@ class Controller(orbit.Controller):
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values.
 
-        Where an action ends the run after an evaluation of some sets, the others are evaluated too.
-
         Args:
           steps: batches.
           sets: names of the validation sets, if there are several; None: all.
@@ -156,35 +157,60 @@ class Controller(orbit.Controller):
           StorageError: when what was found, or the save before it, cannot be written.
         """
         self._require("evaluator", for_method="evaluate")
-        self._require_sound()
-        start = time.perf_counter()
-        logs = self._evaluate_sets(steps, sets)
-        left = [name for name in self._eval_intervals(None) if name not in (sets or [name])]
-        if left and self.stop_request.reason and not self.stopping:  # which is the last evaluation then
-            logs.update(self._evaluate_sets(steps, left))
-        if self.stopping:
-            return {}
-        step = self._evaluated_step = int(self.global_step.numpy())
-        self._report("validation", step, logs, seconds=time.perf_counter() - start)
-        return logs
+        return self._tell(*self._evaluate_sets(steps, sets, {}))
 
-    def _evaluate_sets(self, steps: int, sets: Sequence[str] | None) -> dict[str, Any]:
-        """Evaluates, calls the actions and puts on record; what a stop has cut is not."""
+    def _evaluate_due(self, steps: int, due: Sequence[str], sets: Sequence[str]) -> dict[str, Any]:
+        """Evaluates what is due, and all other `sets` too if that ends the run: its last step is evaluated whole."""
+        logs, seconds, of_sets = self._evaluate_sets(steps, due, {})
+        left = self._not_evaluated(sets) if self.stop_request.reason and not self.stopping else []
+        if left:
+            logs, more, of_others = self._evaluate_sets(steps, left, logs)
+            seconds, of_sets = seconds + more, {**of_sets, **of_others}
+        return self._tell(logs, seconds, of_sets)
+
+    def _evaluate_sets(
+        self, steps: int, sets: Sequence[str] | None, before: dict[str, Any]
+    ) -> tuple[dict[str, Any], float, dict[str, float]]:
+        """Evaluates, calls the actions and puts on record; nothing of it if a stop has cut the evaluation.
+
+        Args:
+          steps: batches.
+          sets: as of `evaluate`.
+          before: logs of other sets at the same step.
+
+        Returns:
+          (all logs of this step, seconds that this evaluation took, those of each set by name).
+        """
+        self._soundness.require(int(self.global_step.numpy()))
         start = time.perf_counter()
         with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             chosen = {} if not sets or "" in sets else {"sets": sets}
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
-        seconds = time.perf_counter() - start
+        seconds, of_sets = time.perf_counter() - start, self._seconds_of_sets()
         if self.stopping:
-            return {}
-        self.stop_request.call(self.eval_actions, logs)
-        logs = tf.nest.map_structure(orbit.utils.get_value, logs)
+            return {}, seconds, of_sets
+        self.stop_request.call(self.eval_actions, {**before, **logs})
+        logs = tf.nest.map_structure(orbit.utils.get_value, dict(logs))
         step = int(self.global_step.numpy())
+        self._evaluated.update(dict.fromkeys(self._eval_intervals(None) if sets is None else sets, step))
         self.sync()  # nothing is recorded before it is there
         checkpoint = self._checkpoint if step == self._saved_step else None
         with self.stop_request.heard():
-            self._on_evaluation(step, logs, self._seconds_of_sets() or seconds, checkpoint)
-        return dict(logs)
+            self._on_evaluation(step, logs, of_sets or seconds, checkpoint)
+        return {**before, **logs}, seconds, of_sets
+
+    def _tell(self, logs: dict[str, Any], seconds: float, of_sets: dict[str, float]) -> dict[str, Any]:
+        """Reports an evaluation, unless a stop has cut it, and returns its logs."""
+        if self.stopping:
+            return {}
+        self._report("validation", int(self.global_step.numpy()), logs, seconds=seconds, of_sets=of_sets)
+        return logs
+
+    def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
+        """Those of `sets` that were not evaluated at this step, by this process or, as is on record, before it."""
+        step = int(self.global_step.numpy())
+        recorded = self._recorded_sets(step)
+        return [name for name in sets if self._evaluated.get(name) != step and name not in recorded]
 
     def train_and_evaluate(
         self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
@@ -209,9 +235,9 @@ class Controller(orbit.Controller):
         output: dict[str, Any] = {}
         intervals = self._eval_intervals(eval_interval)
         last = step if self.stop_request.reason else train_steps
-        due = schedules.all_due(step - 1, step, last, intervals)
-        if due and step > max(self._evaluated_step, 0):
-            output = self.evaluate(eval_steps, due)
+        due = self._not_evaluated(schedules.all_due(step - 1, step, last, intervals))
+        if due and step > 0:
+            output = self._evaluate_due(eval_steps, due, list(intervals))
         while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
             begun, pause = step, schedules.next_stop(step, train_steps, *intervals.values())
             reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
@@ -220,7 +246,8 @@ class Controller(orbit.Controller):
                 train_steps = step
             if reached and not self.stopping:
                 last = step if bool(self.stop_request.reason) else train_steps
-                output = self.evaluate(eval_steps, schedules.all_due(begun, step, last, intervals))
+                due = schedules.all_due(begun, step, last, intervals)
+                output = self._evaluate_due(eval_steps, due, list(intervals))
         if self._save_on_stop or not self.stopping:
             self.save_checkpoint()
         self.sync()
@@ -289,7 +316,7 @@ class Controller(orbit.Controller):
         with self._saving:
             step = int(self.global_step.numpy())
             if self.checkpoint_manager is not None and step != self._saved_step:
-                self._require_sound()
+                self._soundness.require(int(self.global_step.numpy()))
                 self._save(step)
 
     def save_what_is_sound(self, error: Exception) -> None:
@@ -323,7 +350,6 @@ class Controller(orbit.Controller):
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
         self._open_loop.steps, self.stop_request.reason = None, ""
         self.restore_checkpoint(path)
-        self._evaluated_step = min(self._evaluated_step, self._saved_step)
         return self._saved_step
 
     def _eval_intervals(self, default: int | None) -> dict[str, int | None]:
@@ -382,7 +408,7 @@ class Controller(orbit.Controller):
             values = tf.nest.map_structure(orbit.utils.get_value, logs)
             self._report("train", step + done, values, steps=done, seconds=seconds)  # an action may raise
             self.stop_request.call(self.train_actions, logs)
-        self._check_loss(step + done, logs)
+        self._soundness.check(step + done, logs)
         return step + done
 
     def _records_summaries(self) -> Any:
@@ -390,31 +416,9 @@ class Controller(orbit.Controller):
             return False
         return lambda: tf.equal(self.global_step % self.summary_interval, 0)
 
-    def _check_loss(self, step: int, logs: Mapping[str, Any]) -> None:
-        if self._loss_bound is None:
-            return
-        loss, (bound, first_step) = float(logs.get("training_loss", 0.0)), self._loss_bound
-        if not math.isfinite(loss) or (step >= first_step and loss > bound):
-            raise DivergedError(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound:g})")
-        if getattr(self.trainer, "sound", True) is False:
-            raise DivergedError(f"a weight is not finite at step {step}")
-
-    def _require_sound(self) -> None:
-        """Looks at the weights where the last loop did not, before they are saved or evaluated.
-
-        What an optimizer keeps can be infinite while the weights are not yet. That is looked at after a restore only:
-        before each save it would block the loop for longer than the save does.
-        """
-        trainer = self.trainer
-        if self._loss_bound is None or trainer is None or not hasattr(trainer, "state"):
-            return
-        step = int(self.global_step.numpy())
-        if trainer.sound is None:
-            trainer.sound = trainer.state.weights_are_sound()
-        if not trainer.sound:
-            raise DivergedError(f"a weight is not finite at step {step}")
-
-    def _report(self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0) -> None:
+    def _report(
+        self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0, of_sets: Any = None
+    ) -> None:
         rate = steps / seconds if steps and seconds > 0 else None
         exporter = getattr(self.evaluator, "checkpoint_exporter", None)
         self._writer.write(
@@ -427,6 +431,6 @@ class Controller(orbit.Controller):
                 examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
                 seconds=seconds,
                 best=getattr(exporter, "best", None),
-                seconds_of_sets=self._seconds_of_sets() if kind == "validation" else {},
+                seconds_of_sets=of_sets or {},
             )
         )

@@ -296,9 +296,12 @@ def _train_and_eval(run: Run) -> dict[str, Any]:
         eval_steps=options.validation_steps,
         eval_interval=options.validation_interval,
     )
-    if logs or getattr(run.controller, "stopping", False):
+    if getattr(run.controller, "stopping", False):
         return dict(logs or {})
-    return run.timeline.metrics_at(int(run.controller.global_step.numpy()))  # evaluated before a restart
+    recorded = run.timeline.metrics_at(int(run.controller.global_step.numpy()))  # evaluated before a restart
+    if logs:  # then it was some of several validation sets, at most
+        recorded = {name: metrics for name, metrics in recorded.items() if name in run.timeline.ledger.sets}
+    return {**recorded, **logs}
 
 
 def _train_and_post_eval(run: Run) -> dict[str, Any]:
@@ -341,6 +344,13 @@ def _reporting(
     }
 
 
+def _agreed(early: EarlyStopping, timeline: Timeline, step: int) -> set[str]:
+    """The validation sets that the chief has on record for `step`, on every worker: as the bits of a number."""
+    names, found = list(timeline.ledger.sets) or [""], timeline.recorded_sets(step)
+    bits = early.agree(sum(1 << place for place, name in enumerate(names) if name in found))
+    return {name for place, name in enumerate(names) if bits >> place & 1}
+
+
 def _extras(
     controller_cls: type[orbit.Controller],
     config: ExperimentConfig,
@@ -357,7 +367,7 @@ def _extras(
         return {}
     options = config.trainer
     extras: dict[str, Any] = {
-        "evaluated_step": lambda step: early.agree(timeline.evaluated_step(step)),
+        "recorded_sets": lambda step: _agreed(early, timeline, step),
         "writer": reports.writer,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,

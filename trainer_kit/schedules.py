@@ -1,4 +1,4 @@
-"""When: how many steps the next loop has, and whether something is due. Steps are global steps.
+"""When: how many steps the next loop has, and whether something is due. Pure; steps are global steps.
 
 Intervals count from step 0 and are crossed, not met: a loop that runs over a multiple of an interval makes its event
 due, once, at the loop's end. So the events of a resumed run fall on the steps of one that was never stopped.
@@ -54,29 +54,3 @@ def all_due(before: int, after: int, target: int, intervals: Mapping[str, int | 
     """Returns the names of what is due at the end of a loop: everything at `target`, else what `is_due`."""
     ended = after >= target >= 0
     return [name for name, one in intervals.items() if ended or (one and is_due(before, after, one))]
-
-
-class OpenLoop:
-    """The steps that a loop runs between: where a stop has cut one, a resume goes on with the same.
-
-    Attributes:
-      steps: before the loop and at its end; None when no loop was cut.
-    """
-
-    def __init__(self) -> None:
-        self.steps: tuple[int, int] | None = None
-
-    def next(self, step: int, target: int, steps_per_loop: StepsPerLoop) -> tuple[int, int]:
-        """Returns the steps of the loop to run at `step`, on the way to `target` (negative: there is none)."""
-        if self.steps is None:
-            return step, step + loop_length(step, target, steps_per_loop)
-        begun, end = self.steps
-        return begun, end if target < 0 else min(end, target)
-
-    def state(self) -> list[int] | None:
-        """Returns what a checkpoint keeps."""
-        return list(self.steps) if self.steps else None
-
-    def put_back(self, state: list[int] | None) -> None:
-        """Takes what a checkpoint has kept."""
-        self.steps = (state[0], state[1]) if state else None

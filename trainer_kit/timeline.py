@@ -75,7 +75,7 @@ class Timeline:
         if self._history is not None:
             self._flush()
             self._history.resume(step)
-            evaluated = step if self.evaluated_step(step) == step else step - 1  # what is missing comes once more
+            evaluated = step if self.recorded_sets(step) else step - 1  # what is missing comes once more
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):
                 if hasattr(manager, "resume"):
                     manager.resume(last)
@@ -99,9 +99,11 @@ class Timeline:
                 found.update(record["metrics"])
         return found
 
-    def evaluated_step(self, step: int) -> int:
-        """Returns the last step, up to `step`, whose evaluation is in the ledger and in the history; -1 if none is."""
-        evaluated = self.ledger.evaluated_step(step)
-        if self._history is None or evaluated < 0 or reported(self._history.path, "validation", evaluated):
-            return evaluated
-        return -1
+    def recorded_sets(self, step: int) -> set[str]:
+        """Returns the validation sets whose evaluation of `step` is in the ledger, if the history has it too.
+
+        A single set is called "".
+        """
+        if self._history is not None and not reported(self._history.path, "validation", step):
+            return set()
+        return self.ledger.recorded_sets(step)

@@ -38,6 +38,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
+def last_step(written: Ledger) -> int:
+    """The last step whose evaluation counts."""
+    return max((item["step"] for item in written.counting()), default=-1)
+
+
 def record(step: int, lineage: int = 0, **metrics: Any) -> dict[str, Any]:
     return {"step": step, "lineage": lineage, "metrics": metrics}
 
@@ -65,7 +70,7 @@ def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> Non
 
 def test_a_ledger_without_a_file_is_empty_and_makes_none(path: Path) -> None:
     empty = ledger(path)
-    assert empty.records() == [] and empty.evaluated_step() == -1
+    assert empty.records() == [] and last_step(empty) == -1
     assert not path.exists()
 
 
@@ -145,17 +150,23 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.parent.mkdir()
     old = '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc": 0.5}, '
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
-    assert ledger(path).evaluated_step() == 4
+    assert last_step(ledger(path)) == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
     assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [(4, 0.5)]
 
 
-def test_the_evaluated_step_is_the_last_one_up_to_a_step(path: Path) -> None:
+def test_the_recorded_sets_of_a_step_are_those_whose_evaluation_of_it_counts(path: Path) -> None:
     written = ledger(path)
-    for step in (4, 8, 12):
-        written.append(step, {"acc": 0.1}, 1.0)
+    written.append(4, {"acc": 0.1}, 1.0)
     ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
-    assert [written.evaluated_step(up_to) for up_to in (None, 12, 11, 8, 3, 0)] == [12, 12, 8, 8, -1, -1]
+    assert [written.recorded_sets(step) for step in (4, 8, 16)] == [{""}, set(), set()]
+    written.rewind(0)
+    assert written.recorded_sets(4) == set()
+    both = Ledger(path, dataset="", config_hash="", sets={"dev": "1", "test": "2"})
+    both.append(20, {"dev": {"acc": 0.1}, "test": {"acc": 0.2}}, {"dev": 1.0})
+    assert [both.recorded_sets(step) for step in (20, 24)] == [{"dev"}, set()]
+    both.append(20, {"test": {"acc": 0.2}}, {"test": 1.0})
+    assert both.recorded_sets(20) == {"dev", "test"}
 
 
 def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> None:
@@ -163,12 +174,12 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
     for step, acc in ((4, 0.5), (8, 0.9), (12, 0.7)):
         written.append(step, {"acc": acc}, 1.0)
     written.rewind(4)
-    assert written.lineage == 1 and written.evaluated_step() == 4
+    assert written.lineage == 1 and last_step(written) == 4
     assert written.append(8, {"acc": 0.6}, 1.0)
     assert lines(path)[3:4] == [rewind(4, 1)] and lines(path)[4]["lineage"] == 1
     counting = [(item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.counting()]
     assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
-    assert written.evaluated_step() == 8
+    assert last_step(written) == 8
 
 
 def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
@@ -177,9 +188,9 @@ def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
     before.rewind(2)
     before.rewind(0)
     after = ledger(path)
-    assert after.lineage == 2 and after.evaluated_step() == -1
+    assert after.lineage == 2 and last_step(after) == -1
     after.append(4, {"acc": 0.5}, 1.0)
-    assert after.evaluated_step() == 4
+    assert last_step(after) == 4
     assert ledger(path, lineage=5).lineage == 5
 
 
@@ -246,9 +257,9 @@ def test_a_rewind_that_is_followed_is_noted_only_when_all_has_gone_back(path: Pa
     with pytest.raises(KeyboardInterrupt, match="2"):
         beside.follow(path, before=die)
     again, steps = ledger(path.with_name("side.jsonl")), list[int]()
-    assert again.lineage == 0 and again.evaluated_step() == 8
+    assert again.lineage == 0 and last_step(again) == 8
     assert again.follow(path, before=steps.append) == 2 and steps == [2]
-    assert again.lineage == 2 and again.evaluated_step() == -1
+    assert again.lineage == 2 and last_step(again) == -1
     assert again.follow(path, before=steps.append) is None and steps == [2]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from trainer_kit.cli import doctor
 from trainer_kit.errors import UsageError
@@ -85,10 +87,14 @@ def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(trainer_kit:
     subprocess.run(["rm", "-r", kept[1]], check=True)
 
 
-def test_fewer_kills_than_were_asked_for_prove_nothing() -> None:
-    assert doctor._same(2, 2, False) == 0
+def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
+    folders = tmp_path / "whole", tmp_path / "killed"
+    for folder in folders:
+        tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
+    asked = argparse.Namespace(kills=2)
+    assert doctor._verdict(asked, *folders, 2, [], False) == 0
     with pytest.raises(UsageError, match=r"had ended before kill 2 of 2, the same up to there; give it more steps"):
-        doctor._same(1, 2, False)
+        doctor._verdict(asked, *folders, 1, [], False)
 
 
 @pytest.mark.parametrize(

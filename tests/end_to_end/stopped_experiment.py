@@ -14,7 +14,7 @@ from trainer_kit import files
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.fork_server import train
 
-STEPS, LOOP = 40, 10
+STEPS, LOOP = 60, 10
 _MOMENT, _SIGNALS, _SECONDS = "", 0, 0.0
 
 

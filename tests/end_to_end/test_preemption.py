@@ -23,9 +23,10 @@ TWO_CPUS = "runtime.virtual_cpus=2"
 PHASES = {
     "compile": 0,
     "compile evaluation": 10,
-    "evaluation": 10,
-    "best.weights": 10,
     "step 13": 14,
+    "best.weights": 20,  # at the end of the loop
+    "step 23": 24,  # past the evaluation that is made up at the start
+    "evaluation": 30,  # at the end of the loop, too
     "checkpoint.written": None,  # in the thread of the save: training goes on meanwhile
 }
 # Runs whose stop is a wait, for the end of a grace or of a patience: what happens when, and what they are given.

@@ -166,10 +166,10 @@ class Ledger:
             of_step.setdefault(item["step"], set()).add(item.get("dataset") or next(iter(self._hashes)))
         return {step: metrics for step, metrics in found.items() if of_step[step] >= self._hashes.keys()}
 
-    def evaluated_step(self, up_to: int | None = None) -> int:
-        """Returns the last step, at most `up_to`, whose evaluation on this data set counts; -1 if there is none."""
-        steps = (record["step"] for record in self.counting() if up_to is None or record["step"] <= up_to)
-        return max(steps, default=-1)
+    def recorded_sets(self, step: int) -> set[str]:
+        """Returns the validation sets whose evaluation of `step` counts; the only one, if it has no name, is ""."""
+        found = {item.get("dataset") for item in self.counting() if item["step"] == step}
+        return {name for name in self.sets if name in found} if self.sets else ({""} if found else set())
 
     def counting(self) -> list[dict[str, Any]]:
         """Returns the evaluations on this data that count, of whatever config, in their order."""

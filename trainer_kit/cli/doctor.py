@@ -1,35 +1,33 @@
 """Proves on an experiment of yours what is promised: `doctor resume` kills runs of it, and compares the bits.
 
-The experiment is run once without a fault and once with kills, in real processes, in a temporary folder. The processes
-are forked by one that has imported TensorFlow: a start costs no import.
+The experiment is run once without a fault and once with kills, in real processes, in a temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer_kit import files
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
 
-if TYPE_CHECKING:
-    from trainer_kit.testing.fork_server import Child, ForkServer
-
 _MODE = "train_and_eval"
 _PASSED_ON = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
 _SIGNALS = {"kill": [signal.SIGKILL], "term": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}
 _POLL_SECONDS = 0.01
-_REPORT = re.compile(r"train \| step (\d+)")
+_REPORT = re.compile(rb"train \| step (\d+)")
 _STARTED = re.compile(rf"{_MODE} from step (\d+)")
 _SHOWN = 12  # differences, and lines of a run that failed
 
@@ -84,10 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     resolve_arguments(arguments)  # what is wrong with the config is told at once
     base = Path(tempfile.mkdtemp(prefix="trainer_kit_doctor_"))
     try:
-        from trainer_kit.testing.fork_server import ForkServer
-
-        with ForkServer() as server:
-            return _resume(arguments, _Runs(server, arguments), base)
+        return _resume(arguments, base)
     finally:
         if arguments.keep:
             print(f"kept: {base}")
@@ -95,11 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
             shutil.rmtree(base, ignore_errors=True)
 
 
-def _resume(arguments: argparse.Namespace, runs: _Runs, base: Path) -> int:
+def _resume(arguments: argparse.Namespace, base: Path) -> int:
     whole, killed = base / "uninterrupted", base / "killed"
-    seconds = runs.to_the_end(whole)
+    seconds = _to_the_end(_command(arguments, whole), whole)
     warnings = _inexact(whole)
-    steps, reports = _last_step(whole), len(_REPORT.findall(_told(whole)))
+    steps, reports = _last_step(whole), len(_REPORT.findall(_log(whole).read_bytes()))
     print(f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end", flush=True)
     chance = random.Random(arguments.seed)
     for line in warnings:
@@ -113,92 +108,74 @@ def _resume(arguments: argparse.Namespace, runs: _Runs, base: Path) -> int:
         delay = chance.uniform(0, seconds / max(reports, 1))
         signals = _SIGNALS[arguments.signal]
         sent = signals[len(kills) % len(signals)]
-        kill = runs.kill(killed, sent, int(after), delay)
+        kill = _kill(_command(arguments, killed), killed, sent, int(after), delay)
         starts += _tell(kills, killed)
         if kill is None:
             break
         kills.append(kill)
     else:
-        runs.to_the_end(killed)
+        _to_the_end(_command(arguments, killed), killed)
         starts += _tell(kills, killed)
-    differences, first = runs.compare(whole, killed)
-    if differences:
-        print(f"not the same after {len(kills)} kills; one is the uninterrupted run, the other the killed one")
-        print(_first_difference(first, starts))
-        for difference in differences[:_SHOWN]:
-            print(f"different: {difference}")
-        return ExitCode.BUG
-    return _same(len(kills), arguments.kills, bool(warnings))
+    return _verdict(arguments, whole, killed, len(kills), starts, bool(warnings))
 
 
-class _Runs:
-    """Starts the processes of the two runs.
+def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    given = [f"--{name}={value}" for name in _PASSED_ON for value in getattr(arguments, name)]
+    run_flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", f"--model_dir={folder}"]
+    return [sys.executable, "-m", "trainer_kit.train", *run_flags, *given]
 
-    Args:
-      server: entered.
-      arguments: parsed.
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with open(_log(folder), "wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _to_the_end(command: list[str], folder: Path) -> float:
+    """Runs to the end; returns the seconds from the first new line of the history to the end.
+
+    Raises:
+      DoctorError: when the run fails.
     """
-
-    def __init__(self, server: ForkServer, arguments: argparse.Namespace) -> None:
-        given = [f"--{name}={value}" for name in _PASSED_ON for value in getattr(arguments, name)]
-        self._server = server
-        self._flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", *given]
-
-    def start(self, folder: Path) -> Child:
-        """Starts, or goes on with, the run of a folder."""
-        return self._server.start("train", f"--model_dir={folder}", *self._flags, output=_log(folder))
-
-    def to_the_end(self, folder: Path) -> float:
-        """Runs to the end; returns the seconds from the first report to the end.
-
-        Raises:
-          DoctorError: when the run fails.
-        """
-        child = self.start(folder)
-        _wait_for_report(child, folder)
+    with _ended_with_us(_start(command, folder)) as process:
+        _wait_for_report(process, folder)
         begin = time.monotonic()
-        if code := child.wait(None).code:
-            raise _failed(code, folder)
+        if process.wait():
+            raise _failed(process.returncode, folder)
         return time.monotonic() - begin
 
-    def kill(self, folder: Path, sent: signal.Signals, after: int, seconds: float) -> Kill | None:
-        """Kills a run `seconds` after its report of step `after` or later; None if it came to its end before that.
 
-        Raises:
-          DoctorError: when it ended otherwise than by the signal.
-        """
-        child = self.start(folder)
-        _wait_for_report(child, folder, after)
-        time.sleep(seconds)
-        child.kill(sent)
-        code = child.wait(None).code
-        if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent):
-            raise _failed(code, folder)
-        return None if code == ExitCode.DONE else Kill(sent, after, seconds, code, _last_step(folder))
+def _kill(command: list[str], folder: Path, sent: signal.Signals, after: int, seconds: float) -> Kill | None:
+    """Kills a run `seconds` after its report of step `after` or later; None if it came to its end before that.
 
-    def compare(self, whole: Path, killed: Path) -> tuple[list[str], int | None]:
-        """Returns how the two runs differ, and the first step whose report differs; in a process with TensorFlow.
-
-        Raises:
-          DoctorError: when what they have left cannot be read.
-        """
-        result = whole.with_suffix(".json")
-        ended = self._server.start(_write_differences, whole, killed, result).wait(None)
-        if ended.code:
-            raise DoctorError(f"the two runs cannot be compared:\n{ended.text}")
-        return tuple(json.loads(result.read_text()))
+    Raises:
+      DoctorError: when it ended otherwise than by the signal.
+    """
+    with _ended_with_us(_start(command, folder)) as process:
+        _wait_for_report(process, folder, after)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(sent)
+        code = process.wait()
+    if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent):
+        raise _failed(code, folder)
+    return None if code == ExitCode.DONE else Kill(sent, after, seconds, code, _last_step(folder))
 
 
-def _write_differences(whole: Path, killed: Path, result: Path) -> None:
-    from trainer_kit.testing.comparison import compare_runs, first_different_step
+@contextlib.contextmanager
+def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Kills the process when it still runs at the end, as after Ctrl-C."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
-    result.write_text(json.dumps([compare_runs(whole, killed), first_different_step(whole, killed)]))
 
-
-def _wait_for_report(child: Child, folder: Path, step: int = 0) -> None:
+def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int = 0) -> None:
     """Returns when the process has told of a training loop that ended at `step` or later, or has ended."""
-    while child.alive:
-        reports = _REPORT.findall(_told(folder))
+    while process.poll() is None:
+        reports = _REPORT.findall(_log(folder).read_bytes())
         if reports and int(reports[-1]) >= step:
             return
         time.sleep(_POLL_SECONDS)
@@ -210,7 +187,7 @@ def _tell(kills: list[Kill], folder: Path) -> list[int]:
     Returns:
       The step that this process went on from, if it told one.
     """
-    started = _STARTED.search(_told(folder))
+    started = _STARTED.search(_log(folder).read_text(errors="replace"))
     if not kills or not started:
         return []
     kill, start = kills[-1], int(started[1])
@@ -224,14 +201,25 @@ def _tell(kills: list[Kill], folder: Path) -> list[int]:
 
 def _inexact(folder: Path) -> list[str]:
     """What a run itself says of data or steps whose resume may not be exact."""
-    lines = _told(folder).splitlines()
+    lines = _log(folder).read_text(errors="replace").splitlines()
     return [line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))]
 
 
-def _same(kills: int, wanted: int, warned: bool) -> ExitCode:
-    if kills < wanted:
+def _verdict(
+    arguments: argparse.Namespace, whole: Path, killed: Path, kills: int, starts: list[int], warned: bool
+) -> int:
+    from trainer_kit.testing.comparison import compare_runs, first_different_step
+
+    differences = compare_runs(whole, killed)
+    if differences:
+        print(f"not the same after {kills} kills; one is the uninterrupted run, the other the killed one")
+        print(_first_difference(first_different_step(whole, killed), starts))
+        for difference in differences[:_SHOWN]:
+            print(f"different: {difference}")
+        return ExitCode.BUG
+    if kills < arguments.kills:
         raise UsageError(
-            f"the run had ended before kill {kills + 1} of {wanted}, the same up to there; give it more steps "
+            f"the run had ended before kill {kills + 1} of {arguments.kills}, the same up to there; give it more steps "
             "(trainer.train_steps), shorter loops (trainer.steps_per_loop), or fewer --kills"
         )
     doubt = "; this time, that is: see what the run says above" if warned else ""
@@ -264,10 +252,6 @@ def _log(folder: Path) -> Path:
     return folder.with_suffix(".log")
 
 
-def _told(folder: Path) -> str:
-    return _log(folder).read_text(errors="replace") if _log(folder).exists() else ""
-
-
 def _failed(code: int, folder: Path) -> DoctorError:
-    lines = _told(folder).splitlines()[-_SHOWN:]
+    lines = _log(folder).read_text(errors="replace").splitlines()[-_SHOWN:]
     return DoctorError(f"the run ended with exit code {code}; its last lines:\n  " + "\n  ".join(lines))

@@ -78,8 +78,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait(self, timeout: float | None = 120.0) -> Ended:
-        """Returns how it ended; None waits for ever.
+    def wait(self, timeout: float = 120.0) -> Ended:
+        """Returns how it ended.
 
         Raises:
           TimeoutError: when it has not, `timeout` seconds from now; with what it has written.
@@ -120,13 +120,7 @@ class ForkServer:
             child.wait(_LAST_WAIT)
         self._open.close()
 
-    def start(
-        self,
-        function: str | Callable[..., Any],
-        *arguments: Any,
-        folder: str | None = None,
-        output: str | os.PathLike[str] | None = None,
-    ) -> Child:
+    def start(self, function: str | Callable[..., Any], *arguments: Any, folder: str | None = None) -> Child:
         """Starts a run.
 
         Args:
@@ -134,21 +128,17 @@ class ForkServer:
             that of the SystemExit it raises, 1 after another exception, else 0.
           *arguments: of the command or the function.
           folder: working directory; default: this process's.
-          output: absolute path of the file, written anew, for what it writes to its standard output and error;
-            default: one that lasts as long as the server is entered.
 
         Raises:
           UsageError: for another name than "train".
         """
         if isinstance(function, str) and function != TRAIN:
             raise UsageError(f"{function!r} is no run; there are: {TRAIN!r}, and functions")
-        written = os.fspath(output or os.path.join(self._folder, f"{next(self._numbers)}.txt"))
-        with open(written, "wb"):  # now, for whoever reads it before the child has come so far
-            pass
-        process = self._context.Process(target=_run, args=(written, folder, function, arguments), daemon=False)
+        output = os.path.join(self._folder, f"{next(self._numbers)}.txt")
+        process = self._context.Process(target=_run, args=(output, folder, function, arguments), daemon=False)
         with _ASKING:
             process.start()
-        child = Child(process, written)
+        child = Child(process, output)
         self._children.append(child)
         return child
 

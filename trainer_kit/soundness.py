@@ -1,0 +1,52 @@
+"""Soundness: whether what a run has come to may be saved, evaluated and gone on from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer_kit.errors import DivergedError
+
+
+class Soundness:
+    """Looks at the loss that a loop reports and at the weights. Eager, on the host.
+
+    Args:
+      trainer: whose state it is. Its attribute `sound` tells what is known of the weights: None is nothing.
+      loss_bound: `(bound, first step that it counts at)`; None: any loss and any weights will do.
+    """
+
+    def __init__(self, trainer: Any, loss_bound: tuple[float, int] | None) -> None:
+        self._trainer, self._bound = trainer, loss_bound
+
+    def check(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes what a loop has reported at its end.
+
+        Raises:
+          DivergedError: when the loss is not finite or above its bound, or a weight is not finite, as the loop saw.
+        """
+        if self._bound is None:
+            return
+        loss, (bound, first_step) = float(logs.get("training_loss", 0.0)), self._bound
+        if not math.isfinite(loss) or (step >= first_step and loss > bound):
+            raise DivergedError(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound:g})")
+        if getattr(self._trainer, "sound", True) is False:
+            raise DivergedError(f"a weight is not finite at step {step}")
+
+    def require(self, step: int) -> None:
+        """Looks at the weights where the last loop did not, before they are saved or evaluated.
+
+        What an optimizer keeps can be infinite while the weights are not yet. That is looked at after a restore only:
+        before each save it would block the loop for longer than the save does.
+
+        Raises:
+          DivergedError: when a weight is not finite.
+        """
+        trainer = self._trainer
+        if self._bound is None or trainer is None or not hasattr(trainer, "state"):
+            return
+        if trainer.sound is None:
+            trainer.sound = trainer.state.weights_are_sound()
+        if not trainer.sound:
+            raise DivergedError(f"a weight is not finite at step {step}")
