@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tensorflow as tf  # noqa: F401  some damages read a checkpoint: its import would take seconds with the lock held
+
 from scripts.soak_faults import DAMAGES
 from trainer_kit import files
 from trainer_kit.run_lock import LOCK, read_heartbeat
