@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,27 @@ def test_a_run_that_went_back_goes_on_although_an_action_had_stopped_it(tmp_path
     )
     controller.train(20)
     assert (int(counter.global_step), controller.stop_request.reason) == (20, "")
+
+
+def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew_when_it_ends_there(tmp_path: Path) -> None:
+    class Sets(_Counter):
+        def validation_intervals(self, default: int | None) -> dict[str, int]:
+            return {"often": 4, "rare": 40}
+
+        def evaluate(self, num_steps: tf.Tensor, sets: Sequence[str] = ("often", "rare")) -> dict[str, Any]:
+            taken.append((int(self.global_step), *sets))
+            return {name: {"accuracy": tf.constant(0.5)} for name in sets}
+
+    taken: list[tuple[Any, ...]] = []
+    controller, _ = _controller(tmp_path, Sets(), interval=4, eval_actions=[_raise_stop])
+    controller.train(8)
+    controller.evaluate()
+    controller.go_back(str(tmp_path / "ckpt-4"))
+    assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
+    assert taken[1:] == [(4, "often"), (4, "rare")]
+    controller.go_back(str(tmp_path / "ckpt-4"))
+    controller.train_and_evaluate(train_steps=40)
+    assert taken[3:] == [(4, "often"), (4, "rare")]
 
 
 def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_it_again(tmp_path: Path) -> None:

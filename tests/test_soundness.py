@@ -24,7 +24,9 @@ class _Trainer:
 
 @pytest.mark.parametrize(("step", "loss", "sound"), [(4, 2.0, True), (5, 1.0, True), (5, 0.5, None)])
 def test_a_loss_within_its_bound_and_one_before_the_bound_counts_will_do(step: int, loss: float, sound: Any) -> None:
-    Soundness(_Trainer(sound), (1.0, 5)).check(step, {"training_loss": loss})
+    trainer = _Trainer(sound)
+    Soundness(trainer, (1.0, 5)).check(step, {"training_loss": loss})
+    assert (trainer.sound, trainer.looks) == (sound, 0)  # nothing is looked at for it
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,8 @@ def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
 
 
 def test_without_a_bound_anything_will_do() -> None:
-    free = Soundness(_Trainer(False), None)
+    trainer = _Trainer(None, finite=False)
+    free = Soundness(trainer, None)
     free.check(5, {"training_loss": math.nan})
     free.require(5)
+    assert (trainer.sound, trainer.looks) == (None, 0)

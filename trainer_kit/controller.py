@@ -122,7 +122,7 @@ class Controller(orbit.Controller):
                 if (
                     save or step >= steps >= 0 or self.stopping or self.stop_request.reason
                 ):  # before a save, or an evaluation
-                    self._soundness.require(int(self.global_step.numpy()))
+                    self._soundness.require(step)
             except DivergedError as error:
                 if not self._on_divergence(error, begun, end):
                     raise
@@ -181,7 +181,8 @@ class Controller(orbit.Controller):
         Returns:
           (all logs of this step, seconds that this evaluation took, those of each set by name).
         """
-        self._soundness.require(int(self.global_step.numpy()))
+        step = int(self.global_step.numpy())
+        self._soundness.require(step)
         start = time.perf_counter()
         with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             chosen = {} if not sets or "" in sets else {"sets": sets}
@@ -191,7 +192,6 @@ class Controller(orbit.Controller):
             return {}, seconds, of_sets
         self.stop_request.call(self.eval_actions, {**before, **logs})
         logs = tf.nest.map_structure(orbit.utils.get_value, dict(logs))
-        step = int(self.global_step.numpy())
         self._evaluated.update(dict.fromkeys(self._eval_intervals(None) if sets is None else sets, step))
         self.sync()  # nothing is recorded before it is there
         checkpoint = self._checkpoint if step == self._saved_step else None
@@ -316,7 +316,7 @@ class Controller(orbit.Controller):
         with self._saving:
             step = int(self.global_step.numpy())
             if self.checkpoint_manager is not None and step != self._saved_step:
-                self._soundness.require(int(self.global_step.numpy()))
+                self._soundness.require(step)
                 self._save(step)
 
     def save_what_is_sound(self, error: Exception) -> None:
@@ -349,6 +349,7 @@ class Controller(orbit.Controller):
     def go_back(self, path: str | None) -> int:
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
         self._open_loop.steps, self.stop_request.reason = None, ""
+        self._evaluated.clear()  # what was evaluated on the way that is given up counts no more
         self.restore_checkpoint(path)
         return self._saved_step
 
