@@ -1,7 +1,7 @@
 """How fast trainer_kit is, beside a loop written by hand, Keras' fit, Model Garden and PyTorch Lightning.
 
     python -m scripts.bench                    all sections: up to 20 minutes on two cores
-    python -m scripts.bench --quick            the rows with a goal: up to 4 minutes
+    python -m scripts.bench --quick            most rows with a goal: up to 4 minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
     python -m scripts.bench --list             names of sections and rows
@@ -64,8 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="the rows with a goal, two rounds")
-    parser.add_argument("--growth", action="store_true", help="how cost grows")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="most rows with a goal, one or two rounds")
+    kind.add_argument("--growth", action="store_true", help="how cost grows")
     parser.add_argument("--only", default="", help="sections, or section/row, separated by commas")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of each section, in place of its own number")
     parser.add_argument("--out", default="runs/bench", help="folder for the results (default: %(default)s)")
@@ -78,6 +79,8 @@ def _measured(options: argparse.Namespace, path: Path) -> Results:
     """Measures section by section; what is done is kept even if the rest is not."""
     begin = time.perf_counter()
     described = {"quick": options.quick, "only": options.only, "rounds": options.rounds, "seconds": 0.0}
+    if options.quick:
+        described["left out"] = [subject.name for subject in _chosen(options) if not subject.plan.rounds]
     results = Results(machine=machine.describe(), options=described, sections=[])
     for section in (_growth if options.growth else _sections)(options):
         results.sections.append(section)
@@ -88,7 +91,7 @@ def _measured(options: argparse.Namespace, path: Path) -> Results:
 
 
 def _sections(options: argparse.Namespace) -> Iterator[Section]:
-    chosen = list(_chosen(options))
+    chosen = [subject for subject in _chosen(options) if subject.plan.rounds]
     if chosen:
         with server() as running:
             for subject in chosen:
@@ -97,7 +100,7 @@ def _sections(options: argparse.Namespace) -> Iterator[Section]:
     if not only or any(name in only for name in COLD):
         commands = [command for command in cold.COMMANDS if command.quick or not options.quick]
         rounds = options.rounds or (1 if options.quick else 3)
-        yield from cold.measure(commands, rounds, growing=not options.quick)
+        yield from cold.measure(commands, rounds, warm_up=not chosen, growing=not options.quick)
 
 
 def _growth(options: argparse.Namespace) -> Iterator[Section]:
@@ -115,9 +118,8 @@ def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
             subject = subject.only(rows)
         elif options.quick:
             subject = subject.quick()
-        if options.rounds:
-            subject = replace(subject, plan=replace(subject.plan, rounds=options.rounds))
-        yield subject
+        rounds = subject.plan.rounds or int(subject.name in only)
+        yield replace(subject, plan=replace(subject.plan, rounds=rounds and (options.rounds or rounds)))
 
 
 def _wanted(options: argparse.Namespace) -> dict[str, set[str]]:

@@ -15,36 +15,67 @@ import tensorflow as tf
 from scripts.benchmarks import nets, samples
 from scripts.benchmarks.pacer import Pacer
 
-Step = Callable[[Any, Any], None]
+
+class Learner:
+    """A net and what it is trained with. To be made in the scope of the strategy.
+
+    Args:
+      net, size: as `nets.build` takes them.
+      metrics: how many, beside the mean loss.
+      replicas: that share a batch.
+    """
+
+    def __init__(self, net: str, size: int = 0, metrics: int = 1, replicas: int = 1) -> None:
+        self.model, self.optimizer = nets.build(keras, net, size), nets.optimizer(keras, net)
+        self.optimizer.build(self.model.trainable_variables)
+        self.metrics = [keras.metrics.Mean(), *nets.accuracies(keras, metrics)]
+        self._replicas = replicas
+
+    def step(self, features: Any, labels: Any) -> None:
+        """Takes a training step; in graph, on a replica."""
+        weights = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            logits = self.model(features, training=True)
+            loss = nets.loss(keras, labels, logits)
+            share = loss / self._replicas if self._replicas > 1 else loss  # gradients are summed over the replicas
+        self.optimizer.apply_gradients(zip(tape.gradient(share, weights), weights, strict=True))
+        mean_loss, *accuracies = self.metrics
+        mean_loss.update_state(loss)
+        for accuracy in accuracies:
+            accuracy.update_state(labels, logits)
+
+    def loop(self) -> Any:
+        """Returns a tf.function of an iterator and a number of steps."""
+
+        @tf.function
+        def run(iterator: Any, steps: Any) -> None:
+            for _ in tf.range(steps):
+                features, labels = next(iterator)
+                self.step(features, labels)
+
+        return run
 
 
 def train(pacer: Pacer, folder: str, *, net: str, loop: int, size: int = 0, metrics: int = 1, actions: int = 0) -> None:
     """Trains in loops of `loop` steps, each one call of one tf.function; then calls `actions` functions."""
     del folder
     _let_gpus_grow()
-    step, results = _step(net, size, metrics)
-
-    @tf.function
-    def run(iterator: Any, steps: Any) -> None:
-        for _ in tf.range(steps):
-            features, labels = next(iterator)
-            step(features, labels)
-
-    iterator, steps = iter(nets.pipeline(net)), tf.constant(loop)
+    learner = Learner(net, size, metrics)
+    run, iterator, steps = learner.loop(), iter(nets.pipeline(net)), tf.constant(loop)
     after = [Latest() for _ in range(actions)]
-    _run_loops(pacer, loop, lambda: run(iterator, steps), results, after)
+    _run_loops(pacer, loop, lambda: run(iterator, steps), learner.metrics, after)
 
 
 def train_fused(pacer: Pacer, folder: str, *, net: str, loop: int, fuse: int) -> None:
     """Trains with `fuse` steps in one XLA program, over stacked batches."""
     del folder
     _let_gpus_grow()
-    step, results = _step(net, 0, 1)
+    learner = Learner(net)
 
     @tf.function(jit_compile=True)
     def fused(features: Any, labels: Any) -> None:
         for number in tf.range(fuse):
-            step(features[number], labels[number])
+            learner.step(features[number], labels[number])
 
     @tf.function
     def run(iterator: Any, programs: Any) -> None:
@@ -53,7 +84,7 @@ def train_fused(pacer: Pacer, folder: str, *, net: str, loop: int, fuse: int) ->
             fused(features, labels)
 
     iterator, programs = iter(nets.pipeline(net, stack=fuse)), tf.constant(loop // fuse)
-    _run_loops(pacer, loop, lambda: run(iterator, programs), results)
+    _run_loops(pacer, loop, lambda: run(iterator, programs), learner.metrics)
 
 
 def train_replicas(pacer: Pacer, folder: str, *, net: str, loop: int, replicas: int) -> None:
@@ -65,18 +96,18 @@ def train_replicas(pacer: Pacer, folder: str, *, net: str, loop: int, replicas: 
     devices = [f"CPU:{number}" for number in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
     with strategy.scope():
-        step, results = _step(net, 0, 1, replicas)
+        learner = Learner(net, replicas=replicas)
 
     @tf.function
     def run(iterator: Any, steps: Any) -> None:
         for _ in tf.range(steps):
-            strategy.run(step, args=next(iterator))
+            strategy.run(learner.step, args=next(iterator))
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return nets.pipeline(net, context.get_per_replica_batch_size(samples.BATCH))
 
     iterator, steps = iter(strategy.distribute_datasets_from_function(batches)), tf.constant(loop)
-    _run_loops(pacer, loop, lambda: run(iterator, steps), results)
+    _run_loops(pacer, loop, lambda: run(iterator, steps), learner.metrics)
 
 
 def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
@@ -111,26 +142,6 @@ class Latest:
     def __call__(self, logs: Any) -> None:
         """Looks at a loop's loss."""
         self.least = min(self.least, float(logs["training_loss"]))
-
-
-def _step(net: str, size: int, metrics: int, replicas: int = 1) -> tuple[Step, list[Any]]:
-    """Returns a training step and the metrics that it updates, the mean loss first. In scope of the strategy."""
-    model, optimizer = nets.build(keras, net, size), nets.optimizer(keras, net)
-    optimizer.build(model.trainable_variables)
-    accuracies, mean_loss = nets.accuracies(keras, metrics), keras.metrics.Mean()
-
-    def step(features: Any, labels: Any) -> None:
-        with tf.GradientTape() as tape:
-            logits = model(features, training=True)
-            loss = nets.loss(keras, labels, logits)
-            share = loss / replicas if replicas > 1 else loss  # gradients are summed over the replicas
-        gradients = tape.gradient(share, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        for accuracy in accuracies:
-            accuracy.update_state(labels, logits)
-        mean_loss.update_state(loss)
-
-    return step, [mean_loss, *accuracies]
 
 
 def _run_loops(

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from scripts.benchmarks.race import last_words
 from scripts.benchmarks.results import Goal, Row, Section
 
 OURS = ("-m", "trainer_kit.train", "--experiment=digits_mlp", "--mode=train")
@@ -102,17 +103,18 @@ COMMANDS = (
 FIRST_STEPS = ("model_garden", "again", "by_hand", "ours")
 
 
-def measure(commands: Sequence[Command], rounds: int, growing: bool) -> list[Section]:
+def measure(commands: Sequence[Command], rounds: int, *, warm_up: bool, growing: bool) -> list[Section]:
     """Returns the sections `startup` and `memory`.
 
     Args:
       commands: of COMMANDS, to run in turn.
-      rounds: that count; one more, which warms the disk's cache, does not.
+      rounds: that count.
+      warm_up: whether a round that does not count comes first, to have the libraries in the disk's cache.
       growing: whether memory is looked at during a longer run, too.
     """
     taken: dict[str, list[tuple[float, float]]] = {command.name: [] for command in commands}
     failed: dict[str, str] = {}
-    for number in range(rounds + 1):
+    for number in range(0 if warm_up else 1, rounds + 1):
         print(f"startup: {f'round {number} of {rounds}' if number else 'warming up'}", file=sys.stderr, flush=True)
         for command in commands:
             if command.name in failed:
@@ -261,5 +263,4 @@ def _environment() -> dict[str, str]:
 
 
 def _failure(command: Sequence[str], what: str, output: str) -> str:
-    last = " / ".join(line.strip() for line in output.splitlines()[-3:])
-    return f"{' '.join(command)} {what}: {last}"
+    return f"{' '.join(command)} {what}: {last_words(output)}"

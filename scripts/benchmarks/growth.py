@@ -54,13 +54,13 @@ class Growth:
 
     def race(self, running: ForkServer) -> dict[float, Outcome]:
         """Measures all points, one after the other."""
-        return {x: race(running, list(self._contenders(x)), self.plan, f"{self.name} {x:g}") for x in self.points}
+        return {x: race(running, list(self.contenders(x)), self.plan, f"{self.name} {x:g}") for x in self.points}
 
     def section(self, outcomes: Mapping[float, Outcome]) -> Section:
         """Returns the cost at each point."""
         rows = []
         for x, outcome in outcomes.items():
-            for contender in self._contenders(x):
+            for contender in self.contenders(x):
                 row = contender.row()
                 row.values = outcome.costs(contender.name, self.scale)
                 row.failed = outcome.failed.get(contender.name, "")
@@ -76,7 +76,8 @@ class Growth:
     def _equal_at(self) -> float:
         return self.points[0] if self.equal_at is None else self.equal_at
 
-    def _contenders(self, x: float) -> Iterator[Contender]:
+    def contenders(self, x: float) -> Iterator[Contender]:
+        """Yields what is raced at a point."""
         for name, label in LINES.items():
             if name == "again" and x != self._equal_at:
                 continue

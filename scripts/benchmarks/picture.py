@@ -66,10 +66,13 @@ def _curves(axes: Any, section: Section) -> None:
         axes.plot(*zip(*points, strict=True), marker="o", label=line, color=colour) if points else None
     least = min((row.x for row in section.rows), default=1.0)
     axes.set_xscale("log" if least > 0 else "symlog")
-    if all(row.median is None or row.median > 0 for row in section.rows):
+    figures = [row.median for row in section.rows if row.median is not None]
+    if 0 < 10 * min(figures) < max(figures):
         axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_ylabel(section.unit, fontsize=7)
-    axes.tick_params(labelsize=7)
+    axes.tick_params(labelsize=7, which="both")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
     axes.set_title(_title(section), fontsize=8, loc="left")

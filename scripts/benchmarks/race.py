@@ -12,6 +12,7 @@ import importlib.util
 import json
 import multiprocessing
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from trainer_kit.testing.fork_server import Child, Ended, ForkServer
 
 PRELOADED = ("scripts.benchmarks.by_hand", "scripts.benchmarks.ours", "scripts.benchmarks.others")
 READY_WITHIN, WINDOW_WITHIN, ENDED_WITHIN = 900.0, 300.0, 60.0  # seconds
-REASON_LINES = 3
+REASON = 250  # characters that are told of an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +155,7 @@ class Runner:
             reason = f"nothing for {within:g} s"
         except (EOFError, OSError):
             reason = f"ended with {self._child.wait(ENDED_WITHIN).code}"
-        lines = [line.strip() for line in self._child.text.splitlines() if line.strip()]
-        raise RuntimeError(": ".join([reason, " / ".join(lines[-REASON_LINES:])]))
+        raise RuntimeError(f"{reason}: {last_words(self._child.text)}")
 
     def window(self, seconds: float) -> tuple[int, float]:
         """Lets it run; returns (count, seconds)."""
@@ -169,6 +169,13 @@ class Runner:
         self._child.kill()
         self._child.wait(ENDED_WITHIN)
         self._connection.close()
+
+
+def last_words(text: str) -> str:
+    """Returns, of what a process has written, the error that ended it: one line, and not a long one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    begins = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return " ".join(lines[begins[-1] if begins else -1 :])[:REASON]
 
 
 @contextlib.contextmanager

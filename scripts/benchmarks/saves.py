@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import shutil
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 import trainer_kit as tk
 from scripts.benchmarks import nets, ours, samples
+from scripts.benchmarks.by_hand import Learner
 from scripts.benchmarks.pacer import Pacer
 from trainer_kit.controller import Controller
 
@@ -108,23 +110,19 @@ def seek(pacer: Pacer, folder: str, *, position: int) -> None:
 
 def _config(net: str, size: int, steps: int) -> tk.ExperimentConfig:
     trainer = {"train_steps": steps, "summary_interval": 1, "checkpoint_interval": 1, "max_to_keep": 1}
-    return ours.config_of(net, 1, {"size": size, "source": "arrays"}, trainer, {})
+    return ours.config_of(net, 1, {"size": size}, trainer, {})
 
 
-def _by_hand(folder: str, net: str, size: int) -> tuple[tf.train.CheckpointManager, Any]:
-    """Returns TensorFlow's manager, and a training step of the tf.function kind."""
-    model, optimizer = nets.build(keras, net, size), nets.optimizer(keras, net)
-    optimizer.build(model.trainable_variables)
-    features, labels = (tf.constant(array[: samples.BATCH]) for array in samples.arrays(net))
+def _by_hand(folder: str, net: str, size: int) -> tuple[tf.train.CheckpointManager, Callable[[], Any]]:
+    """Returns TensorFlow's manager, and a loop of one step that reads its results."""
+    learner = Learner(net, size)
+    run, iterator = learner.loop(), iter(nets.pipeline(net))
 
-    @tf.function
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            loss = nets.loss(keras, labels, model(features, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    def step() -> list[float]:
+        run(iterator, tf.constant(1))
+        return [float(metric.result()) for metric in learner.metrics]
 
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    checkpoint = tf.train.Checkpoint(model=learner.model, optimizer=learner.optimizer)
     return tf.train.CheckpointManager(checkpoint, f"{folder}/run", max_to_keep=1), step
 
 

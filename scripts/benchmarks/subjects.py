@@ -15,9 +15,9 @@ from trainer_kit.testing.fork_server import ForkServer
 
 BY_HAND, OURS = "scripts.benchmarks.by_hand", "scripts.benchmarks.ours"
 OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
-LOOP = {"dense": 100, "conv": 100, "transformer": 50}  # steps
-EPOCH = {"dense": 1000, "conv": 100, "transformer": 50}  # steps of Keras' fit between two turns
-FUSE = 100
+LOOP = 100  # steps
+FUSE = 100  # steps in one program
+EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
 SHORT, LONG = 57 * 32 - 27, 1000 * 32  # examples of an evaluation; the first is that of the digits
 
 
@@ -30,6 +30,7 @@ class Subject:
       contenders: the first one is what others are compared with, unless they say something else.
       plan: how often and how long.
       scale: of costs, in units a second; 0: the unit is counts a second.
+      quick_rounds: rounds of a quick measurement; 0: it is left out.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Subject:
     equals: tuple[str, str] = ("by_hand", "again")
     scale: float = 0.0
     note: str = ""
+    quick_rounds: int = 1
 
     def only(self, names: Iterable[str]) -> Subject:
         """Returns it with some of the contenders, those that they are compared with, and the two equal ones."""
@@ -49,11 +51,11 @@ class Subject:
         return replace(self, contenders=tuple(one for one in self.contenders if one.name in wanted))
 
     def quick(self) -> Subject:
-        """Returns it with the contenders of a quick measurement, and two rounds."""
+        """Returns it with the contenders and the rounds of a quick measurement."""
         some = self.only(one.name for one in self.contenders if one.quick)
         left = [one.label for one in self.contenders if one not in some.contenders]
         note = f"--quick leaves out: {', '.join(left)}" if left else ""
-        plan = replace(self.plan, rounds=min(2, self.plan.rounds), windows=min(3, self.plan.windows))
+        plan = replace(self.plan, rounds=self.quick_rounds, windows=min(3, self.plan.windows))
         return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
 
     def measure(self, running: ForkServer) -> Section:
@@ -87,14 +89,14 @@ def ours(
     name: str, label: str, net: str, *goals: Goal, loop: int = 0, to: str = "by_hand", **options: Any
 ) -> Contender:
     """Returns trainer_kit with some settings; one with goals is quick."""
-    given = {"net": net, "loop": loop or LOOP[net], **options}
+    given = {"net": net, "loop": loop or LOOP, **options}
     run = f"{OURS}:train"
     return Contender(name=name, label=label, run=run, options=given, to=to, goals=goals, quick=bool(goals))
 
 
 def peers(net: str, to: str) -> Iterator[Contender]:
     """Yields what a user would take in place of trainer_kit."""
-    for at_once in (1, min(FUSE, LOOP[net])):
+    for at_once in (1, LOOP):
         yield Contender(
             name=f"keras_fit_{at_once}",
             label=f"Keras fit, steps_per_execution={at_once}",
@@ -106,13 +108,13 @@ def peers(net: str, to: str) -> Iterator[Contender]:
         ("model_garden", "Model Garden as shipped (mirrored over one device)", "mirrored"),
         ("model_garden_off", "Model Garden, strategy off", "off"),
     ):
-        options = {"net": net, "loop": LOOP[net], "strategy": strategy}
+        options = {"net": net, "loop": LOOP, "strategy": strategy}
         yield Contender(name=name, label=label, run=f"{OTHERS}:model_garden", options=options, to=to)
     yield Contender(
         name="lightning",
         label="PyTorch Lightning",
         run=f"{TORCH}:fit",
-        options={"net": net, "epoch": LOOP[net]},
+        options={"net": net, "epoch": LOOP},
         to=to,
         needs=("torch", "lightning"),
         fresh=True,
@@ -152,9 +154,13 @@ def dense() -> Subject:
         ours("ours_single_threaded", "ours, executor=single_threaded", "dense", loop=1000, runtime=SINGLE_THREADED),
         *peers("dense", "by_hand_100"),
     ]
-    plan = Plan(rounds=4, windows=4, seconds=0.4, warm_up=0.7)
     return Subject(
-        name="dense", title="dense net 64-32-10, batch 32", unit="steps/s", contenders=tuple(contenders), plan=plan
+        name="dense",
+        title="dense net 64-32-10, batch 32",
+        unit="steps/s",
+        contenders=tuple(contenders),
+        plan=Plan(rounds=4, windows=4, seconds=0.4, warm_up=0.7),
+        quick_rounds=2,
     )
 
 
@@ -164,7 +170,7 @@ SINGLE_THREADED = {"executor": "single_threaded"}
 def larger(net: str, title: str) -> Subject:
     """Returns the step rate of the convolutional net or the transformer."""
     contenders = [
-        *by_hand({"net": net, "loop": LOOP[net]}),
+        *by_hand({"net": net, "loop": LOOP}),
         ours("ours", "ours, default", net, at_least(0.98)),
         ours("ours_auto", "ours, fuse_steps=auto", net, at_least(0.97), trainer={"fuse_steps": "auto"}),
         ours("ours_arrays", "ours with an ArraySource", net, task={"source": "arrays"}),
@@ -183,13 +189,13 @@ def replicas(net: str) -> Subject:
         *by_hand(options, "by hand, strategy.run in the loop", "train_replicas"),
         ours("ours", "ours", net, at_least(0.97), loop=loop, runtime={"virtual_cpus": 2}),
     ]
-    plan = Plan(rounds=3, windows=4, seconds=0.6)
     return Subject(
         name=f"replicas_{net}",
         title=f"two replicas on virtual CPUs, {net}",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=plan,
+        plan=Plan(rounds=3, windows=3, seconds=0.6),
+        quick_rounds=int(net == "dense"),
     )
 
 
@@ -265,6 +271,7 @@ def stalls(net: str = "heavy", size: int = 32) -> Subject:
         contenders=contenders,
         plan=Plan(rounds=2, windows=4, seconds=0, warm_up=0),
         scale=1000.0,
+        quick_rounds=0,
     )
 
 
@@ -285,6 +292,7 @@ def resumes(net: str = "heavy", size: int = 32) -> Subject:
         contenders=contenders,
         plan=Plan(rounds=2, windows=2, seconds=0, warm_up=0),
         scale=1000.0,
+        quick_rounds=0,
     )
 
 
@@ -306,6 +314,7 @@ def seeks() -> Subject:
         plan=Plan(rounds=2, windows=5, seconds=0, warm_up=0),
         equals=("near", "again"),
         scale=1000.0,
+        quick_rounds=0,
     )
 
 

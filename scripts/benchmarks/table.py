@@ -17,6 +17,8 @@ def lines(results: Results) -> Iterator[str]:
         yield from section_lines(section)
     yield ""
     yield from goal_lines(results)
+    if left_out := results.options.get("left out"):
+        yield f"sections left out by --quick: {', '.join(left_out)}"
     for section, row in results.failures:
         yield f"FAILED {section.name}/{row.name}: {row.failed}"
 
