@@ -36,6 +36,7 @@ def recorded(
     mode: str,
     texts: Mapping[str, str],
     global_step: Any = None,
+    fuse_steps: int | None = None,
 ) -> Iterator[None]:
     """Writes the record of a run before its first step, and takes it back when a mistake or its data allow none.
 
@@ -43,10 +44,11 @@ def recorded(
       directory: of the run.
       config, experiment, mode, texts: what is recorded; see RunDirectory.write_record.
       global_step: variable of the steps taken: after the first one the record stays; None: it never has to.
+      fuse_steps: what trainer.fuse_steps=auto has come to, if it has.
     """
     new = directory.missing_records(texts)
     try:
-        directory.write_record(config, experiment, mode, texts, thread_counts())
+        directory.write_record(config, experiment, mode, texts, thread_counts(), fuse_steps)
         yield
     except Exception as error:
         if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
