@@ -31,9 +31,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "finetune_directory",
     ),
     (
-        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "loops", "fused_loop",
-        "stopping", "train_loops", "soundness", "python_state", "graph_reduction", "eval_loops", "metrics",
-        "requirements", "async_training",
+        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "tracing", "loops",
+        "fused_loop", "stopping", "train_loops", "soundness", "python_state", "graph_reduction", "eval_loops",
+        "metrics", "requirements", "async_training",
     ),
     ("trainer", "evaluator", "fuse_choice", "serving", "callbacks"),
     (
@@ -48,9 +48,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
     "tasks": {"inputs", "optimizers", "checkpoints", "user_code"},
-    "graph_reduction": {"loops", "python_state", "user_code"},
-    "eval_loops": {"loops", "graph_reduction"},
-    "fused_loop": {"loops"},
+    "loops": {"tracing"},
+    "graph_reduction": {"loops", "tracing", "python_state", "user_code"},
+    "eval_loops": {"loops", "tracing", "graph_reduction"},
+    "fused_loop": {"loops", "tracing"},
     "stopping": {"loops", "distribution"},
     "train_loops": {"loops", "fused_loop", "inputs", "metrics"},
     "trainer": {"evaluator"},

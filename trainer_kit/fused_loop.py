@@ -15,7 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.loops import Begin, OneElement, Readback, Results, Step, WaitingClock, graph_function
+from trainer_kit.loops import Begin, OneElement, Readback, Results, Step, WaitingClock
+from trainer_kit.tracing import graph_function
 
 # What users call the operations that XLA lacks.
 _SPELLED = {

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.tracing import LoopFunction, graph_function
+
 Begin = Callable[[], None]
 Step = Callable[[Any], Any]
 Results = Callable[[], Any]
@@ -87,10 +89,12 @@ class TrainLoop:
         use_tf_while_loop: bool = True,
     ) -> None:
         compiled = graph_function if use_tf_function else eager
-        self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
+        self._begin, self._stop = compiled(begin), stop
+        self._step = LoopFunction(step, "the training step") if use_tf_function else step
         self._results = Readback(results, compiled)
         self.waited: float | None = None
-        self.whole = graph_function(self._graph(begin, step, self._results.pack, stop)) if use_tf_while_loop else None
+        whole = self._graph(begin, step, self._results.pack, stop)
+        self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
@@ -120,7 +124,7 @@ class TrainLoop:
         """Returns the graph of the whole loop, traced as its next call will be; None if the loop is not compiled."""
         if self.whole is None:
             return None
-        return self.whole.get_concrete_function(iterator, tf.constant(1), tf.constant(True)).graph
+        return self.whole.graph(iterator, tf.constant(1), tf.constant(True))
 
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
@@ -250,11 +254,6 @@ class Readback:
             for is_scalar, dtype in zip(self._scalar, self._dtypes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._structure, leaves)
-
-
-def graph_function(function: Callable[..., Any]) -> Any:
-    """Returns `function`, which is the framework's own, as a tf.function; AutoGraph does not see it."""
-    return tf.function(function, autograph=False)
 
 
 def eager(function: Callable[..., Any]) -> Any:

@@ -249,7 +249,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
 
         def schedule(iterator: Any, num_steps: Any) -> None:
-            self.coordinator_for_async().schedule(loop.whole, args=(iterator, num_steps, tf.constant(True)))
+            self.coordinator_for_async().schedule(loop.whole.function, args=(iterator, num_steps, tf.constant(True)))
             self.loop_steps = None
 
         return schedule if self._is_async else loop_fn
