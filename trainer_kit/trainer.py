@@ -33,6 +33,7 @@ from trainer_kit.evaluator import Evaluator
 from trainer_kit.inputs.feed import Feed, no_batch
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.loop_parts import LoopParts
 from trainer_kit.loops import TrainLoop, stop_variable
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
@@ -96,6 +97,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self._stop, self._stop_asked = stop_variable(), stop_variable()
         self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
+        self.parts = LoopParts(lambda: int(self._global_step.numpy()))
         self._train_loop: Any = None  # it is searched, once, for state that no checkpoint holds
         self._looked_into, self._results = False, {}
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
@@ -232,7 +234,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
                 if not self._looked_into and (graph := loop.graph(iterator)) is not None:
                     self._looked_into = True
                     check_exact_resume(graph, getattr(options, "require_exact_resume", False))
-                self.loop_steps, self._results["train"] = loop(iterator, num_steps, not self.cut_short)
+                self.loop_steps, self._results["train"] = self.parts.run(loop, iterator, num_steps, not self.cut_short)
                 self.cut_short = 0 < self.loop_steps < int(num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
                 self._end_of_data()
