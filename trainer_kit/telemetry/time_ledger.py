@@ -18,7 +18,7 @@ class TimeLedger:
     """Sums up, by name, how long the thread that made it does what; from "start" on.
 
     Every moment counts once, for the innermost name. What lies outside of all is not lost: the account shows it.
-    Entering and leaving a name reads the clock twice and costs 2 microseconds.
+    Entering and leaving a name reads the clock twice: a few microseconds.
 
     Args:
       clock: seconds that only go up.

@@ -115,7 +115,7 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
     if each < _SHORT_STEP and settings.can_fuse:
         return f"short steps: {took}; try trainer.fuse_steps=auto"
     waits = "" if "input" in times.seconds else ", in which what they waited for data cannot be told"
-    if share < 0.5:
+    if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
     return f"compute-bound: {took}{waits}; where the device has it, try runtime.mixed_precision_dtype=bfloat16"
 
