@@ -121,7 +121,7 @@ def test_train_saves_records_reports_and_tells_where_its_time_went(
     final = json.loads((tmp_path / "final.json").read_text())
     spent = final["time"]
     assert (final["step"], spent["steps"]) == (13, 13)
-    assert spent["start"] > 0 and spent["step"] > 0 and spent["save"] > 0
+    assert all(spent[name] > 0 for name in ("start", "input", "step", "save"))
     assert caplog.messages[-2].startswith("time of this process: ") and caplog.messages[-1] == spent["verdict"]
     assert json.loads((tmp_path / "manifest.json").read_text())["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()

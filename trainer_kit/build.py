@@ -23,10 +23,11 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric
+from trainer_kit.fuse_choice import Choice, choose_fuse_steps
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.reconciliation import put_back_lost
 from trainer_kit.recovery import Recovery
-from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.run_directory import RunDirectory, config_hash, kept_fuse_steps
 from trainer_kit.sidecar import Sidecar
 from trainer_kit.telemetry.background import BackgroundWriter
 from trainer_kit.telemetry.console import ConsoleWriter
@@ -275,6 +276,27 @@ def open_reports(
         writers.append(shown)
     writer = BackgroundWriter(writers)
     return Reports(writer, train_summaries, eval_summaries, history, chief, shown, times or TimeLedger())
+
+
+def get_ready_to_train(trainer: Any, directory: RunDirectory, options: TrainerConfig) -> int | None:
+    """Checks the data, and with fuse_steps=auto chooses the form of the training loop; a run keeps what it chose.
+
+    Returns:
+      How many steps are one program, if that was to be chosen; None if not, or if a stop came first.
+    """
+    trainer.check_data()
+    if options.fuse_steps != "auto" or not isinstance(trainer, Trainer) or trainer.optimizer is None:
+        return None
+    kept = kept_fuse_steps(directory.path)
+    choice = choose_fuse_steps(trainer) if kept is None else Choice(kept, "as when the run was started")
+    if choice is None:
+        return None
+    if kept is not None and kept > 1 and (problem := trainer.problem_of_fusing()):
+        choice = Choice(1, f"unlike when the run was started: {problem}")
+    form = "each step by itself" if choice.fuse_steps == 1 else f"{choice.fuse_steps} steps fused"
+    _LOG.info("trainer.fuse_steps=auto: %s; %s", form, choice.reason)
+    trainer.fuse(choice.fuse_steps)
+    return choice.fuse_steps
 
 
 def model_cost(trainer: Any) -> str:

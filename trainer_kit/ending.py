@@ -38,6 +38,7 @@ def recorded(
     mode: str,
     texts: Mapping[str, str],
     global_step: Any = None,
+    fuse_steps: int | None = None,
 ) -> Iterator[None]:
     """Writes the record of a run before its first step, and takes it back when a mistake or its data allow none.
 
@@ -45,10 +46,11 @@ def recorded(
       directory: of the run.
       config, experiment, mode, texts: what is recorded; see RunDirectory.write_record.
       global_step: variable of the steps taken: after the first one the record stays; None: it never has to.
+      fuse_steps: what trainer.fuse_steps=auto has come to, if it has.
     """
     new = directory.missing_records(texts)
     try:
-        directory.write_record(config, experiment, mode, texts, thread_counts())
+        directory.write_record(config, experiment, mode, texts, thread_counts(), fuse_steps)
         yield
     except Exception as error:
         if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
@@ -165,13 +167,16 @@ def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[
     times, options, task = reports.times.account(), run.config.trainer, run.config.task
     if not times.steps:
         return {}, []
-    data, one = getattr(task, "train_data", None), run.controller.strategy.num_replicas_in_sync == 1
+    data, trainer = getattr(task, "train_data", None), run.controller.trainer
+    problem_of_fusing = getattr(trainer, "problem_of_fusing", lambda: "it is no Trainer of ours")
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
         compiled=options.train_tf_while_loop and not run.config.runtime.run_eagerly,
-        can_fuse=one and getattr(options, "fuse_steps", 1) == 1,
+        fused=getattr(trainer, "fuse_steps", 1) > 1,
+        can_fuse=options.fuse_steps == 1 and not problem_of_fusing(),
+        single_threaded=run.config.runtime.executor == "single_threaded",
         cache=getattr(data, "cache", False),
         prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
     )

@@ -69,9 +69,11 @@ class RunDirectory:
         mode: str,
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
+        fuse_steps: int | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json.
 
+        Thread counts and a chosen fuse_steps are what a resume goes by.
         What resumes the run on another platform or with other versions is told: it may compute other last bits.
         """
         if os.path.exists(self.final):
@@ -90,6 +92,7 @@ class RunDirectory:
             "packages": {name: _version(name) for name in PACKAGES},
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
+            **({} if fuse_steps is None else {"fuse_steps": fuse_steps}),
         }
         _tell_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
@@ -200,6 +203,12 @@ def kept_threads(model_dir: str) -> dict[str, int] | None:
     threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
     whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
     return threads if whole else None
+
+
+def kept_fuse_steps(model_dir: str) -> int | None:
+    """Returns the fuse_steps that the run in `model_dir` has chosen; None when it has not."""
+    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("fuse_steps")
+    return steps if type(steps) is int and steps > 0 else None
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:

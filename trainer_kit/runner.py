@@ -156,10 +156,10 @@ def run_experiment(
         start = _told_start(mode, checkpoint, trainer)
         if chosen.trains and (logs := finished_logs(directory, start, params, evaluates, early.reason)) is not None:
             return trainer.model, logs
-        trainer.check_data()
+        fused = build.get_ready_to_train(trainer, directory, params.trainer)
         manager.archive_later()
         known = (directory, params, experiment, mode)
-        record = recorded(*known, records(), trainer.global_step) if reports.history else NOTHING
+        record = recorded(*known, records(), trainer.global_step, fused) if reports.history else NOTHING
         traced = profiled(trainer, profile, directory.train_summaries, writes=chief)
         with strategy.scope(), record, saved_after_errors(controller), traced:
             if chosen.trains:

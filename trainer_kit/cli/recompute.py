@@ -23,7 +23,7 @@ from trainer_kit.checkpoints.kept_weights import KeptWeights
 from trainer_kit.checkpoints.ledger import active_records, read_records
 from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
 from trainer_kit.cli.run_view import Settings, readable
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.lease import Lease
 from trainer_kit.run_lock import RunLock

@@ -6,7 +6,7 @@ import sys
 
 import keras
 
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 

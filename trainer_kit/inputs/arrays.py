@@ -80,6 +80,22 @@ class ArraySource:
             batches = self._slices(position, input_context.num_replicas_in_sync if input_context else 1)
         return finished(batches, self._transform, self._params, self._options)
 
+    def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
+        """Returns what `at` returns for one replica, `size` successive batches stacked to an element, by one gather.
+
+        Args:
+          position: how many global batches have been used already.
+          size: how many batches.
+
+        Returns:
+          None where batches differ in size, or are transformed one by one.
+        """
+        if not self._params.is_training or self._transform is not None:
+            return None
+        batch = self._params.global_batch_size
+        indices = self._order.at(position, rows=size).map(lambda rows: tf.reshape(rows, [size, batch]))
+        return finished(indices.map(self._gather), None, self._params.replace(prefetch_buffer_size=0), self._options)
+
     def _slices(self, position: int, replicas: int) -> tf.data.Dataset:
         """Returns the batches of one pass for all replicas, without a function in it.
 

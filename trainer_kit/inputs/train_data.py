@@ -14,6 +14,7 @@ from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method
 from trainer_kit.inputs.source import Source, made_inputs, positioned
+from trainer_kit.inputs.stacking import stacked, stacked_at
 
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
@@ -47,6 +48,7 @@ class TrainData:
 
     Attributes:
       feed: what hands out the dataset.
+      stack: so many batches come as one element, as inputs.stacking has it; 1: each by itself.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class TrainData:
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
         self._told: set[str] = set()
+        self.stack = 1
 
     @property
     def position(self) -> Position:
@@ -117,7 +120,8 @@ class TrainData:
 
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""
-        return {"batch": self.position.batch, "left_out": list(self.position.left_out)}
+        stack = {"stack": self.stack} if self.stack > 1 else {}
+        return {"batch": self.position.batch, "left_out": list(self.position.left_out), **stack}
 
     def put_state(self, state: dict[str, Any] | None) -> None:
         """Goes to the position of a checkpoint; without one, to the batch of the global step.
@@ -128,6 +132,8 @@ class TrainData:
         batch, left_out = (state["batch"], state["left_out"]) if state else (self._since, ())
         self._start = Position(batch, (*left_out, *self._left_out))
         self.feed.forget()
+        if state and state.get("stack", 1) != self.stack:
+            self._saved_iterator = ""  # it is of other elements
         if self._since < self._set_at:
             self._tell(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
             self._begin_at_the_start()
@@ -148,11 +154,13 @@ class TrainData:
             seen = examine(made)
             self._choose_method(seen)
             if self._saves_iterator and self._saved_iterator:
-                return made
+                return stacked(made, self.stack) if self.stack > 1 else made
             if made is self._read and seen.new_orders:
                 self._tell(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
+        if self.stack > 1:
+            return stacked_at(made, self.position, self.stack, input_context)
         return positioned(lambda _: made, params, self.position, input_context)
 
     def _begin(self, given: Any) -> Any:

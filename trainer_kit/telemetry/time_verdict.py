@@ -9,6 +9,7 @@ from trainer_kit.telemetry.lines import number_text
 from trainer_kit.telemetry.time_ledger import TimeAccount, percent
 
 _SHORT_STEP = 0.5e-3  # seconds; what the host does for each op is a large part of a step that is shorter
+_TINY_STEP = 0.2e-3  # seconds; one thread runs a step that is shorter faster than several do
 _SHORT_LOOP = 5e-3  # seconds; a loop takes the host about half a millisecond beside its steps
 _START = 0.5  # the share of the start from which on nothing else can be told
 
@@ -20,7 +21,9 @@ class RunSettings:
     Attributes:
       steps_per_loop, checkpoint_interval, validation_interval: of the trainer.
       compiled: whether steps are compiled, in one loop.
+      fused: whether several steps are one program.
       can_fuse: whether steps could be fused, and are not.
+      single_threaded: whether runtime.executor is that.
       cache: of the training data.
       prefetches: whether batches of the training data are made ahead.
     """
@@ -29,7 +32,9 @@ class RunSettings:
     checkpoint_interval: int
     validation_interval: int
     compiled: bool = True
+    fused: bool = False
     can_fuse: bool = False
+    single_threaded: bool = False
     cache: bool = False
     prefetches: bool = True
 
@@ -114,6 +119,8 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
         return f"short loops: {took}; raise trainer.steps_per_loop (now {settings.steps_per_loop})"
     if each < _SHORT_STEP and settings.can_fuse:
         return f"short steps: {took}; try trainer.fuse_steps=auto"
+    if each < _TINY_STEP and not settings.fused and not settings.single_threaded:
+        return f"short steps: {took}; try runtime.executor=single_threaded"
     waits = "" if "input" in times.seconds else ", in which what they waited for data cannot be told"
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
