@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orbit
@@ -36,6 +36,7 @@ from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
 
@@ -52,6 +53,7 @@ class Reports:
       history: metrics.jsonl; None for runs that do not train.
       chief: whether this process writes the run's files.
       console: where progress is shown; None on a worker that is not the chief.
+      times: what the run spends its time on.
     """
 
     writer: Writer
@@ -60,6 +62,7 @@ class Reports:
     history: JsonLinesWriter | None
     chief: bool
     console: Writer | None = None
+    times: TimeLedger = field(default_factory=TimeLedger)
 
 
 def create_trainer(
@@ -247,6 +250,8 @@ def open_reports(
     console: Writer | None,
     save_summary: bool,
     managers: tuple[Any, Any] = (None, None),
+    *,
+    times: TimeLedger | None = None,
 ) -> Reports:
     """Opens all that a run reports to; on a worker that is not the chief, next to nothing.
 
@@ -257,6 +262,7 @@ def open_reports(
       console: where progress is shown; None: the standard output.
       save_summary: whether TensorBoard summaries are written.
       managers: of the summaries of training and of validation, in place of our own.
+      times: counts what the run spends its time on; None: begins with this call.
     """
     folders = (directory.train_summaries, directory.eval_summaries)
     own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)
@@ -268,7 +274,8 @@ def open_reports(
     shown = (console or ConsoleWriter(sys.stdout)) if chief else None
     if shown is not None:
         writers.append(shown)
-    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history, chief, shown)
+    writer = BackgroundWriter(writers)
+    return Reports(writer, train_summaries, eval_summaries, history, chief, shown, times or TimeLedger())
 
 
 def get_ready_to_train(trainer: Any, directory: RunDirectory, options: TrainerConfig) -> int | None:

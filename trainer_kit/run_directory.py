@@ -116,7 +116,15 @@ class RunDirectory:
             if os.path.exists(path):
                 os.remove(path)
 
-    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any, stopped: str = "") -> None:
+    def write_final(
+        self,
+        step: int,
+        mode: str,
+        metrics: Mapping[str, Any],
+        exporter: Any,
+        stopped: str = "",
+        time: Mapping[str, Any] | None = None,
+    ) -> None:
         """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept.
 
         Args:
@@ -125,6 +133,7 @@ class RunDirectory:
           metrics: of the last evaluation.
           exporter: with the best so far.
           stopped: why it ended before the steps that its config asks for; "" if it did not.
+          time: what the process that ends it has spent its time on, if that is known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if stopped:
@@ -132,6 +141,8 @@ class RunDirectory:
         best = getattr(exporter, "best", None)
         if best is not None:
             record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}
+        if time:
+            record["time"] = time
         files.write_json(self.final, record, point="final")
 
     def read_final(self) -> dict[str, Any] | None:

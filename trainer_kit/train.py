@@ -42,6 +42,7 @@ def run(values: flags.FlagValues) -> None:
         allow_config_change=values.allow_config_change,
         from_step=values.from_step,
         allow_partial_restore=values.allow_partial_restore,
+        profile=values.profile,
         records=lambda: {f"operative_config.{values.mode}.gin": operative_gin()},
     )
 

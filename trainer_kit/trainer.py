@@ -34,6 +34,7 @@ from trainer_kit.fused_loop import not_compiled
 from trainer_kit.inputs.feed import Feed, no_batch
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.loop_parts import LoopParts
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
@@ -102,6 +103,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self.init_stopping()
         self._run_options = run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
+        self.parts = LoopParts(lambda: int(self._global_step.numpy()))
         self._looked_into, self._results = False, {}  # the loop is searched, once, for state that no checkpoint holds
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
@@ -235,8 +237,8 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
                     check_exact_resume(graph, getattr(options, "require_exact_resume", False))
                     if self._fuse_steps > 1:
                         tell_dropped_assertions(graph)
-                self.loop_steps, self._results["train"] = loop(iterator, num_steps, not self.cut_short)
-                self.input_seconds = loop.waited
+                self.loop_steps, self._results["train"] = self.parts.run(loop, iterator, num_steps, not self.cut_short)
+                self.input_seconds = self.parts.waited
                 self.cut_short = 0 < self.loop_steps < int(num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
                 self._end_of_data()
