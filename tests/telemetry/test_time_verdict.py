@@ -27,6 +27,7 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
     [
         (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .* can be told from a longer run$"),
         (_times(input=62), r"^input-bound: 62 % of the time was spent waiting for data; try task\.train_data\.cache="),
+        (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try trainer\.fuse_steps=auto"),
         (_times(input=25), r"^input: 25 % of the time was spent waiting"),
         (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval \(now 20\), or .*continuous"),
         (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval \(now 10\)$"),

@@ -72,10 +72,13 @@ def _share_to_save(times: TimeAccount, name: str) -> float:
 def _of_input(times: TimeAccount, settings: RunSettings) -> str:
     share = times.share("input")
     head = "input-bound" if share >= times.share("step") else "input"
+    spent = f"{head}: {percent(share)} of the time was spent waiting for data"
+    if settings.can_fuse and times.seconds["input"] + times.seconds.get("step", 0.0) < _SHORT_STEP * times.steps:
+        return f"{spent}, and steps are short; try trainer.fuse_steps=auto, which takes many batches at once"
     first = "" if settings.prefetches else "task.train_data.prefetch_buffer_size=null (0 makes no batch ahead), "
     cache = "" if settings.cache else "task.train_data.cache=true where build_inputs looks at it, "
     return (
-        f"{head}: {percent(share)} of the time was spent waiting for data; try {first}{cache}"
+        f"{spent}; try {first}{cache}"
         "maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs, or runtime.dataset_num_private_threads"
     )
 
