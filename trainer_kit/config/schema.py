@@ -140,10 +140,10 @@ class TrainerConfig(Config):
       eval_recreate_iterator: start each evaluation at the first example; else go on where the last one stopped.
       allow_tpu_summary: summaries from inside a TPU program; not supported, has to be False.
       steps_per_loop: steps between two looks of Python at the run.
-      fuse_steps: so many steps are one program of XLA, which is several times as fast for small dense models and slower
-        for convolutions on a CPU; 1: none is; auto: the faster of both, timed before the first step and kept for the
-        life of the run. For one replica. The numbers are those of separate steps to the last digits of float32;
-        dropout draws other masks. A stop waits for the end of a program.
+      fuse_steps: so many steps, at most those of a loop, are one program of XLA, which is several times as fast for
+        small dense models and slower for convolutions on a CPU; 1: none is; auto: the faster of both, timed before the
+        first step and kept for the life of the run. For one replica. The numbers are those of separate steps to the
+        last digits of float32; dropout draws other masks. A stop waits for the end of a program.
       summary_interval: steps between summaries that the task itself writes.
       checkpoint_interval: steps between checkpoints.
       max_to_keep: how many of the newest checkpoints stay.
@@ -219,12 +219,6 @@ class TrainerConfig(Config):
             yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
         if self.train_tf_while_loop and not self.train_tf_function:
             yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
-        if isinstance(self.fuse_steps, int) and self.fuse_steps > self.steps_per_loop:
-            yield (
-                "fuse_steps",
-                f"{self.fuse_steps} is more than steps_per_loop ({self.steps_per_loop}), and a program ends with its "
-                "loop; make loops longer, or fuse fewer steps",
-            )
         if self.fuse_steps != 1 and not self.train_tf_while_loop:
             yield "fuse_steps", "needs train_tf_while_loop; set it to true, or fuse_steps to 1"
         if self.eval_tf_while_loop and not self.eval_tf_function:
