@@ -11,7 +11,7 @@ from trainer_kit.inputs.stacking import stacked
 
 
 def _loop(counter: Counter, stack: Stack) -> FusedLoop:
-    return FusedLoop(counter.begin, counter.step, counter.results, counter.stop, stack)
+    return FusedLoop(counter.begin, counter.step, counter.results, counter.stop, stack, 4)
 
 
 def _sums(*numbers: range) -> list[dict[str, float]]:
@@ -95,7 +95,7 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
         counter.step(iterator)
         tf.py_function(lambda: None, [], [])
 
-    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack())
+    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
     with pytest.raises(tf.errors.OpError) as caught:
         loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
     told = str(not_compiled(caught.value, 4))

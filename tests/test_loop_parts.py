@@ -15,7 +15,7 @@ class _Loop:
 
     def __init__(self, stop: int = 10**9) -> None:
         self.calls: list[tuple[int, bool]] = []
-        self.step, self.total, self.stop, self.waited = 0, 0, stop, 0.0
+        self.step, self.total, self.stop, self.waited, self.fuse_steps = 0, 0, stop, 0.0, 1
 
     def __call__(self, iterator: Any, num_steps: Any, fresh: bool) -> tuple[int, int]:
         self.calls.append((int(num_steps), fresh))
@@ -48,6 +48,14 @@ def test_the_first_step_of_a_new_loop_is_a_call_of_its_own_and_the_next_loops_ar
     other.step = loop.step
     parts.run(other, numbers, 1, False)
     assert other.calls == [(1, False)] and parts.ready_at > ready_at
+
+
+def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
+    loop = _Loop()
+    loop.fuse_steps = 4
+    parts, _ = _parts(loop)
+    assert parts.run(loop, iter(range(100)), 10, True) == (10, sum(range(10)))
+    assert loop.calls == [(4, True), (6, False)]
 
 
 @pytest.mark.parametrize("window", [(2, 2), (1, 3), (3, 7), (4, 5), (9, 20)])

@@ -62,7 +62,7 @@ class Stack:
 
 
 class FusedLoop:
-    """Runs steps like a TrainLoop, up to `size` of them in one program.
+    """Runs steps like a TrainLoop, up to `fuse_steps` of them in one program.
 
     Args:
       begin: called first, in graph: resets metrics.
@@ -70,13 +70,20 @@ class FusedLoop:
       results: returns nested scalars and tensors after the last step.
       stop: of stop_variable; seen between programs.
       stack: where the loop keeps what it has left of its batches.
+      fuse_steps: how many batches come as one element.
+
+    Attributes:
+      waited: seconds that the last call waited for batches.
+      fuse_steps: as given.
     """
 
-    def __init__(self, begin: Begin, step: Step, results: Results, stop: tf.Variable, stack: Stack) -> None:
+    def __init__(
+        self, begin: Begin, step: Step, results: Results, stop: tf.Variable, stack: Stack, fuse_steps: int
+    ) -> None:
         self._results, self._stack = Readback(results, graph_function), stack
         self.whole = graph_function(self._graph(begin, step, self._results.pack, stop))
         self._traced: tuple[Any, Any] | None = None
-        self.waited = 0.0
+        self.waited, self.fuse_steps = 0.0, fuse_steps
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.

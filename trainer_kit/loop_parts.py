@@ -15,7 +15,7 @@ class LoopParts:
     """Runs the loops of a trainer; nothing of a run depends on how many calls a loop takes.
 
     The first step of a new loop function is a call of its own: tracing and compiling are in it, and as a rule the
-    longest wait for data.
+    longest wait for data. Of a loop with an attribute `fuse_steps` it is so many: stops come between programs only.
 
     Args:
       step: returns the global step; asked for only when there may be something to do between two steps.
@@ -54,7 +54,7 @@ class LoopParts:
 
     def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool) -> tuple[int, Any]:
         step, done, waited, results = self._step(), 0, 0.0, None
-        cuts = [*self.window.cuts(), *([] if loop is self._known else [step + 1])]
+        cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
         for part in parts(step, num_steps, cuts):
             self.window.before(step + done, step + done + part)
             count, results = loop(iterator, part, fresh and done == 0)

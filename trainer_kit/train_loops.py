@@ -95,7 +95,7 @@ class TrainLoops:
     def _new_loop(self, fuse_steps: int) -> TrainLoop | FusedLoop:
         parts = (self._train_set.reset, self._train_step_in_step, self._train_results, self._stop)
         if fuse_steps > 1:
-            return FusedLoop(*parts, self._stack)
+            return FusedLoop(*parts, self._stack, fuse_steps)
         options = self.config.trainer
         return TrainLoop(
             *parts, use_tf_function=options.train_tf_function, use_tf_while_loop=options.train_tf_while_loop
