@@ -1,0 +1,145 @@
+"""How fast trainer_kit is, beside a loop written by hand, Keras' fit, Model Garden and PyTorch Lightning.
+
+    python -m scripts.bench                    all sections: up to 20 minutes on two cores
+    python -m scripts.bench --quick            most rows with a goal: up to 4 minutes
+    python -m scripts.bench --growth           how cost grows: up to an hour
+    python -m scripts.bench --only=conv,dense/ours_fused
+    python -m scripts.bench --list             names of sections and rows
+    python -m scripts.bench --show=FOLDER      the table and the picture of results that are there
+
+The contenders of a section run in processes of their own, started anew for each round, and take turns of half a second
+or so. A row has the median of its rounds, and ratios, paired within a round, to the row that its last column names.
+Each section opens with equal code in two processes: what that ratio is off from 1 says nothing, and a goal that is
+missed by no more counts as met. The table goes to the standard output, the figures to OUT/bench.json (--growth:
+growth.json) and a picture to the .png beside it.
+
+Exit code: 0; 1 when a row could not be measured; goals that are not met change nothing. For figures worth keeping the
+machine should be otherwise idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from scripts.benchmarks import cold, growth, machine, picture, table
+from scripts.benchmarks.race import server
+from scripts.benchmarks.results import Results, Section
+from scripts.benchmarks.subjects import Subject, subjects
+from trainer_kit.files import write_json
+
+COLD = ("startup", "memory")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints and writes; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        print("\n".join(_names(options.growth)))
+        return 0
+    out, name = Path(options.show or options.out), "growth" if options.growth else "bench"
+    if options.show:
+        results = Results.from_dict(json.loads((out / f"{name}.json").read_text()))
+    else:
+        results = _measured(options, out / f"{name}.json")
+    print("\n".join(table.lines(results)))
+    picture.write(results, out / f"{name}.png")
+    print(f"\n{out / name}.json, {out / name}.png", file=sys.stderr)
+    return 1 if results.failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench",
+        description=summary,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="most rows with a goal, one or two rounds")
+    kind.add_argument("--growth", action="store_true", help="how cost grows")
+    parser.add_argument("--only", default="", help="sections, or section/row, separated by commas")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of each section, in place of its own number")
+    parser.add_argument("--out", default="runs/bench", help="folder for the results (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the names of sections and rows")
+    parser.add_argument("--show", default="", metavar="FOLDER", help="print and draw what was measured before")
+    return parser
+
+
+def _measured(options: argparse.Namespace, path: Path) -> Results:
+    """Measures section by section; what is done is kept even if the rest is not."""
+    begin = time.perf_counter()
+    described = {"quick": options.quick, "only": options.only, "rounds": options.rounds, "seconds": 0.0}
+    if options.quick:
+        described["left out"] = [subject.name for subject in _chosen(options) if not subject.plan.rounds]
+    results = Results(machine=machine.describe(), options=described, sections=[])
+    for section in (_growth if options.growth else _sections)(options):
+        results.sections.append(section)
+        described["seconds"] = round(time.perf_counter() - begin, 1)
+        print(f"{described['seconds']:.0f} s: {section.name}", file=sys.stderr, flush=True)
+        write_json(path, results.to_dict())
+    return results
+
+
+def _sections(options: argparse.Namespace) -> Iterator[Section]:
+    chosen = [subject for subject in _chosen(options) if subject.plan.rounds]
+    if chosen:
+        with server() as running:
+            for subject in chosen:
+                yield subject.measure(running)
+    only = _wanted(options)
+    if not only or any(name in only for name in COLD):
+        commands = [command for command in cold.COMMANDS if command.quick or not options.quick]
+        rounds = options.rounds or (1 if options.quick else 3)
+        yield from cold.measure(commands, rounds, warm_up=not chosen, growing=not options.quick)
+
+
+def _growth(options: argparse.Namespace) -> Iterator[Section]:
+    with server() as running:
+        yield from growth.measure(running, list(_wanted(options)), options.rounds)
+
+
+def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
+    """The sections that were asked for, with the rows that were asked for."""
+    only = _wanted(options)
+    for subject in subjects():
+        if only and subject.name not in only:
+            continue
+        if rows := only.get(subject.name):
+            subject = subject.only(rows)
+        elif options.quick:
+            subject = subject.quick()
+        rounds = subject.plan.rounds or int(subject.name in only)
+        yield replace(subject, plan=replace(subject.plan, rounds=rounds and (options.rounds or rounds)))
+
+
+def _wanted(options: argparse.Namespace) -> dict[str, set[str]]:
+    """Returns the rows that were asked for by section; none for all of a section."""
+    wanted: dict[str, set[str]] = {}
+    known = _names(options.growth)
+    known += [name.partition("/")[0] for name in known]
+    for name in filter(None, options.only.split(",")):
+        if name not in known:
+            raise SystemExit(f"--only: there is no {name}; see --list{' --growth' if options.growth else ''}")
+        section, _, row = name.partition("/")
+        wanted.setdefault(section, set()).update([row] if row else [])
+    return wanted
+
+
+def _names(growing: bool) -> list[str]:
+    """Returns what --only takes, but for the sections of which the rows are named."""
+    rows = [f"{subject.name}/{one.name}" for subject in subjects() for one in subject.contenders]
+    return list(growth.NAMES) if growing else [*rows, *COLD]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

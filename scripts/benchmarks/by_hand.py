@@ -1,0 +1,167 @@
+"""Loops as one writes them by hand: what all else is compared with.
+
+Each function is run by a process of its own, takes its turns from a Pacer and never returns. Metrics are reset before
+and read after each loop, which is what it takes to see the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scripts.benchmarks import nets, samples
+from scripts.benchmarks.pacer import Pacer
+
+
+class Learner:
+    """A net and what it is trained with. To be made in the scope of the strategy.
+
+    Args:
+      net, size: as `nets.build` takes them.
+      metrics: how many, beside the mean loss.
+      replicas: that share a batch.
+    """
+
+    def __init__(self, net: str, size: int = 0, metrics: int = 1, replicas: int = 1) -> None:
+        self.model, self.optimizer = nets.build(keras, net, size), nets.optimizer(keras, net)
+        self.optimizer.build(self.model.trainable_variables)
+        self.metrics = [keras.metrics.Mean(), *nets.accuracies(keras, metrics)]
+        self._replicas = replicas
+
+    def step(self, features: Any, labels: Any) -> None:
+        """Takes a training step; in graph, on a replica."""
+        weights = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            logits = self.model(features, training=True)
+            loss = nets.loss(keras, labels, logits)
+            share = loss / self._replicas if self._replicas > 1 else loss  # gradients are summed over the replicas
+        self.optimizer.apply_gradients(zip(tape.gradient(share, weights), weights, strict=True))
+        mean_loss, *accuracies = self.metrics
+        mean_loss.update_state(loss)
+        for accuracy in accuracies:
+            accuracy.update_state(labels, logits)
+
+    def loop(self) -> Any:
+        """Returns a tf.function of an iterator and a number of steps."""
+
+        @tf.function
+        def run(iterator: Any, steps: Any) -> None:
+            for _ in tf.range(steps):
+                features, labels = next(iterator)
+                self.step(features, labels)
+
+        return run
+
+
+def train(pacer: Pacer, folder: str, *, net: str, loop: int, size: int = 0, metrics: int = 1, actions: int = 0) -> None:
+    """Trains in loops of `loop` steps, each one call of one tf.function; then calls `actions` functions."""
+    del folder
+    _let_gpus_grow()
+    learner = Learner(net, size, metrics)
+    run, iterator, steps = learner.loop(), iter(nets.pipeline(net)), tf.constant(loop)
+    after = [Latest() for _ in range(actions)]
+    _run_loops(pacer, loop, lambda: run(iterator, steps), learner.metrics, after)
+
+
+def train_fused(pacer: Pacer, folder: str, *, net: str, loop: int, fuse: int) -> None:
+    """Trains with `fuse` steps in one XLA program, over stacked batches."""
+    del folder
+    _let_gpus_grow()
+    learner = Learner(net)
+
+    @tf.function(jit_compile=True)
+    def fused(features: Any, labels: Any) -> None:
+        for number in tf.range(fuse):
+            learner.step(features[number], labels[number])
+
+    @tf.function
+    def run(iterator: Any, programs: Any) -> None:
+        for _ in tf.range(programs):
+            features, labels = next(iterator)
+            fused(features, labels)
+
+    iterator, programs = iter(nets.pipeline(net, stack=fuse)), tf.constant(loop // fuse)
+    _run_loops(pacer, loop, lambda: run(iterator, programs), learner.metrics)
+
+
+def train_replicas(pacer: Pacer, folder: str, *, net: str, loop: int, replicas: int) -> None:
+    """Trains on logical CPUs under MirroredStrategy, strategy.run inside the loop."""
+    del folder
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    _let_gpus_grow()
+    devices = [f"CPU:{number}" for number in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        learner = Learner(net, replicas=replicas)
+
+    @tf.function
+    def run(iterator: Any, steps: Any) -> None:
+        for _ in tf.range(steps):
+            strategy.run(learner.step, args=next(iterator))
+
+    def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return nets.pipeline(net, context.get_per_replica_batch_size(samples.BATCH))
+
+    iterator, steps = iter(strategy.distribute_datasets_from_function(batches)), tf.constant(loop)
+    _run_loops(pacer, loop, lambda: run(iterator, steps), learner.metrics)
+
+
+def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
+    """Evaluates all of the data again and again, each time from its start; all in one tf.function."""
+    del folder
+    _let_gpus_grow()
+    model, data = nets.build(keras, net), nets.one_pass(net, examples)
+    accuracy, mean_loss = nets.accuracies(keras, 1)[0], keras.metrics.Mean()
+
+    @tf.function
+    def run(iterator: Any, batches: Any) -> Any:
+        accuracy.reset_state()
+        mean_loss.reset_state()
+        for _ in tf.range(batches):
+            features, labels = next(iterator)
+            logits = model(features, training=False)
+            accuracy.update_state(labels, logits)
+            mean_loss.update_state(nets.loss(keras, labels, logits), sample_weight=tf.shape(labels)[0])
+        return mean_loss.result(), accuracy.result()
+
+    batches = -(-examples // samples.BATCH)
+    count = tf.constant(batches)
+    _run_loops(pacer, batches, lambda: [float(result) for result in run(iter(data), count)], [])
+
+
+class Latest:
+    """Something called after each loop: keeps the least of what it is given."""
+
+    def __init__(self) -> None:
+        self.least = float("inf")
+
+    def __call__(self, logs: Any) -> None:
+        """Looks at a loop's loss."""
+        self.least = min(self.least, float(logs["training_loss"]))
+
+
+def _run_loops(
+    pacer: Pacer,
+    count: int,
+    run: Callable[[], Any],
+    metrics: Sequence[Any],
+    after: Sequence[Callable[[Any], None]] = (),
+) -> None:
+    while True:
+        for metric in metrics:
+            metric.reset_state()
+        run()
+        results = [float(metric.result()) for metric in metrics]
+        for action in after:
+            action({"training_loss": results[0]})
+        pacer.done(count)
+
+
+def _let_gpus_grow() -> None:
+    """Without it the first process would take all memory of all GPUs."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)

@@ -1,0 +1,258 @@
+"""Contenders that run at the same time and take turns: each in a process of its own, one of them at any moment.
+
+All of a round are forked from one process that has imported TensorFlow, get ready side by side, and then run window by
+window while the others stand still, in an order that changes. So a slow second of the machine hits neighbours alike,
+which processes that run one after the other do not have; and tf.data tunes itself for each process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmarks import pacer
+from scripts.benchmarks.results import Goal, Row
+from trainer_kit.testing.fork_server import Child, Ended, ForkServer
+
+PRELOADED = ("scripts.benchmarks.by_hand", "scripts.benchmarks.ours", "scripts.benchmarks.others")
+READY_WITHIN, WINDOW_WITHIN, ENDED_WITHIN = 900.0, 300.0, 60.0  # seconds
+REASON = 250  # characters that are told of an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """Something to measure.
+
+    Attributes:
+      name, label, to, goals, line, x: as of a Row.
+      run: "module:function", which takes a Pacer, a folder and `options`.
+      options: keyword arguments.
+      needs: modules without which it is left out.
+      fresh: whether its process is started anew, not forked from one that has imported TensorFlow.
+      quick: whether a quick measurement has it too.
+    """
+
+    name: str
+    label: str
+    run: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    to: str = ""
+    goals: tuple[Goal, ...] = ()
+    needs: tuple[str, ...] = ()
+    fresh: bool = False
+    quick: bool = False
+    line: str = ""
+    x: float = 0.0
+
+    @property
+    def absent(self) -> str:
+        """Why it cannot be tried here; empty if it can."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return f"{' and '.join(missing)} not installed" if missing else ""
+
+    def row(self) -> Row:
+        """Returns a row without figures."""
+        place = Row(name=self.name, label=self.label, line=self.line, x=self.x)
+        return replace(place, to=self.to, goals=self.goals, absent=self.absent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How often and how long.
+
+    Attributes:
+      rounds: times that all processes are started anew.
+      windows: readings of each in a round.
+      seconds: of a window, at least; it ends with a loop.
+      warm_up: seconds of the window that comes first and does not count; none if 0.
+      until: count at which a round is over, too, once all contenders have reached it; 0: none.
+    """
+
+    rounds: int
+    windows: int
+    seconds: float
+    warm_up: float = 1.0
+    until: int = 0
+
+
+@dataclass
+class Outcome:
+    """What came of a race.
+
+    Attributes:
+      windows: by name and round, (count, seconds) of each window.
+      starts: by name and round, the seconds until the first loop was done.
+      failed: why a contender has neither.
+    """
+
+    windows: dict[str, list[list[tuple[int, float]]]]
+    starts: dict[str, list[float]]
+    failed: dict[str, str]
+
+    def rates(self, name: str) -> list[list[float]]:
+        """Returns counts a second."""
+        return [[count / seconds for count, seconds in windows] for windows in self.windows[name]]
+
+    def costs(self, name: str, scale: float = 1.0) -> list[list[float]]:
+        """Returns seconds for one, times `scale`."""
+        return [[scale * seconds / count for count, seconds in windows] for windows in self.windows[name]]
+
+
+class Fresh:
+    """A process that was started and not forked; with the methods of a Child that are needed here."""
+
+    def __init__(self, contender: Contender, folder: str, descriptor: int) -> None:
+        self._output = Path(f"{folder}.txt")
+        arguments = [str(descriptor), contender.run, folder, json.dumps(dict(contender.options))]
+        command = [sys.executable, "-m", pacer.__name__, *arguments]
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, pass_fds=[descriptor], start_new_session=True
+            )
+
+    @property
+    def text(self) -> str:
+        """What it has written."""
+        return self._output.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Ends it."""
+        self._process.kill()
+
+    def wait(self, timeout: float) -> Ended:
+        """Returns how it ended."""
+        return Ended(self._process.wait(timeout), self.text, 0.0)
+
+
+class Runner:
+    """A contender that has been started."""
+
+    def __init__(self, child: Child | Fresh, connection: Connection) -> None:
+        self._child, self._connection = child, connection
+
+    def receive(self, within: float) -> Any:
+        """Returns what it tells next.
+
+        Raises:
+          RuntimeError: when it has ended, or tells nothing in time; with the last lines that it has written.
+        """
+        try:
+            if self._connection.poll(within):
+                return self._connection.recv()
+            reason = f"nothing for {within:g} s"
+        except (EOFError, OSError):
+            reason = f"ended with {self._child.wait(ENDED_WITHIN).code}"
+        raise RuntimeError(f"{reason}: {last_words(self._child.text)}")
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Lets it run; returns (count, seconds)."""
+        with contextlib.suppress(OSError):  # it has ended, and `receive` tells why
+            self._connection.send(seconds)
+        count, taken = self.receive(seconds + WINDOW_WITHIN)
+        return count, taken
+
+    def end(self) -> None:
+        """Kills it."""
+        self._child.kill()
+        self._child.wait(ENDED_WITHIN)
+        self._connection.close()
+
+
+def last_words(text: str) -> str:
+    """Returns, of what a process has written, the error that ended it: one line, and not a long one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    begins = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return " ".join(lines[begins[-1] if begins else -1 :])[:REASON]
+
+
+@contextlib.contextmanager
+def server() -> Iterator[ForkServer]:
+    """Starts the process that the contenders are forked from."""
+    with ForkServer(preload=PRELOADED) as running:
+        yield running
+
+
+def race(running: ForkServer, contenders: Sequence[Contender], plan: Plan, title: str) -> Outcome:
+    """Runs all rounds; one that fails is out, and the others go on.
+
+    Args:
+      running: of `server`.
+      contenders: with names of their own.
+      plan: how often and how long.
+      title: for the line that tells, on standard error, how far it is.
+    """
+    names = [contender.name for contender in contenders]
+    outcome = Outcome({name: [] for name in names}, {name: [] for name in names}, {})
+    for number in range(plan.rounds):
+        print(f"{title}: round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
+        left = [one for one in contenders if one.name not in outcome.failed and not one.absent]
+        _round(running, left, plan, outcome, random.Random(number))
+    for name in outcome.failed:
+        outcome.windows[name], outcome.starts[name] = [], []
+    return outcome
+
+
+def _round(
+    running: ForkServer, contenders: Sequence[Contender], plan: Plan, outcome: Outcome, order: random.Random
+) -> None:
+    folder = tempfile.mkdtemp(prefix="trainer_kit_bench_")
+    runners = {one.name: _start(running, one, f"{folder}/{one.name}") for one in contenders}
+    taken: dict[str, list[tuple[int, float]]] = {name: [] for name in runners}
+    try:
+        for name in list(runners):
+            with _or_out(name, outcome, runners):
+                outcome.starts[name].append(float(runners[name].receive(READY_WITHIN)))
+        if plan.warm_up > 0:
+            _windows(runners, plan.warm_up, outcome, order)
+        for _ in range(plan.windows):
+            for name, window in _windows(runners, plan.seconds, outcome, order).items():
+                taken[name].append(window)
+            if plan.until and all(sum(count for count, _ in taken[name]) >= plan.until for name in runners):
+                break
+        for name in runners:
+            outcome.windows[name].append(taken[name])
+    finally:
+        for runner in runners.values():
+            runner.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _windows(
+    runners: dict[str, Runner], seconds: float, outcome: Outcome, order: random.Random
+) -> dict[str, tuple[int, float]]:
+    """Gives each of them one window, in some order."""
+    taken = {}
+    for name in order.sample(list(runners), len(runners)):
+        with _or_out(name, outcome, runners):
+            taken[name] = runners[name].window(seconds)
+    return taken
+
+
+def _start(running: ForkServer, contender: Contender, folder: str) -> Runner:
+    own, theirs = multiprocessing.Pipe()
+    with theirs:  # closed here, so that the end of the process is the end of the connection
+        if contender.fresh:
+            return Runner(Fresh(contender, folder, theirs.fileno()), own)
+        return Runner(running.start(pacer.run, theirs, contender.run, folder, dict(contender.options)), own)
+
+
+@contextlib.contextmanager
+def _or_out(name: str, outcome: Outcome, runners: dict[str, Runner]) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        outcome.failed[name] = str(error)
+        runners.pop(name).end()

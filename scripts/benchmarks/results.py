@@ -1,0 +1,175 @@
+"""Figures, goals and verdicts, and how they are kept. No TensorFlow."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MET, WITHIN, MISSED, UNKNOWN = "met", "within the spread", "not met", "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the ratio of a row to the row `to` should be: at least `bound`, or at most."""
+
+    to: str
+    bound: float
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.bound:g}"
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One contender.
+
+    Attributes:
+      name: unique in its section.
+      label: for people.
+      to: name of the row that it is compared with; empty: with none.
+      values: by round, the readings taken in it. Equal places of two rows were taken one soon after the other.
+      goals: of ratios to other rows.
+      failed: why there are no figures.
+      absent: why it was not tried.
+      line, x: of a section that shows growth, the curve that it is a point of and where.
+    """
+
+    name: str
+    label: str
+    to: str = ""
+    values: list[list[float]] = field(default_factory=list)
+    goals: tuple[Goal, ...] = ()
+    failed: str = ""
+    absent: str = ""
+    line: str = ""
+    x: float = 0.0
+
+    @property
+    def median(self) -> float | None:
+        """The median of the rounds' medians; None without figures."""
+        return statistics.median(map(statistics.median, self.values)) if self.values else None
+
+
+@dataclass(kw_only=True)
+class Section:
+    """Rows that took turns, in one unit.
+
+    Attributes:
+      name, title, unit: for people, and `name` to choose it by.
+      rows: in the order of the table.
+      equals: two rows of equal code in processes of their own: what their ratio is off from 1 says nothing.
+      note: what a reader has to know.
+    """
+
+    name: str
+    title: str
+    unit: str
+    rows: list[Row]
+    equals: tuple[str, str] = ("", "")
+    note: str = ""
+
+    def row(self, name: str) -> Row | None:
+        """Returns the row of that name; None if there is none."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    def ratios(self, name: str, to: str) -> list[float]:
+        """Returns the ratio of one row to another in each round: the median over the pairs of readings."""
+        row, base = self.row(name), self.row(to)
+        if row is None or base is None:
+            return []
+        return [
+            statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+            for ours, theirs in zip(row.values, base.values, strict=False)
+        ]
+
+    def ratio(self, name: str, to: str) -> float | None:
+        """Returns the median of `ratios`; None if there are none."""
+        ratios = self.ratios(name, to)
+        return statistics.median(ratios) if ratios else None
+
+    @property
+    def spread(self) -> float | None:
+        """How far the ratio of equal code is from 1, in the median of the rounds; None if it was not measured."""
+        ratios = self.ratios(self.equals[1], self.equals[0])
+        return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else None
+
+    def verdict(self, name: str, goal: Goal) -> str:
+        """Returns whether the row reaches the goal. One that is missed by no more than the spread counts as met."""
+        ratio, spread = self.ratio(name, goal.to), self.spread
+        if ratio is None:
+            return UNKNOWN
+        if ratio <= goal.bound if goal.at_most else ratio >= goal.bound:
+            return MET
+        slack = goal.bound * (spread or 0.0)
+        near = ratio <= goal.bound + slack if goal.at_most else ratio >= goal.bound - slack
+        return WITHIN if near else MISSED
+
+
+@dataclass(kw_only=True)
+class Results:
+    """All of a measurement: where and how it was taken, and its sections."""
+
+    machine: Mapping[str, Any]
+    options: Mapping[str, Any]
+    sections: list[Section]
+
+    @property
+    def failures(self) -> list[tuple[Section, Row]]:
+        """The rows that were tried and have no figures."""
+        return [(section, row) for section in self.sections for row in section.rows if row.failed]
+
+    @property
+    def goals(self) -> list[tuple[Section, Row, Goal, str]]:
+        """All goals with their verdicts."""
+        return [
+            (section, row, goal, section.verdict(row.name, goal))
+            for section in self.sections
+            for row in section.rows
+            for goal in row.goals
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold: all figures, and what follows from them."""
+        sections = [
+            {**asdict(section), "spread": section.spread, "rows": [_row_dict(section, row) for row in section.rows]}
+            for section in self.sections
+        ]
+        return {"machine": dict(self.machine), "options": dict(self.options), "sections": sections}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Results:
+        """Returns what `to_dict` was made of."""
+        return cls(
+            machine=value["machine"],
+            options=value["options"],
+            sections=[
+                Section(
+                    **{name: section[name] for name in ("name", "title", "unit", "note")},
+                    equals=tuple(section["equals"]),
+                    rows=[_row(row) for row in section["rows"]],
+                )
+                for section in value["sections"]
+            ],
+        )
+
+
+def compared(section: Section, row: Row) -> Sequence[float]:
+    """Returns the ratios of a row to the one that it is compared with; none for that one itself."""
+    return section.ratios(row.name, row.to) if row.to and row.to != row.name else []
+
+
+def _row_dict(section: Section, row: Row) -> dict[str, Any]:
+    goals = [
+        {**asdict(goal), "ratio": section.ratio(row.name, goal.to), "verdict": section.verdict(row.name, goal)}
+        for goal in row.goals
+    ]
+    return {**asdict(row), "median": row.median, "ratios": list(compared(section, row)), "goals": goals}
+
+
+def _row(value: Mapping[str, Any]) -> Row:
+    goals = tuple(Goal(to=goal["to"], bound=goal["bound"], at_most=goal["at_most"]) for goal in value["goals"])
+    names = ("name", "label", "to", "values", "failed", "absent", "line", "x")
+    return Row(**{name: value[name] for name in names}, goals=goals)

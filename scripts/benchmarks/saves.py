@@ -1,0 +1,132 @@
+"""What it costs to lose nothing: the stall of a save, the start from a checkpoint, the way to a far position.
+
+Each function is run by a process of its own, takes its turns from a Pacer and never returns. A turn is one save, one
+start or one seek, and what it tells are the seconds of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import trainer_kit as tk
+from scripts.benchmarks import nets, ours, samples
+from scripts.benchmarks.by_hand import Learner
+from scripts.benchmarks.pacer import Pacer
+from trainer_kit.controller import Controller
+
+
+def save_by_hand(pacer: Pacer, folder: str, *, net: str, size: int) -> None:
+    """Saves model and optimizer with TensorFlow's own manager, after each step; the loop stands still."""
+    manager, step = _by_hand(folder, net, size)
+    while True:
+        step()
+        begin = time.perf_counter()
+        manager.save()
+        pacer.tell(time.perf_counter() - begin)
+
+
+class TimedController(Controller):
+    """Tells how long the loop stands still for each save, and has the next one begin when that is written."""
+
+    pacer: Pacer
+
+    def save_checkpoint(self) -> None:
+        """Saves."""
+        begin = time.perf_counter()
+        super().save_checkpoint()
+        stall = time.perf_counter() - begin
+        self.sync()
+        self.pacer.tell(stall)
+
+
+def save(pacer: Pacer, folder: str, *, net: str, size: int, background: bool) -> None:
+    """Saves the state of a run after each step."""
+    TimedController.pacer = pacer
+    tk.launch(
+        _config(net, size, ours.FOR_EVER),
+        "train",
+        f"{folder}/run",
+        save_summary=False,
+        console=ours.Silent(),
+        controller_cls=TimedController,
+        enable_async_checkpointing=background,
+    )
+
+
+def start_by_hand(pacer: Pacer, folder: str, *, net: str, size: int, resumes: bool) -> None:
+    """Builds model and loop, restores if it `resumes`, and takes a step, again and again."""
+    while True:
+        begin = time.perf_counter()
+        manager, step = _by_hand(folder, net, size)
+        if resumes and manager.latest_checkpoint:
+            manager.restore_or_initialize()
+        step()
+        seconds = time.perf_counter() - begin
+        manager.save()
+        del manager, step
+        _forget()
+        pacer.tell(seconds)
+
+
+def start(pacer: Pacer, folder: str, *, net: str, size: int, resumes: bool) -> None:
+    """Starts a run, resumed or new, up to the end of its first step, again and again."""
+    steps = 0
+    while True:
+        steps = steps + 1 if resumes else 1
+        if not resumes:
+            shutil.rmtree(f"{folder}/run", ignore_errors=True)
+        ends: list[float] = []
+        begin = time.perf_counter()
+        tk.launch(
+            _config(net, size, steps),
+            "train",
+            f"{folder}/run",
+            save_summary=False,
+            console=ours.Silent(),
+            train_actions=[lambda logs, ends=ends: ends.append(time.perf_counter())],
+        )
+        _forget()
+        pacer.tell(ends[0] - begin)
+
+
+def seek(pacer: Pacer, folder: str, *, position: int) -> None:
+    """Gets the batch at `position` of the shuffled stream of 100,000 examples."""
+    del folder
+    params = tk.DataConfig(is_training=True, global_batch_size=samples.BATCH, seed=1)
+    source = tk.ArraySource((np.arange(100_000, dtype=np.int32),), params)
+    while True:
+        begin = time.perf_counter()
+        next(iter(source.at(position)))
+        pacer.tell(time.perf_counter() - begin)
+
+
+def _config(net: str, size: int, steps: int) -> tk.ExperimentConfig:
+    trainer = {"train_steps": steps, "summary_interval": 1, "checkpoint_interval": 1, "max_to_keep": 1}
+    return ours.config_of(net, 1, {"size": size}, trainer, {})
+
+
+def _by_hand(folder: str, net: str, size: int) -> tuple[tf.train.CheckpointManager, Callable[[], Any]]:
+    """Returns TensorFlow's manager, and a loop of one step that reads its results."""
+    learner = Learner(net, size)
+    run, iterator = learner.loop(), iter(nets.pipeline(net))
+
+    def step() -> list[float]:
+        run(iterator, tf.constant(1))
+        return [float(metric.result()) for metric in learner.metrics]
+
+    checkpoint = tf.train.Checkpoint(model=learner.model, optimizer=learner.optimizer)
+    return tf.train.CheckpointManager(checkpoint, f"{folder}/run", max_to_keep=1), step
+
+
+def _forget() -> None:
+    """Frees the memory of the last model, which the next one needs."""
+    keras.utils.clear_session()
+    gc.collect()

@@ -1,0 +1,335 @@
+"""What is raced against what, how long, and the goals: the sections of the table.
+
+A goal is a ratio to another row. Those here are what trainer_kit has set itself, for a machine with two cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scripts.benchmarks.race import Contender, Outcome, Plan, race
+from scripts.benchmarks.results import Goal, Row, Section
+from trainer_kit.testing.fork_server import ForkServer
+
+BY_HAND, OURS = "scripts.benchmarks.by_hand", "scripts.benchmarks.ours"
+OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
+LOOP = 100  # steps
+FUSE = 100  # steps in one program
+EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
+SHORT, LONG = 57 * 32 - 27, 1000 * 32  # examples of an evaluation; the first is that of the digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A section to measure.
+
+    Attributes:
+      name, title, unit, equals, note: as of a Section.
+      contenders: the first one is what others are compared with, unless they say something else.
+      plan: how often and how long.
+      scale: of costs, in units a second; 0: the unit is counts a second.
+      quick_rounds: rounds of a quick measurement; 0: it is left out.
+    """
+
+    name: str
+    title: str
+    unit: str
+    contenders: tuple[Contender, ...]
+    plan: Plan
+    equals: tuple[str, str] = ("by_hand", "again")
+    scale: float = 0.0
+    note: str = ""
+    quick_rounds: int = 1
+
+    def only(self, names: Iterable[str]) -> Subject:
+        """Returns it with some of the contenders, those that they are compared with, and the two equal ones."""
+        wanted, by_name = {*names, *self.equals}, {one.name: one for one in self.contenders}
+        for name in list(wanted):
+            wanted |= {by_name[name].to, *(goal.to for goal in by_name[name].goals)}
+        return replace(self, contenders=tuple(one for one in self.contenders if one.name in wanted))
+
+    def quick(self) -> Subject:
+        """Returns it with the contenders and the rounds of a quick measurement."""
+        some = self.only(one.name for one in self.contenders if one.quick)
+        left = [one.label for one in self.contenders if one not in some.contenders]
+        note = f"--quick leaves out: {', '.join(left)}" if left else ""
+        plan = replace(self.plan, rounds=self.quick_rounds, windows=min(3, self.plan.windows))
+        return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
+
+    def measure(self, running: ForkServer) -> Section:
+        """Measures it."""
+        outcome = race(running, self.contenders, self.plan, self.name)
+        rows = [self.row(contender, outcome) for contender in self.contenders]
+        given = {name: getattr(self, name) for name in ("name", "title", "unit", "equals", "note")}
+        return Section(**given, rows=rows)
+
+    def row(self, contender: Contender, outcome: Outcome) -> Row:
+        """Returns the row of a contender, with its figures."""
+        row, name = contender.row(), contender.name
+        row.values = outcome.costs(name, self.scale) if self.scale else outcome.rates(name)
+        row.failed = outcome.failed.get(name, "")
+        return row
+
+
+def at_least(bound: float, to: str = "by_hand") -> Goal:
+    """Returns the goal of a ratio of at least `bound`."""
+    return Goal(to=to, bound=bound)
+
+
+def by_hand(options: Mapping[str, Any], label: str = "by hand", function: str = "train") -> Iterator[Contender]:
+    """Yields the loop by hand, and the same again."""
+    run = f"{BY_HAND}:{function}"
+    yield Contender(name="by_hand", label=label, run=run, options=options, quick=True)
+    yield Contender(name="again", label=f"{label}, again", run=run, options=options, to="by_hand", quick=True)
+
+
+def ours(
+    name: str, label: str, net: str, *goals: Goal, loop: int = 0, to: str = "by_hand", **options: Any
+) -> Contender:
+    """Returns trainer_kit with some settings; one with goals is quick."""
+    given = {"net": net, "loop": loop or LOOP, **options}
+    run = f"{OURS}:train"
+    return Contender(name=name, label=label, run=run, options=given, to=to, goals=goals, quick=bool(goals))
+
+
+def peers(net: str, to: str) -> Iterator[Contender]:
+    """Yields what a user would take in place of trainer_kit."""
+    for at_once in (1, LOOP):
+        yield Contender(
+            name=f"keras_fit_{at_once}",
+            label=f"Keras fit, steps_per_execution={at_once}",
+            run=f"{OTHERS}:keras_fit",
+            options={"net": net, "epoch": EPOCH[net], "at_once": at_once},
+            to=to,
+        )
+    for name, label, strategy in (
+        ("model_garden", "Model Garden as shipped (mirrored over one device)", "mirrored"),
+        ("model_garden_off", "Model Garden, strategy off", "off"),
+    ):
+        options = {"net": net, "loop": LOOP, "strategy": strategy}
+        yield Contender(name=name, label=label, run=f"{OTHERS}:model_garden", options=options, to=to)
+    yield Contender(
+        name="lightning",
+        label="PyTorch Lightning",
+        run=f"{TORCH}:fit",
+        options={"net": net, "epoch": LOOP},
+        to=to,
+        needs=("torch", "lightning"),
+        fresh=True,
+    )
+
+
+def dense() -> Subject:
+    """Returns the step rate of the dense net, in all forms."""
+    fused = {"fuse_steps": FUSE}
+    fused_by_hand = {"net": "dense", "loop": 1000, "fuse": FUSE}
+    hundred = {"net": "dense", "loop": 100}
+    contenders = [
+        *by_hand({"net": "dense", "loop": 1000}, "by hand, loops of 1,000"),
+        ours("ours", "ours, default, loops of 1,000", "dense", at_least(0.97), loop=1000),
+        ours("ours_arrays", "ours with an ArraySource", "dense", loop=1000, task={"source": "arrays"}),
+        Contender(
+            name="by_hand_100", label="by hand, loops of 100", run=f"{BY_HAND}:train", options=hundred, to="by_hand"
+        ),
+        ours("ours_100", "ours, default, loops of 100", "dense", at_least(0.93, "by_hand_100"), to="by_hand_100"),
+        Contender(
+            name="fused_by_hand",
+            label=f"by hand, {FUSE} steps in one XLA program",
+            run=f"{BY_HAND}:train_fused",
+            options=fused_by_hand,
+            to="by_hand",
+        ),
+        ours(
+            "ours_fused",
+            f"ours, fuse_steps={FUSE}",
+            "dense",
+            at_least(3.0),
+            at_least(0.9, "fused_by_hand"),
+            loop=1000,
+            trainer=fused,
+        ),
+        ours("ours_auto", "ours, fuse_steps=auto", "dense", at_least(0.97), loop=1000, trainer={"fuse_steps": "auto"}),
+        ours("ours_single_threaded", "ours, executor=single_threaded", "dense", loop=1000, runtime=SINGLE_THREADED),
+        *peers("dense", "by_hand_100"),
+    ]
+    return Subject(
+        name="dense",
+        title="dense net 64-32-10, batch 32",
+        unit="steps/s",
+        contenders=tuple(contenders),
+        plan=Plan(rounds=4, windows=4, seconds=0.4, warm_up=0.7),
+        quick_rounds=2,
+    )
+
+
+SINGLE_THREADED = {"executor": "single_threaded"}
+
+
+def larger(net: str, title: str) -> Subject:
+    """Returns the step rate of the convolutional net or the transformer."""
+    contenders = [
+        *by_hand({"net": net, "loop": LOOP}),
+        ours("ours", "ours, default", net, at_least(0.98)),
+        ours("ours_auto", "ours, fuse_steps=auto", net, at_least(0.97), trainer={"fuse_steps": "auto"}),
+        ours("ours_arrays", "ours with an ArraySource", net, task={"source": "arrays"}),
+        ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
+        *peers(net, "by_hand"),
+    ]
+    plan = Plan(rounds=3, windows=3, seconds=0.6)
+    return Subject(name=net, title=title, unit="steps/s", contenders=tuple(contenders), plan=plan)
+
+
+def replicas(net: str) -> Subject:
+    """Returns the step rate on two logical CPUs."""
+    loop = 100 if net == "dense" else 20
+    options = {"net": net, "loop": loop, "replicas": 2}
+    contenders = [
+        *by_hand(options, "by hand, strategy.run in the loop", "train_replicas"),
+        ours("ours", "ours", net, at_least(0.97), loop=loop, runtime={"virtual_cpus": 2}),
+    ]
+    return Subject(
+        name=f"replicas_{net}",
+        title=f"two replicas on virtual CPUs, {net}",
+        unit="steps/s",
+        contenders=tuple(contenders),
+        plan=Plan(rounds=3, windows=3, seconds=0.6),
+        quick_rounds=int(net == "dense"),
+    )
+
+
+def everything(net: str, loop: int, checkpoint_interval: int, seconds: float) -> Subject:
+    """Returns the step rate with all that users have on, against our own loop without it."""
+    arrays: dict[str, Any] = {"task": {"source": "arrays"}}
+    bare = ours("bare", "ours, bare: no checkpoints, summaries, progress, actions", net, loop=loop, bare=True, **arrays)
+    contenders = (
+        replace(bare, to="", quick=True),
+        replace(bare, name="again", label="ours, bare, again", to="bare", quick=True),
+        Contender(
+            name="everything",
+            label=f"ours, everything on, a checkpoint every {checkpoint_interval:,} steps",
+            run=f"{OURS}:train_with_everything",
+            options={"net": net, "loop": loop, "checkpoint_interval": checkpoint_interval, **arrays},
+            to="bare",
+            goals=(at_least(0.93, "bare"),),
+            quick=True,
+        ),
+    )
+    return Subject(
+        name=f"everything_{net}",
+        title=f"asynchronous checkpoints, summaries, progress, ten actions (evaluations do not count), {net}",
+        unit="steps/s",
+        contenders=contenders,
+        plan=Plan(rounds=3, windows=3, seconds=seconds, warm_up=2.5),
+        equals=("bare", "again"),
+    )
+
+
+def evaluation(name: str, examples: int) -> Subject:
+    """Returns the rate of whole evaluations, each from the start of the data to the numbers on the host."""
+    options = {"net": "dense", "examples": examples}
+    contenders = [*by_hand(options, function="evaluate")]
+    run, in_graph = f"{OURS}:evaluate", {"eval_tf_while_loop": True}
+    for row, label, goals, more in (
+        ("ours", "ours", (at_least(0.95),), {}),
+        ("ours_arrays", "ours with an ArraySource", (), {"source": "arrays"}),
+        ("ours_aggregating", "ours, aggregating step by step", (), {"aggregates": True}),
+        ("ours_in_graph", "ours, aggregating in one graph", (), {"aggregates": True, "trainer": in_graph}),
+    ):
+        given = {**options, **more}
+        contenders.append(
+            Contender(name=row, label=label, run=run, options=given, to="by_hand", goals=goals, quick=bool(goals))
+        )
+    peer = f"{OTHERS}:model_garden_evaluate"
+    contenders.append(Contender(name="model_garden", label="Model Garden", run=peer, options=options, to="by_hand"))
+    return Subject(
+        name=name,
+        title=f"evaluations of {-(-examples // 32):,} batches, dense",
+        unit="batches/s",
+        contenders=tuple(contenders),
+        plan=Plan(rounds=3, windows=3, seconds=0.5, warm_up=0.5),
+    )
+
+
+def stalls(net: str = "heavy", size: int = 32) -> Subject:
+    """Returns how long the loop stands still for a save."""
+    options = {"net": net, "size": size}
+    run = f"{SAVES}:save"
+    background, main_thread = {**options, "background": True}, {**options, "background": False}
+    contenders = (
+        *(replace(one, run=f"{SAVES}:save_by_hand") for one in by_hand(options, "by hand, tf.train.CheckpointManager")),
+        Contender(name="main_thread", label="ours, on the main thread", run=run, options=main_thread, to="by_hand"),
+        Contender(
+            name="ours", label="ours, default: in the background", run=run, options=background, to="by_hand", quick=True
+        ),
+    )
+    return Subject(
+        name="save_stall",
+        title="how long the loop stands still for a save, 32 variables of 4 MiB",
+        unit="ms",
+        contenders=contenders,
+        plan=Plan(rounds=2, windows=4, seconds=0, warm_up=0),
+        scale=1000.0,
+        quick_rounds=0,
+    )
+
+
+def resumes(net: str = "heavy", size: int = 32) -> Subject:
+    """Returns the time from an imported TensorFlow to the first step."""
+    new, resumed = ({"net": net, "size": size, "resumes": resumes} for resumes in (False, True))
+    run = f"{SAVES}:start"
+    contenders = (
+        *(replace(one, run=f"{SAVES}:start_by_hand") for one in by_hand(resumed, "by hand, restored")),
+        Contender(name="new_by_hand", label="by hand, new", run=f"{SAVES}:start_by_hand", options=new, to="by_hand"),
+        Contender(name="ours", label="ours, resumed", run=run, options=resumed, to="by_hand", quick=True),
+        Contender(name="new", label="ours, new", run=run, options=new, to="ours"),
+    )
+    return Subject(
+        name="resume",
+        title="from an imported TensorFlow to the first step, 32 variables of 4 MiB",
+        unit="ms",
+        contenders=contenders,
+        plan=Plan(rounds=2, windows=2, seconds=0, warm_up=0),
+        scale=1000.0,
+        quick_rounds=0,
+    )
+
+
+def seeks() -> Subject:
+    """Returns how long it takes to reach a position of the data."""
+    contenders = tuple(
+        Contender(name=name, label=label, run=f"{SAVES}:seek", options={"position": position}, to=to)
+        for name, label, position, to in (
+            ("near", "to step 1,000", 1_000, ""),
+            ("again", "to step 1,000, again", 1_000, "near"),
+            ("far", "to step 1,000,000", 1_000_000, "near"),
+        )
+    )
+    return Subject(
+        name="seek",
+        title="from an ArraySource to the batch at a step",
+        unit="ms",
+        contenders=contenders,
+        plan=Plan(rounds=2, windows=5, seconds=0, warm_up=0),
+        equals=("near", "again"),
+        scale=1000.0,
+        quick_rounds=0,
+    )
+
+
+def subjects() -> list[Subject]:
+    """Returns all that is raced, in the order of the table."""
+    return [
+        dense(),
+        larger("conv", "convolutional net on 32x32 images, batch 32"),
+        larger("transformer", "transformer, two blocks on 16 tokens, batch 32, Adam"),
+        *(replicas(net) for net in ("dense", "conv", "transformer")),
+        everything("dense", 1000, 10_000, 1.5),
+        everything("conv", 100, 100, 1.5),
+        evaluation("evaluation_short", SHORT),
+        evaluation("evaluation_long", LONG),
+        stalls(),
+        resumes(),
+        seeks(),
+    ]

@@ -1,0 +1,61 @@
+"""What is raced against what: names that fit, and choices that keep what a ratio needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import bench
+from scripts.benchmarks import cold, growth
+from scripts.benchmarks.race import Outcome
+from scripts.benchmarks.subjects import Subject, subjects
+
+SUBJECTS = {subject.name: subject for subject in subjects()}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
+def test_what_a_row_is_compared_with_is_in_its_section(subject: Subject) -> None:
+    names = [one.name for one in subject.contenders]
+    assert len(set(names)) == len(names)
+    compared = {one.to for one in subject.contenders} | {goal.to for one in subject.contenders for goal in one.goals}
+    assert {*subject.equals, *compared} - {""} <= set(names)
+
+
+def test_the_commands_are_compared_with_one_another() -> None:
+    assert {command.to for command in cold.COMMANDS} - {""} <= {command.name for command in cold.COMMANDS}
+
+
+def test_a_row_that_is_chosen_brings_along_what_it_is_compared_with() -> None:
+    chosen = SUBJECTS["dense"].only(["ours_fused"])
+    assert {one.name for one in chosen.contenders} == {"by_hand", "again", "ours_fused", "fused_by_hand"}
+
+
+def test_a_quick_measurement_has_every_goal_of_its_sections_and_tells_what_it_leaves_out() -> None:
+    for subject in SUBJECTS.values():
+        quick = subject.quick()
+        assert {one.name for one in subject.contenders if one.goals} <= {one.name for one in quick.contenders}
+        assert all(one.label in quick.note for one in subject.contenders if one not in quick.contenders)
+
+
+def test_a_name_that_is_unknown_is_refused_before_anything_runs() -> None:
+    with pytest.raises(SystemExit, match="there is no dense/nothing"):
+        bench.main(["--only=dense/nothing"])
+
+
+def test_costs_are_compared_at_the_same_moment_and_gathered_by_decade() -> None:
+    slow, quick = [(1000, 2.0)] * 3, [(1000, 1.0)] * 3
+    assert growth.by_decade([*slow, (90_000, 3.0)], [*quick, (90_000, 1.0)]) == {1e4: 2.0, 1e5: 3.0}
+
+
+def test_a_further_variable_costs_the_difference_to_the_first_point() -> None:
+    variables = growth.variables()
+    cost = {10: 1.0, 100: 10.0, 1000: 100.0, 5000: 900.0}  # seconds for a step
+    outcomes: dict[float, Outcome] = {}
+    for x in growth.VARIABLES:
+        names = [one.name for one in variables.contenders(x)]
+        windows = {name: [[(1, cost[x])]] for name in names}
+        outcomes[x] = Outcome(windows, {name: [cost[x]] for name in names}, {})
+    section = growth.per_variable(variables.section(outcomes))
+    row = section.row("ours_5000")
+    assert row is not None and row.median == pytest.approx(1e6 * 899 / 4990)
+    assert section.ratio("ours_5000", "ours_1000") == pytest.approx((899 / 4990) / (99 / 990))
+    assert section.spread == 0
