@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "errors", "files", "registry", "scalars", "schedules", "open_loop", "signals", "progress", "modes",
         "unsaved_state", "deferred_imports", "profile_window", "loop_parts", "telemetry.time_ledger",
+        "garbage",
         "checkpoints.names", "distribution.cluster", "config.base", "config.schema", "config.evaluation",
         "config.optimization", "config.runtime",
     ),
