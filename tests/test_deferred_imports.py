@@ -47,31 +47,14 @@ def use_wrappers_and_plots() -> None:
 
 def use_what_has_stand_ins() -> None:
     """In a process that has imported TensorFlow, Keras and Orbit as a command does."""
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.preprocessing import SplineTransformer
-    from sklearn.utils import fixes
-
-    heavy = ("tf_keras", "pandas", "requests", "h5py", "oauth2client.client", "scipy.stats", "scipy.interpolate")
-    assert not [name for name in heavy if name in sys.modules]
-
     import numpy as np
     import orbit
-    from keras.src.saving import saving_lib
+
+    assert not [name for name in ("tf_keras", "pandas") if name in sys.modules]
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-    from tensorflow.python.distribute.cluster_resolver import gce_cluster_resolver
-    from tensorflow.python.keras.engine import training_arrays_v1
-    from tensorflow.python.keras.saving import hdf5_format
 
     ArrayDataAdapter(np.ones((4, 2)), np.ones(4), batch_size=2)
-    assert "pandas" in sys.modules and fixes.pd.__version__ == sys.modules["pandas"].__version__
-    assert callable(saving_lib.psutil.disk_partitions) and hdf5_format.h5py.File is importlib.import_module("h5py").File
-    assert callable(gce_cluster_resolver.GoogleCredentials.get_application_default)
-    sparse = importlib.import_module("scipy.sparse")
-    assert training_arrays_v1.issparse(sparse.eye(2)) and not training_arrays_v1.issparse(np.eye(2))
-    ones = np.arange(12.0)[:, np.newaxis]
-    assert SplineTransformer(n_knots=3).fit_transform(ones).shape == (12, 5)
-    assert roc_auc_score([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4], max_fpr=0.5) == 1.0 and GridSearchCV
+    assert "pandas" in sys.modules
     assert orbit.controller.tf_keras.Model is importlib.import_module("tf_keras").Model
 
 

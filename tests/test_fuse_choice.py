@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -78,6 +79,46 @@ def test_a_step_that_xla_cannot_compile_stays_as_it_is() -> None:
     assert choice is not None
     assert choice.fuse_steps == 1
     assert "XLA cannot compile the training step: it has no tf.py_function" in choice.reason
+
+
+class _SummaryTask(TinyTask):
+    """A task whose step writes a summary, which XLA does not."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        """Returns the loss, and writes it."""
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        tf.summary.scalar("own", loss, step=0)
+        return loss
+
+
+def test_a_step_that_writes_summaries_stays_as_it_is_and_writes_them_in_the_run(tmp_path: Path) -> None:
+    trainer, writer = _trainer(_config(), _SummaryTask), tf.summary.create_file_writer(str(tmp_path))
+    choice = choose_fuse_steps(trainer, writer)
+    assert choice is not None
+    assert choice.fuse_steps == 1
+    assert "it writes a tf.summary" in choice.reason
+    with writer.as_default():
+        trainer.train(tf.constant(2))
+    writer.flush()
+    assert sum(b"own" in path.read_bytes() for path in tmp_path.iterdir()) == 1
+
+
+class _SameTask(TinyTask):
+    """A task whose data is one dataset for good."""
+
+    _data = None
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        """Returns the points; the same object each time."""
+        self._data = self._data or super().build_inputs(params, input_context).at(0)
+        return self._data
+
+
+def test_a_dataset_that_is_the_same_each_time_is_not_begun_twice() -> None:
+    choice = choose_fuse_steps(_trainer(_config(), _SameTask))
+    assert choice is not None
+    assert choice.fuse_steps == 1
+    assert "the same dataset each time" in choice.reason
 
 
 def test_data_that_cannot_be_begun_twice_is_not_timed() -> None:

@@ -23,7 +23,7 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric
-from trainer_kit.fuse_choice import Choice, choose_fuse_steps
+from trainer_kit.fuse_choice import choose_fuse_steps
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.reconciliation import put_back_lost
 from trainer_kit.recovery import Recovery
@@ -278,25 +278,44 @@ def open_reports(
     return Reports(writer, train_summaries, eval_summaries, history, chief, shown, times or TimeLedger())
 
 
-def get_ready_to_train(trainer: Any, directory: RunDirectory, options: TrainerConfig) -> int | None:
+def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> ExperimentConfig:
+    """Returns the config with what trainer.fuse_steps=auto came to when the run was started, if it was."""
+    kept = kept_fuse_steps(directory.path) if config.trainer.fuse_steps == "auto" else None
+    if kept is None:
+        return config
+    _LOG.info("trainer.fuse_steps=auto: %s, as when the run was started", _form(kept))
+    return config.replace(trainer={"fuse_steps": kept})
+
+
+def get_ready_to_train(trainer: Any, config: ExperimentConfig, directory: RunDirectory, summaries: Any) -> int | None:
     """Checks the data, and with fuse_steps=auto chooses the form of the training loop; a run keeps what it chose.
+
+    Args:
+      trainer: of the run, restored.
+      config: of the run.
+      directory: of the run.
+      summaries: the manager of its training summaries.
 
     Returns:
       How many steps are one program, if that was to be chosen; None if not, or if a stop came first.
     """
     trainer.check_data()
-    if options.fuse_steps != "auto" or not isinstance(trainer, Trainer) or trainer.optimizer is None:
+    if config.trainer.fuse_steps != "auto" or not isinstance(trainer, Trainer) or trainer.optimizer is None:
         return None
-    kept = kept_fuse_steps(directory.path)
-    choice = choose_fuse_steps(trainer) if kept is None else Choice(kept, "as when the run was started")
+    if (kept := kept_fuse_steps(directory.path)) is not None:
+        if trainer.fuse_steps != kept:  # a ready-made trainer does not know
+            trainer.fuse(kept)
+        return kept
+    choice = choose_fuse_steps(trainer, summaries.summary_writer())
     if choice is None:
         return None
-    if kept is not None and kept > 1 and (problem := trainer.problem_of_fusing()):
-        choice = Choice(1, f"unlike when the run was started: {problem}")
-    form = "each step by itself" if choice.fuse_steps == 1 else f"{choice.fuse_steps} steps fused"
-    _LOG.info("trainer.fuse_steps=auto: %s; %s", form, choice.reason)
+    _LOG.info("trainer.fuse_steps=auto: %s; %s", _form(choice.fuse_steps), choice.reason)
     trainer.fuse(choice.fuse_steps)
     return choice.fuse_steps
+
+
+def _form(fuse_steps: int) -> str:
+    return "each step by itself" if fuse_steps == 1 else f"{fuse_steps} steps fused"
 
 
 def model_cost(trainer: Any) -> str:

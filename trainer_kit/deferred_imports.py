@@ -2,7 +2,7 @@
 
 Keras imports keras.wrappers, which imports scikit-learn where it is installed, and keras.visualization, which imports
 matplotlib; Orbit imports Keras 2, of which it uses nothing; TensorFlow imports Google's clients for the clusters of its
-cloud. That is half of the time that they take together. There are two ways, for two kinds of such imports:
+cloud. That is a third of the time that they take together. There are two ways, for two kinds of such imports:
 
 A module that others import whole, and whose names they do not ask for meanwhile, is itself deferred: it is there, and
 runs its code when it is first asked for a name. The standard library's LazyLoader does not do here: AutoGraph asks
@@ -30,27 +30,7 @@ _DEFERRED = {f"{home}.{part}" for home in _KERAS for part in ("visualization", "
     "googleapiclient.discovery",
     "keras.src.trainers.data_adapters.array_slicing",  # of what `fit` is given; imports pandas
 }
-_UNUSED_KERAS_2 = {"orbit": {"tf_keras"}}
-_UNUSED = {
-    "keras.src.callbacks.remote_monitor": {"requests"},
-    "keras.src.legacy.saving.legacy_h5_format": {"h5py"},
-    "keras.src.saving.saving_lib": {"psutil"},
-    "tensorflow.python.distribute.cluster_resolver.gce_cluster_resolver": {"oauth2client.client"},
-    "tensorflow.python.distribute.failure_handling.failure_handling_util": {"requests"},
-    "tensorflow.python.keras.callbacks": {"requests"},
-    "tensorflow.python.keras.engine.training": {"h5py"},
-    "tensorflow.python.keras.engine.training_arrays_v1": {"scipy.sparse"},
-    "tensorflow.python.keras.engine.training_v1": {"scipy.sparse"},
-    "tensorflow.python.keras.saving.hdf5_format": {"h5py"},
-    "tensorflow.python.keras.saving.save": {"h5py"},
-    "tensorflow.python.tpu.client.client": {"oauth2client.client"},
-    "sklearn.metrics._ranking": {"scipy.stats"},
-    "sklearn.metrics.cluster._bicluster": {"scipy.optimize"},
-    "sklearn.model_selection._search": {"scipy.stats"},
-    "sklearn.preprocessing._data": {"scipy.stats"},
-    "sklearn.preprocessing._polynomial": {"scipy.interpolate"},
-    "sklearn.utils.fixes": {"pandas", "scipy.stats"},
-}
+_UNUSED = {"orbit": {"tf_keras"}}
 
 Act = Callable[[ModuleType], None]
 _WAITING: dict[str, dict[str, Act]] = {}
@@ -88,8 +68,8 @@ class DeferringFinder(MetaPathFinder):
 def defer_imports() -> None:
     """For commands, before anything imports Keras; a library does not change how others import."""
     if not any(isinstance(finder, DeferringFinder) for finder in sys.meta_path):
-        unused = {} if os.environ.get("TF_USE_LEGACY_KERAS") else _UNUSED_KERAS_2
-        sys.meta_path.insert(0, DeferringFinder(_DEFERRED, {**_UNUSED, **unused}))
+        unused = {} if os.environ.get("TF_USE_LEGACY_KERAS") else _UNUSED
+        sys.meta_path.insert(0, DeferringFinder(_DEFERRED, unused))
 
 
 def when_imported(name: str, key: str, act: Act) -> None:

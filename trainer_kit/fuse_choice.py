@@ -1,7 +1,7 @@
 """trainer.fuse_steps=auto: which form of the training loop is faster here, timed before the first step.
 
-Both forms run on the state and on a batch of the run; the state is then put back as it was, to the bit, and the data is
-opened anew.
+Both forms run on the state and on the first batch of the run; the state is then put back as it was, to the bit, and the
+data is opened anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.fused_loop import refusal_of_xla
+from trainer_kit.distribution.executor import executor
+from trainer_kit.fused_loop import SummariesError, refusal_of_xla
+from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.stacking import problem_of_stacking, stacked
 
 LARGEST = 100  # steps in a program: more gain nothing, and a stop waits for them
@@ -40,8 +42,12 @@ class Choice:
     reason: str
 
 
-def choose_fuse_steps(trainer: Any) -> Choice | None:
+def choose_fuse_steps(trainer: Any, summaries: tf.summary.SummaryWriter | None = None) -> Choice | None:
     """Times both forms of the loop, and leaves the trainer as it was. Eager, on the host, after a restore.
+
+    Args:
+      trainer: the run's.
+      summaries: what the steps write their summaries to in the run. None are written here.
 
     Returns:
       What is faster; None when a stop was asked for meanwhile.
@@ -51,6 +57,8 @@ def choose_fuse_steps(trainer: Any) -> Choice | None:
     if trainer.data.feed.given is not None:
         return Choice(1, "a ready-made dataset would be begun twice")
     trainer.fuse(1)
+    if not trainer.data.is_made_anew():
+        return Choice(1, "build_inputs returns the same dataset each time, which would be begun twice")
     dataset = trainer.train_dataset
     if not isinstance(dataset, tf.data.Dataset):
         return Choice(1, f"a batch cannot be taken of a {type(dataset).__name__}")
@@ -59,10 +67,12 @@ def choose_fuse_steps(trainer: Any) -> Choice | None:
     size = largest_stack(trainer.config.trainer.steps_per_loop, _bytes(dataset.element_spec))
     if size < 2:
         return Choice(1, "no two steps fit into a program: steps_per_loop is a prime number, or batches are large")
+    writing = summaries.as_default() if summaries is not None else contextlib.nullcontext()
     try:
-        return _timed(trainer, dataset.take(1).cache().repeat(), size)
+        with writing, tf.summary.record_if(lambda: trainer.global_step < 0), executor(trainer.config.runtime):
+            return _timed(trainer, dataset.take(1).cache().repeat(), size)
     finally:
-        trainer.data.feed.forget()
+        trainer.fuse(1)
 
 
 def largest_stack(steps_per_loop: int, batch_bytes: int) -> int:
@@ -73,7 +83,12 @@ def largest_stack(steps_per_loop: int, batch_bytes: int) -> int:
 
 def _timed(trainer: Any, batches: tf.data.Dataset, size: int) -> Choice | None:
     plain, fused = (_Form(trainer.loop_of(1), batches), _Form(trainer.loop_of(size), stacked(batches, size)))
-    with _state_kept(trainer, [plain.trace(), fused.trace()]):
+    try:
+        graphs = [plain.trace(), fused.trace()]
+    except SummariesError as error:
+        trainer.forget_train_loop()  # the summaries of the loop that was traced are never written
+        return Choice(1, str(error))
+    with _state_kept(trainer, graphs):
         try:
             fused.run(1)
         except tf.errors.OpError as error:
@@ -109,7 +124,8 @@ class _Form:
     """One form of the loop on its own iterator."""
 
     def __init__(self, loop: Any, dataset: tf.data.Dataset) -> None:
-        self._loop, self._iterator = loop, iter(dataset)
+        self._loop, self._feed = loop, Feed("train_data", lambda: dataset)  # which deletes iterators without a wait
+        self._iterator = self._feed.iterator()
         self.seconds = 0.0  # of a step, at the last run
 
     def trace(self) -> tf.Graph:

@@ -16,13 +16,18 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.loops import Begin, OneElement, Readback, Results, Step, WaitingClock
-from trainer_kit.tracing import graph_function
+from trainer_kit.tracing import graph_function, tell_retracing
+from trainer_kit.unsaved_state import nodes
 
 # What users call the operations that XLA lacks.
 _SPELLED = {
     "EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function",
     "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
 }  # fmt: skip
+
+
+class SummariesError(UsageError):
+    """Steps that write summaries cannot be fused."""
 
 
 class Stack:
@@ -34,13 +39,22 @@ class Stack:
     def __init__(self) -> None:
         self._iterator: Any = None
         self._left: tuple[Any, Any, Any] | None = None
+        self._known = True
 
     def of(self, iterator: Any) -> tuple[Any, Any, Any]:
         """Returns (batches, how many of them are used, how many there are); none of another iterator."""
         if self._left is None or self._iterator is None or self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)  # where and when an iterator is deleted is decided elsewhere
-            self._left = _no_batches(iterator), tf.constant(0), tf.constant(0)
+            self._left, self._known = (_no_batches(iterator), tf.constant(0), tf.constant(0)), True
         return self._left
+
+    def forget(self) -> None:
+        """Drops the batches; how many the iterator has given that are not used is not known any more."""
+        self._left, self._iterator, self._known = None, None, False
+
+    def clear(self) -> None:
+        """Drops the batches with their iterator."""
+        self._left, self._iterator, self._known = None, None, True
 
     def put(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
         """Keeps what is left."""
@@ -48,8 +62,8 @@ class Stack:
 
     @property
     def empty(self) -> bool:
-        """Whether all is used that the iterator has given."""
-        return self._left is None or int(self._left[1]) >= int(self._left[2])
+        """Whether all is used that the iterator has given; as far as that is known."""
+        return self._known and (self._left is None or int(self._left[1]) >= int(self._left[2]))
 
     def next_batch(self, iterator: Any) -> Any:
         """Returns the next batch that a loop would use, and counts it as used. Eager, on the host."""
@@ -95,7 +109,11 @@ class FusedLoop:
         """
         wanted = tf.convert_to_tensor(num_steps, tf.int32)
         left = self._stack.of(iterator)
-        done, left, waited, packed = self._concrete(iterator)(iterator, wanted, tf.constant(fresh), left)
+        try:
+            done, left, waited, packed = self._concrete(iterator)(iterator, wanted, tf.constant(fresh), left)
+        except Exception:
+            self._stack.forget()
+            raise
         self._stack.put(*left)
         self.waited = float(waited)
         return int(done), self._results.unpack(packed)
@@ -114,7 +132,11 @@ class FusedLoop:
         if self._traced is None or self._traced[0] != spec:
             number, (count, batches) = tf.TensorSpec([], tf.int32), spec
             left = (batches, number, count)
-            self._traced = spec, self.whole.get_concrete_function(iterator, number, tf.TensorSpec([], tf.bool), left)
+            if self._traced is not None:
+                tell_retracing("the fused training loop", batches, self._traced[0][1])
+            traced = self.whole.get_concrete_function(iterator, number, tf.TensorSpec([], tf.bool), left)
+            _refuse_summaries(traced.graph, self.fuse_steps)
+            self._traced = spec, traced
         return self._traced[1]
 
     @staticmethod
@@ -127,7 +149,7 @@ class FusedLoop:
 
             def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
                 def more() -> Any:
-                    clock = WaitingClock(iterator, waited)
+                    clock = WaitingClock(iterator, tf.identity(waited))  # of this branch
                     count, batches = next(clock)
                     return (batches, tf.constant(0), count), clock.waited
 
@@ -162,6 +184,16 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
 def _no_batches(iterator: Any) -> Any:
     _, spec = iterator.element_spec
     return tf.nest.map_structure(lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec)
+
+
+def _refuse_summaries(graph: tf.Graph, size: int) -> None:
+    """Raises UsageError when the steps write summaries: XLA's own message would not say so."""
+    for node in nodes(graph.as_graph_def()):
+        if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
+            raise SummariesError(
+                f"trainer.fuse_steps={size}: XLA cannot compile the training step: it writes a tf.summary "
+                f"({node.name}); report it as a metric, or set trainer.fuse_steps to 1"
+            )
 
 
 def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:

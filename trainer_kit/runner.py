@@ -130,9 +130,9 @@ def run_experiment(
         run.enter_context(peers_needed())
         with strategy.scope():
             best = build.create_exporter(params, directory, chief) if evaluates and mode != "eval" else None
-            trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
-            build.check_best_metric(trainer, wanted=best is not None)
-            _check_early_stopping(params.trainer, mode, trainer, controller_cls)
+            own = build.with_kept_choice(params, directory) if chosen.trains else params
+            trainer = trainer or build.create_trainer(own, task, chosen.trains, evaluates, best)
+            _check_metrics(params.trainer, mode, trainer, controller_cls, best)
         signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = _open_reports(run, progress, directory, chief, chosen.trains, console, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
@@ -156,7 +156,7 @@ def run_experiment(
         start = _told_start(mode, checkpoint, trainer)
         if chosen.trains and (logs := finished_logs(directory, start, params, evaluates, early.reason)) is not None:
             return trainer.model, logs
-        fused = build.get_ready_to_train(trainer, directory, params.trainer)
+        fused = build.get_ready_to_train(trainer, params, directory, reports.train_summaries)
         manager.archive_later()
         known = (directory, params, experiment, mode)
         record = recorded(*known, records(), trainer.global_step, fused) if reports.history else NOTHING
@@ -201,8 +201,9 @@ def _look_at_model_dir(
     return select_checkpoint(directory.path, checkpoint, directory.best) if mode == "eval" else checkpoint
 
 
-def _check_early_stopping(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type) -> None:
-    """Checks, before the first step, that early stopping will have what it looks at; on every worker."""
+def _check_metrics(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type, best: Any) -> None:
+    """Checks, before the first step, that the best and early stopping will have what they look at; on every worker."""
+    build.check_best_metric(trainer, wanted=best is not None)
     if options.early_stopping is None or not lookup_mode(mode).trains:
         return
     if mistakes := early_stopping_mistakes(options, mode):

@@ -36,7 +36,7 @@ class LoopFunction:
         result = self.function(iterator, *arguments)
         spec = getattr(iterator, "element_spec", None)
         if 0 < traced_before < self.function.experimental_get_tracing_count():
-            self._tell(spec)
+            tell_retracing(self._name, spec, self._spec)
         self._spec = spec
         return result
 
@@ -44,12 +44,14 @@ class LoopFunction:
         """Returns the graph for arguments like these."""
         return self.function.get_concrete_function(*arguments).graph
 
-    def _tell(self, spec: Any) -> None:
-        _LOG.warning(
-            "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give batches "
-            "of one shape",
-            *(self._name, _described(spec), _described(self._spec)),
-        )
+
+def tell_retracing(name: str, now: Any, before: Any) -> None:
+    """Warns that a function is traced again, for other batches: specs of what they are and of what they were."""
+    _LOG.warning(
+        "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give batches "
+        "of one shape",
+        *(name, _described(now), _described(before)),
+    )
 
 
 def _described(spec: Any) -> str:

@@ -58,6 +58,7 @@ class TrainLoops:
             raise UsageError(f"trainer.fuse_steps={steps}: {problem}")
         self._fuse_steps = self.data.stack = steps
         self._train_loop = None
+        self._stack.clear()
         self.data.feed.forget()
 
     def problem_of_fusing(self) -> str:
@@ -69,9 +70,16 @@ class TrainLoops:
             return f"{type(self._strategy).__name__} compiles its loops by itself, or not at all; set fuse_steps=1"
         if not self.config.trainer.train_tf_while_loop:
             return "trainer.train_tf_while_loop is false; set it to true"
+        if self.has_own_loop:
+            return f"{type(self).__name__} makes its loop itself, by create_train_loop_fn; set fuse_steps=1"
         if given is not None and not isinstance(given, tf.data.Dataset):
             return "the ready-made dataset is distributed already; give a tf.data.Dataset, or set fuse_steps=1"
         return ""
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether a subclass makes the training loop itself."""
+        return False
 
     def loop_of(self, fuse_steps: int) -> Any:
         """Returns the training loop in which so many steps are one program, traced once for its kind of data."""

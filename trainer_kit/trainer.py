@@ -162,12 +162,22 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
 
     @property
     def train_dataset(self) -> Any:
-        """The training data, made when first needed; setting it takes effect with the next loop."""
+        """The training data, made when first needed; setting it takes effect with the next loop.
+
+        With fused steps an element is (how many, batches), of inputs.stacking; what is set comes in batches as ever.
+        """
         return self.data.feed.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
+        if self._fuse_steps > 1 and (problem := self.problem_of_fusing()):
+            raise UsageError(f"trainer.fuse_steps={self._fuse_steps}: {problem}")
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether a subclass makes the training loop itself."""
+        return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
 
     def check_data(self) -> None:
         """Raises DataError when a dataset that will be used is known to be empty; to be called after the restore."""
@@ -185,8 +195,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
         self.state.run_state.store()
-        if self._stack.empty:  # else it stands behind batches that are still to be used
-            self.data.save_iterator(f"{prefix}{ITERATOR}")
+        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty)
 
     def after_restore(self, path: str | None = None) -> None:
         """Brings data, metrics and average in line with the restored variables. Called after every restore.
@@ -237,6 +246,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
                     check_exact_resume(graph, getattr(options, "require_exact_resume", False))
                     if self._fuse_steps > 1:
                         tell_dropped_assertions(graph)
+                self.input_seconds = None
                 self.loop_steps, self._results["train"] = self.parts.run(loop, iterator, num_steps, not self.cut_short)
                 self.input_seconds = self.parts.waited
                 self.cut_short = 0 < self.loop_steps < int(num_steps)

@@ -13,9 +13,11 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.base import configclass
+from trainer_kit.errors import UsageError
 from trainer_kit.experiment import register_task
 from trainer_kit.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.trainer import Trainer
 
 
 @configclass
@@ -76,6 +78,22 @@ def test_data_with_an_iterator_to_save_resumes_exactly_inside_a_stack(tmp_path: 
     _run(resumed, plain_data=True, **{**loops, "train_steps": 15})
     assert not list(resumed.glob("ckpt-15.iterator*"))  # the last stack is half used
     _assert_equal(whole, _run(resumed, plain_data=True, **loops))
+
+
+def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -> None:
+    class OwnLoop(Trainer):
+        def create_train_loop_fn(self) -> Any:
+            return super().create_train_loop_fn()
+
+    config = tiny_experiment(fuse_steps=5)
+    task = TinyTask(config.task)
+    parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop makes its loop itself"):
+        OwnLoop(config, *parts)
+    trainer = Trainer(config, *parts)
+    distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))
+    with pytest.raises(UsageError, match="distributed already"):
+        trainer.train_dataset = distributed
 
 
 def test_what_auto_has_chosen_is_written_down_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,6 +80,7 @@ class ArraySource:
         if rows > 1:
             gathered = self._order.at(position, rows=rows).map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
+            batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         elif self._params.is_training or (input_context and input_context.num_input_pipelines > 1):
             batches = self._order.at(position, input_context).map(self._gather)
         else:

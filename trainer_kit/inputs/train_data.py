@@ -31,6 +31,12 @@ _BEFORE_IT_WAS_SET = (
 )
 
 
+_AHEAD = (
+    "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by reading the data from "
+    "its start; make trainer.steps_per_loop and the intervals multiples of fuse_steps, or return a Source"
+)
+
+
 class TrainData:
     """Knows the position of the next batch and hands out the iterator that begins there.
 
@@ -118,6 +124,18 @@ class TrainData:
         self._saved_iterator = ""
         self.feed.forget()
 
+    def is_made_anew(self) -> bool:
+        """Whether build_inputs makes another dataset each time, so that one that was begun leaves no trace; makes two.
+
+        One that shuffles draws another order when it is begun again.
+        """
+        made = []
+        for _ in range(2):
+            self.feed.forget()
+            self.feed.dataset  # noqa: B018  it is opened
+            made.append(self._opened)
+        return made[0] is not made[1] or isinstance(made[0], Source)
+
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""
         stack = {"stack": self.stack} if self.stack > 1 else {}
@@ -142,9 +160,19 @@ class TrainData:
         """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
 
-    def save_iterator(self, prefix: str) -> None:
-        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it; on this thread."""
-        if self._saves_iterator and self.feed.started:
+    def save_iterator(self, prefix: str, *, at_place: bool = True) -> None:
+        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it; on this thread.
+
+        Args:
+          prefix: of the files.
+          at_place: whether the iterator stands where the run does. If it is ahead, nothing is saved, and a resume reads
+            the data from its start.
+        """
+        if not self._saves_iterator or not self.feed.started:
+            return
+        if not at_place:
+            self._tell(Resumption("skip", (_AHEAD,)))
+        else:
             tf.train.Checkpoint(iterator=self.feed.iterator()).write(prefix)
 
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
