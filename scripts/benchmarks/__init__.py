@@ -1,9 +1,12 @@
 """What scripts/bench.py measures, a file for each subject.
 
 results, table, picture   figures, goals and verdicts; plain text; PNG. No TensorFlow.
-race, cold, pacer         processes that take turns: forked ones, window by window; cold ones, one after another
-nets                      the nets and the data that all contenders share
-by_hand, ours, others     the contenders, as functions that a process of its own runs
-saves                     saves, resumes and seeks of a large model
+machine                   where it was measured
+race, pacer               processes that take turns, window by window: the one that measures, and those measured
+cold, cold_loop           whole processes, one after another; the loop by hand as one of them
+samples, nets             the data, and the nets, that all contenders share
+by_hand, ours, others, torch_lightning
+                          the contenders, as functions that a process of its own runs
+saves                     saves, resumes and seeks of a large model, likewise
 subjects, growth          what is raced against what, and the goals
 """

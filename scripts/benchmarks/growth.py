@@ -115,7 +115,7 @@ def parameters() -> Growth:
 
 def variables() -> Growth:
     """Returns the cost of a step of a net of many short variables."""
-    loops = dict(zip(VARIABLES, (1000, 200, 20, 5), strict=True))
+    loops = dict(zip(VARIABLES, (1000, 200, 100, 20), strict=True))
 
     def options(x: float, line: str) -> Mapping[str, Any]:
         sized = {"size": int(x)}

@@ -53,7 +53,7 @@ class Subject:
     def quick(self) -> Subject:
         """Returns it with the contenders and the rounds of a quick measurement."""
         some = self.only(one.name for one in self.contenders if one.quick)
-        left = [one.label for one in self.contenders if one not in some.contenders]
+        left = [one.name for one in self.contenders if one not in some.contenders]
         note = f"--quick leaves out: {', '.join(left)}" if left else ""
         plan = replace(self.plan, rounds=self.quick_rounds, windows=min(3, self.plan.windows))
         return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))

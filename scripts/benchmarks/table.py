@@ -53,7 +53,7 @@ def _spread(section: Section) -> str:
         return "A against A: not measured"
     middle = section.ratio(again, a)
     return (
-        f"A against A ({again} to {a}): {middle:.2f}, {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds; "
+        f"A against A ({again} to {a}): {middle:.2f}, {min(ratios):.2f} to {max(ratios):.2f}; rounds: {len(ratios)}; "
         f"equal code is {100 * spread:.1f} % off"
     )
 

@@ -67,7 +67,7 @@ def test_the_table_opens_a_section_with_equal_code_and_puts_goals_beside_their_r
     goals = (Goal(to="a", bound=0.9), Goal(to="again", bound=2.0))
     one = section(A, AGAIN, ours([95.0, 190.0, 285.0], [95.0] * 3, [9.5] * 3, goals=goals))
     text = list(table.section_lines(one))
-    assert text[1].startswith("A against A (again to a): 0.98, 0.90 to 1.04 in 3 rounds; equal code is 4.0 % off")
+    assert text[1].startswith("A against A (again to a): 0.98, 0.90 to 1.04; rounds: 3; equal code is 4.0 % off")
     assert text[-1].endswith(">= 0.9 met; >= 2 of again: 0.97 not met")
 
 

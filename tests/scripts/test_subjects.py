@@ -33,7 +33,7 @@ def test_a_quick_measurement_has_every_goal_of_its_sections_and_tells_what_it_le
     for subject in SUBJECTS.values():
         quick = subject.quick()
         assert {one.name for one in subject.contenders if one.goals} <= {one.name for one in quick.contenders}
-        assert all(one.label in quick.note for one in subject.contenders if one not in quick.contenders)
+        assert all(one.name in quick.note for one in subject.contenders if one not in quick.contenders)
 
 
 def test_a_name_that_is_unknown_is_refused_before_anything_runs() -> None:
