@@ -51,7 +51,8 @@ class WaitingClock:
         return self
 
     def __next__(self) -> Any:
-        if tf.compat.v1.get_default_graph() is not self.waited.graph:
+        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None):
             return next(self._iterator)
         begin = tf.timestamp()
         with tf.control_dependencies([begin]):

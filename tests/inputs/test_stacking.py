@@ -67,6 +67,18 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
         assert [list(batch) for batch in _unstacked(at_once, 4)] == plain
 
 
+def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None:
+    dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
+    plain, prefetched = stacked(dataset, 4), stacked_at(dataset.prefetch(3), Position(1), 4)
+    assert _unstacked(prefetched, 2) == _unstacked(plain, 2)[1:]
+    waiting, kinds = [prefetched], []
+    while waiting:
+        part = waiting.pop()
+        kinds.append(type(part).__name__)
+        waiting += part._inputs()
+    assert kinds.count("_PrefetchDataset") == 1
+
+
 def test_a_pass_over_arrays_is_stacked_too() -> None:
     source = ArraySource(np.arange(10), DataConfig(is_training=False, global_batch_size=4, drop_remainder=False))
     assert _unstacked(stacked_at(source, Position(), 2), 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

@@ -31,6 +31,7 @@ def stacked_at(
       As `stacked`.
     """
     at_once = getattr(made, "stacked_at", None)
+    made = _without_prefetch(made)
     begin, length = next(position.stretches())
     whole = at_once(begin, size) if at_once is not None and length is None else None
     if whole is None:
@@ -50,7 +51,7 @@ def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     Raises:
       UsageError: when the batches cannot be stacked.
     """
-    spec = dataset.element_spec
+    spec, dataset = dataset.element_spec, _without_prefetch(dataset)
     if problem := problem_of_stacking(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
@@ -72,6 +73,14 @@ def problem_of_stacking(spec: Any) -> str:
                 "pad or crop the examples to one shape"
             )
     return ""
+
+
+def _without_prefetch(made: Any) -> Any:
+    """Returns a dataset without the prefetch that it ends with, if it does: stacks are prefetched, and a hand-over of
+    each batch between threads costs as much as a small step.
+    """
+    ends_so = isinstance(made, tf.data.Dataset) and type(made).__name__ == "_PrefetchDataset"
+    return made._inputs()[0] if ends_so else made
 
 
 @tf.autograph.experimental.do_not_convert
