@@ -22,19 +22,21 @@ PACKAGE = "trainer_kit"
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "errors", "files", "registry", "scalars", "schedules", "open_loop", "signals", "progress", "modes",
-        "unsaved_state", "deferred_imports",
+        "unsaved_state", "deferred_imports", "profile_window", "loop_parts", "telemetry.time_ledger",
+        "garbage",
         "checkpoints.names", "distribution.cluster", "config.base", "config.schema", "config.evaluation",
-        "config.optimization",
+        "config.optimization", "config.runtime",
     ),
     (
         "experiment", "config", "discovery", "run_directory", "run_lock", "lease", "watchdog", "preflight",
         "finetune_directory",
     ),
     (
-        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "loops",
-        "soundness", "python_state", "graph_reduction", "eval_loops", "metrics", "requirements", "async_training",
+        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "tracing", "loops",
+        "fused_loop", "stopping", "train_loops", "soundness", "python_state", "graph_reduction", "eval_loops",
+        "metrics", "requirements", "async_training",
     ),
-    ("trainer", "evaluator", "serving", "callbacks"),
+    ("trainer", "evaluator", "fuse_choice", "serving", "callbacks"),
     (
         "runner", "supervisor", "controller", "build", "launcher", "timeline", "recovery", "reconciliation",
         "divergence", "sidecar", "ending", "early_stopping", "finetune",
@@ -47,8 +49,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
     "tasks": {"inputs", "optimizers", "checkpoints", "user_code"},
-    "graph_reduction": {"loops", "python_state", "user_code"},
-    "eval_loops": {"loops", "graph_reduction"},
+    "loops": {"tracing"},
+    "graph_reduction": {"loops", "tracing", "python_state", "user_code"},
+    "eval_loops": {"loops", "tracing", "graph_reduction"},
+    "fused_loop": {"loops", "tracing"},
+    "stopping": {"loops", "distribution"},
+    "train_loops": {"loops", "fused_loop", "inputs", "metrics"},
     "trainer": {"evaluator"},
     "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending", "early_stopping"},
     "controller": {"early_stopping"},

@@ -73,6 +73,7 @@ MISTAKES = [
     Mistake("no model_dir", {"model_dir": None}, "--model_dir: is needed"),
     Mistake("unknown experiment", {"experiment": "digitz"}, "did you mean digits"),
     Mistake("unknown mode", {"mode": "train_eval"}, "did you mean train_and_eval"),
+    Mistake("no window of steps", {"profile": "20:10"}, "--profile: '20:10' ends before it begins"),
     Mistake("module that does not exist", {"import_module": "no_such_module"}, "no module is called 'no_such_module'"),
     Mistake("file that does not exist", {"import_module": "{folder}/my.py"}, "there is no file"),
     _override("unknown key", "trainer.train_step=5", "did you mean trainer.train_steps"),

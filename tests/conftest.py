@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collectstart() -> None:
+    """What the test modules import, TensorFlow above all, lasts: as `garbage.lasting` has it."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that the short ones fill up both workers at the end: a file stays with one worker."""
     tests = Path(__file__).parent
@@ -27,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Splits the CPU, after test modules are imported and before a test runs; nothing to do without TensorFlow."""
     del session
+    gc.freeze()
+    gc.enable()
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return

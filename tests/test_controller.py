@@ -15,6 +15,7 @@ from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.controller import Controller
 from trainer_kit.errors import DataError, DivergedError, StopTraining
 from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.telemetry.time_ledger import TimeLedger
 
 
 class _Counter(orbit.AbstractTrainer, orbit.AbstractEvaluator):
@@ -71,6 +72,36 @@ def test_loops_end_at_the_last_step_and_intervals_are_crossed_not_met(tmp_path: 
     assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
     assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
     assert {report.total_steps for report in kept.reports} == {26}
+
+
+def test_the_time_of_a_run_goes_to_steps_input_evaluations_callbacks_and_the_rest(tmp_path: Path) -> None:
+    class Timed(_Counter):
+        """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action half of one."""
+
+        now, input_seconds = 0.0, 0.0
+
+        def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
+            self.now += int(num_steps)
+            self.input_seconds = int(num_steps) / 4
+            return super().train(num_steps)
+
+        def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
+            self.now += 10
+            return super().evaluate(num_steps)
+
+        def act(self, logs: Any) -> None:
+            self.now += 0.5
+
+    counter = Timed()
+    times = TimeLedger(lambda: counter.now)
+    counter.now += 3
+    actions = {"train_actions": [counter.act], "eval_actions": [counter.act]}
+    controller, _ = _controller(tmp_path, counter, times=times, **actions)
+    controller.train_and_evaluate(train_steps=12, eval_interval=6)
+    account = controller.times.account()
+    spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
+    assert spent == {"start": 3, "input": 3, "step": 9, "callbacks": 3, "evaluation": 20}
+    assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
-"""Importing TensorFlow and Keras imports nothing for wrappers and plots, which are there when they are used."""
+"""Importing TensorFlow, Keras and Orbit imports nothing that few programs use; it is there when it is used."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from trainer_kit.deferred_imports import DeferringFinder, defer_imports
+from trainer_kit.deferred_imports import DeferringFinder, defer_imports, when_imported
 from trainer_kit.testing import ForkServer
 
 
@@ -42,9 +45,44 @@ def use_wrappers_and_plots() -> None:
         raise AssertionError("a module that does not exist was found")
 
 
-def test_wrappers_and_plots_are_imported_when_they_are_used_and_not_before() -> None:
+def use_what_has_stand_ins() -> None:
+    """In a process that has imported TensorFlow, Keras and Orbit as a command does."""
+    import numpy as np
+    import orbit
+
+    assert not [name for name in ("tf_keras", "pandas") if name in sys.modules]
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    ArrayDataAdapter(np.ones((4, 2)), np.ones(4), batch_size=2)
+    assert "pandas" in sys.modules
+    assert orbit.controller.tf_keras.Model is importlib.import_module("tf_keras").Model
+
+
+def import_keras_2_late() -> None:
+    """Of Keras 2, when numbers have been drawn already, only what is its own is seeded."""
+    from trainer_kit.config.runtime import RuntimeConfig
+    from trainer_kit.distribution.precision import set_precision
+    from trainer_kit.distribution.seeds import seed_everything
+
+    for seed, dtype in ((6, "float16"), (7, "bfloat16")):
+        seed_everything(seed)
+        set_precision(RuntimeConfig(mixed_precision_dtype=dtype))
+    drawn = random.random()
+    assert "tf_keras" not in sys.modules
+    import tf_keras
+    from tf_keras.src import backend
+
+    assert tf_keras.mixed_precision.global_policy().name == "mixed_bfloat16"
+    assert backend.is_tf_random_generator_enabled()
+    assert backend._SEED_GENERATOR.generator.random() == random.Random(7).random() == drawn
+    expected = random.Random(7)
+    assert [expected.random(), expected.random()] == [drawn, random.random()]
+
+
+@pytest.mark.parametrize("use", [use_wrappers_and_plots, use_what_has_stand_ins, import_keras_2_late])
+def test_what_few_use_is_imported_when_it_is_used_and_not_before(use: Callable[[], None]) -> None:
     with ForkServer() as server:
-        ended = server.run(use_wrappers_and_plots)
+        ended = server.run(use)
     assert ended.code == 0, ended.text
 
 
@@ -147,3 +185,70 @@ def test_a_reload_runs_it_again(slow_one: ModuleType) -> None:
     assert slow_one.answer == 42
     importlib.reload(slow_one)
     assert (slow_one.answer, _runs(slow_one)) == (42, 2)
+
+
+_USER = """
+import slow_one
+from slow_one import Thing
+
+def answer():
+    return slow_one.answer
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The source of the module `user_of_it`, which gets a stand-in for `slow_one`, that notes in `runs` when it ran."""
+    (tmp_path / "slow_one.py").write_text(_MODULE)
+    (tmp_path / "user_of_it.py").write_text(_USER)
+    monkeypatch.syspath_prepend(tmp_path)
+    finder = DeferringFinder((), {"user_of_it": {"slow_one", "not_installed", "not_installed.part"}})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    for name in ("slow_one", "user_of_it"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path / "user_of_it.py"
+
+
+def test_a_stand_in_is_for_one_module_only_and_imports_the_real_one_when_it_is_used(user: Path) -> None:
+    module, runs = importlib.import_module("user_of_it"), user.with_name("runs")
+    assert "slow_one" not in sys.modules and not hasattr(module.slow_one, "__wrapped__") and not runs.exists()
+    assert type(module.Thing()).__name__ == "Thing"
+    real = sys.modules["slow_one"]
+    assert isinstance(module.slow_one.Thing(), real.Thing)
+    assert (module.answer(), module.Thing.mro()[0], runs.read_text()) == (42, real.Thing, "x")
+    assert not hasattr(module.slow_one, "nothing")
+
+
+def test_a_name_that_is_used_while_its_user_is_imported_is_the_real_one(user: Path) -> None:
+    user.write_text(_USER + "thing = Thing()\nanother = slow_one.answer + 1\n")
+    module = importlib.import_module("user_of_it")
+    assert (type(module.thing), module.another) == (sys.modules["slow_one"].Thing, 43)
+
+
+def test_what_is_imported_already_needs_no_stand_in(user: Path) -> None:
+    real = importlib.import_module("slow_one")
+    assert importlib.import_module("user_of_it").slow_one is real
+
+
+@pytest.mark.parametrize("name", ["not_installed", "not_installed.part"])
+def test_what_is_not_installed_has_no_stand_in_and_no_stand_in_outlives_an_error(user: Path, name: str) -> None:
+    user.write_text(f"{_USER}import {name}\n")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed'"):
+        importlib.import_module("user_of_it")
+    assert "slow_one" not in sys.modules
+
+
+def test_a_module_that_gets_stand_ins_has_its_own_loader(user: Path) -> None:
+    module = importlib.import_module("user_of_it")
+    assert isinstance(module.__loader__, SourceFileLoader) and module.__spec__ is not None
+    assert module.__spec__.loader is module.__loader__
+
+
+def test_who_waits_for_a_module_is_given_it_when_its_code_has_run(user: Path) -> None:
+    seen: list[object] = []
+    for act in (lambda _: seen.append("replaced"), lambda module: seen.append(module.answer)):
+        when_imported("slow_one", "look", act)
+    when_imported("slow_one", "look too", lambda module: seen.append(type(module.__loader__)))
+    assert (importlib.import_module("user_of_it").answer(), seen) == (42, [42, SourceFileLoader])
+    when_imported("slow_one", "look", lambda module: seen.append("now"))
+    assert seen[2:] == ["now"]

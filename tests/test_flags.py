@@ -21,6 +21,7 @@ def test_the_flags_and_their_defaults_are_an_interface() -> None:
         "model_dir": None,
         "checkpoint": "latest",
         "eval_name": "continuous_eval",
+        "profile": None,
         "tpu": None,
         "tf_data_service": None,
         "config_file": [],
@@ -47,9 +48,18 @@ def test_the_flags_make_the_request() -> None:
     values = parse_flags([
         "train", "--experiment=a", "--mode=eval", "--model_dir=b", "--checkpoint=best", "--eval_name=c",
         "--import_module=d", "--import_module=e", "--allow_config_change=f.g", "--config_file=h",
+        "--profile=i",
     ])  # fmt: skip
     assert request(values) == Request(
-        "a", "eval", "b", Sources(config_files=("h",)), ("d", "e"), ("f.g",), checkpoint="best", eval_name="c"
+        "a",
+        "eval",
+        "b",
+        Sources(config_files=("h",)),
+        ("d", "e"),
+        ("f.g",),
+        checkpoint="best",
+        eval_name="c",
+        profile="i",
     )
     assert request(parse_flags(["train"])) == Request(None, None, None)
 

@@ -1,5 +1,7 @@
 """The inner loops, with steps that count."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,6 +39,42 @@ def test_the_end_of_the_data_is_an_exception_and_keeps_what_was_done() -> None:
     with pytest.raises(tf.errors.OutOfRangeError):
         train(iter(batches()), tf.constant(9))
     assert train.results() == {"total": 45.0}
+
+
+def _in_a_function(iterator: object) -> tf.Tensor:
+    return tf.function(lambda: next(iterator), autograph=False)()  # type: ignore[call-overload]
+
+
+def _in_a_branch(iterator: object) -> tf.Tensor:
+    some = tf.random.uniform([]) < 2.0
+    return tf.cond(some, lambda: next(iterator), lambda: tf.constant(0, tf.int64))  # type: ignore[call-overload]
+
+
+def _in_a_loop(iterator: object) -> tf.Tensor:
+    def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return number + 1, total + next(iterator)  # type: ignore[call-overload]
+
+    return tf.while_loop(lambda number, total: number < 2, add, (0, tf.constant(0, tf.int64)))[1]
+
+
+@pytest.mark.parametrize(("take", "total"), [(_in_a_function, 3.0), (_in_a_branch, 3.0), (_in_a_loop, 15.0)])
+def test_a_step_may_take_its_batches_in_a_graph_of_its_own(take: Callable[[object], tf.Tensor], total: float) -> None:
+    counter = Counter()
+
+    def step(iterator: object) -> None:
+        counter.total.assign_add(tf.cast(take(iterator), tf.float32))
+
+    train = TrainLoop(counter.begin, step, counter.results, counter.stop)
+    assert train(iter(tf.data.Dataset.range(9)), tf.constant(3)) == (3, {"total": total})
+
+
+def test_a_batch_may_have_parts_that_are_none() -> None:
+    counter = Counter()
+    train = TrainLoop(
+        counter.begin, lambda iterator: counter.step(iter([next(iterator)[0]])), counter.results, counter.stop
+    )
+    assert train(iter(tf.data.Dataset.range(4).map(lambda x: (x, None))), tf.constant(3)) == (3, {"total": 3.0})
+    assert train.waited is not None and train.waited > 0
 
 
 def test_an_evaluation_step_that_takes_two_elements_is_told_what_to_set() -> None:

@@ -65,6 +65,23 @@ def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar
         _check(name, tmp_path, sources=Sources(params_overrides=("trainer.early_stopping.patience=3",)))
 
 
+@pytest.mark.parametrize(
+    ("mode", "profile", "told"),
+    [
+        ("train", "10", "--profile: '10' is no window of steps; write the first and the last one, as in 10:20"),
+        ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
+        ("eval", "1:5", "--profile: traces training steps, and the mode eval does not train; leave it out"),
+    ],
+)
+def test_steps_to_profile_are_a_window_in_a_mode_that_trains(
+    name: str, tmp_path: Path, mode: str, profile: str, told: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        _check(name, tmp_path, mode, profile=profile)
+    assert told in str(error.value)
+    assert _check(name, tmp_path, "train_and_eval", profile="1:5")
+
+
 @pytest.mark.parametrize("eval_name", ["", ".", "..", "a/b", "/a", "validation", "eval"])
 def test_the_name_of_a_sidecar_is_plain_and_its_own(name: str, tmp_path: Path, eval_name: str) -> None:
     with pytest.raises(ConfigError, match=f"--eval_name: '{eval_name}' is "):

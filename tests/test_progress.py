@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from trainer_kit.progress import Progress
+from trainer_kit.progress import Phases, Progress
+from trainer_kit.telemetry.time_ledger import TimeLedger
 
 
 def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
@@ -27,6 +28,30 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     progress = Progress()
     progress.follow(controller, trainer)
     return progress, done
+
+
+def test_a_phase_ends_with_what_is_done_in_it_but_stays_after_an_error() -> None:
+    phases, seen = Phases(TimeLedger()), []
+    seen.append(phases.now)
+    with phases.at_work():
+        seen.append(phases.now)
+        with phases.during("train"):
+            seen.append(phases.now)
+        seen.append(phases.now)
+    assert [*seen, phases.now] == ["start", "report", "train", "report", "end"]
+    with pytest.raises(OSError), phases.at_work(), phases.during("save"):
+        raise OSError
+    assert phases.now == "save"
+
+
+def test_the_time_of_each_phase_is_counted() -> None:
+    ticks = iter(range(100))  # a second passes with each look at the clock
+    phases = Phases(TimeLedger(lambda: float(next(ticks))))
+    with phases.at_work(), phases.during("save"):
+        pass
+    account = phases.times.account()
+    assert (account.seconds["start"], account.seconds["report"], account.seconds["save"]) == (1, 2, 1)
+    assert (account.unaccounted, account.wall) == (2, 6)
 
 
 def test_before_there_is_a_controller_a_run_starts() -> None:

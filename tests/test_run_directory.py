@@ -99,8 +99,9 @@ def test_final_json_is_there_from_the_end_of_a_run_until_it_goes_on(tmp_path: Pa
         "metrics": {"accuracy": 0.5},
         "best": {"metric": "accuracy", "value": 0.75, "step": 30},
     }
-    directory.write_final(40, "train", {}, None, stopped="enough")
-    assert directory.read_final() == {"step": 40, "mode": "train", "metrics": {}, "stopped": "enough"}
+    spent = {"seconds": 2.5, "verdict": "short steps"}
+    directory.write_final(40, "train", {}, None, stopped="enough", time=spent)
+    assert directory.read_final() == {"step": 40, "mode": "train", "metrics": {}, "stopped": "enough", "time": spent}
     directory.write_record(_config(train_steps=80), "mine", "train", {})
     assert directory.read_final() is None
     assert not (tmp_path / "final.json").exists()

@@ -19,6 +19,7 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from tests.traces import times_traced
 from trainer_kit import build
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import ExperimentConfig
@@ -33,7 +34,7 @@ from trainer_kit.errors import (
 from trainer_kit.launcher import launch
 from trainer_kit.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.history import active_history
+from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS, active_history
 from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
 from trainer_kit.trainer import Trainer
 
@@ -109,12 +110,19 @@ def _tags(folder: Path) -> dict[str, list[int]]:
     return tags
 
 
-def test_train_saves_records_and_reports(tmp_path: Path) -> None:
+def test_train_saves_records_reports_and_tells_where_its_time_went(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="trainer_kit")
     model, logs = _run(tmp_path, config=tiny_experiment(train_steps=13))
     assert logs == {}
     assert list(complete_checkpoints(str(tmp_path))) == [10, 13]  # at the interval, and at the end off the interval
     assert _steps(tmp_path, "train") == [5, 10, 13]
-    assert json.loads((tmp_path / "final.json").read_text())["step"] == 13
+    final = json.loads((tmp_path / "final.json").read_text())
+    spent = final["time"]
+    assert (final["step"], spent["steps"]) == (13, 13)
+    assert all(spent[name] > 0 for name in ("start", "input", "step", "save"))
+    assert caplog.messages[-2].startswith("time of this process: ") and caplog.messages[-1] == spent["verdict"]
     assert json.loads((tmp_path / "manifest.json").read_text())["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
     assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(tmp_path / "train").keys()
@@ -150,6 +158,24 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(once_trained: 
     )
     assert all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(second), strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(other), strict=True))
+
+
+def test_steps_that_are_profiled_are_traced_and_nothing_of_the_run_is_another(
+    once_trained: _Finished, tmp_path: Path
+) -> None:
+    model, _ = _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
+    assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
+    assert all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(model), strict=True))
+    lines, others = (active_history(str(folder / "metrics.jsonl")) for folder in (once_trained.folder, tmp_path))
+    clock = dict.fromkeys(WALL_CLOCK_FIELDS)
+    assert [{**line, **clock} for line in lines] == [{**line, **clock} for line in others]
+
+
+@pytest.mark.parametrize(("mode", "profile"), [("train", "4-11"), ("eval", "4:11")])
+def test_steps_that_cannot_be_profiled_are_a_mistake(tmp_path: Path, mode: str, profile: str) -> None:
+    with pytest.raises(ConfigError, match="--profile"):
+        _run(tmp_path / "run", mode, profile=profile)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_returns_its_final_metrics_and_says_so(
@@ -371,9 +397,11 @@ def test_a_stop_saves_unless_the_config_says_otherwise(
     tmp_path: Path, mode: str, saves: bool, steps: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_experiment(preemption_on_demand_checkpoint=saves)
+    caplog.set_level("INFO", logger="trainer_kit")
     with pytest.raises(PreemptedError):
         _run(tmp_path, mode, config, train_actions=[lambda logs: _stop(caplog)])
     assert list(complete_checkpoints(str(tmp_path))) == steps
+    assert any(message.startswith("time of this process: ") for message in caplog.messages)
 
 
 class _StoppedInEvaluation(TinyTask):

@@ -14,7 +14,8 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
-from trainer_kit.config.schema import ExperimentConfig, RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.trainer import Trainer
 from trainer_kit.user_code import converted

@@ -15,7 +15,7 @@ _HOME = {
     "configclass": "config.base",
     "DataConfig": "config.schema",
     "ExperimentConfig": "config.schema",
-    "RuntimeConfig": "config.schema",
+    "RuntimeConfig": "config.runtime",
     "TaskConfig": "config.schema",
     "TrainerConfig": "config.schema",
     "OptimizationConfig": "config.optimization",
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from trainer_kit.config.base import Config as Config
     from trainer_kit.config.base import configclass as configclass
     from trainer_kit.config.optimization import OptimizationConfig as OptimizationConfig
+    from trainer_kit.config.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.config.schema import DataConfig as DataConfig
     from trainer_kit.config.schema import ExperimentConfig as ExperimentConfig
-    from trainer_kit.config.schema import RuntimeConfig as RuntimeConfig
     from trainer_kit.config.schema import TaskConfig as TaskConfig
     from trainer_kit.config.schema import TrainerConfig as TrainerConfig
     from trainer_kit.errors import DataError as DataError

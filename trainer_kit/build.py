@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orbit
@@ -23,10 +23,11 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric
+from trainer_kit.fuse_choice import choose_fuse_steps
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.reconciliation import put_back_lost
 from trainer_kit.recovery import Recovery
-from trainer_kit.run_directory import RunDirectory, config_hash
+from trainer_kit.run_directory import RunDirectory, config_hash, kept_fuse_steps
 from trainer_kit.sidecar import Sidecar
 from trainer_kit.telemetry.background import BackgroundWriter
 from trainer_kit.telemetry.console import ConsoleWriter
@@ -35,6 +36,7 @@ from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
 
@@ -51,6 +53,7 @@ class Reports:
       history: metrics.jsonl; None for runs that do not train.
       chief: whether this process writes the run's files.
       console: where progress is shown; None on a worker that is not the chief.
+      times: what the run spends its time on.
     """
 
     writer: Writer
@@ -59,6 +62,7 @@ class Reports:
     history: JsonLinesWriter | None
     chief: bool
     console: Writer | None = None
+    times: TimeLedger = field(default_factory=TimeLedger)
 
 
 def create_trainer(
@@ -246,6 +250,8 @@ def open_reports(
     console: Writer | None,
     save_summary: bool,
     managers: tuple[Any, Any] = (None, None),
+    *,
+    times: TimeLedger | None = None,
 ) -> Reports:
     """Opens all that a run reports to; on a worker that is not the chief, next to nothing.
 
@@ -256,6 +262,7 @@ def open_reports(
       console: where progress is shown; None: the standard output.
       save_summary: whether TensorBoard summaries are written.
       managers: of the summaries of training and of validation, in place of our own.
+      times: counts what the run spends its time on; None: begins with this call.
     """
     folders = (directory.train_summaries, directory.eval_summaries)
     own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)
@@ -267,7 +274,48 @@ def open_reports(
     shown = (console or ConsoleWriter(sys.stdout)) if chief else None
     if shown is not None:
         writers.append(shown)
-    return Reports(BackgroundWriter(writers), train_summaries, eval_summaries, history, chief, shown)
+    writer = BackgroundWriter(writers)
+    return Reports(writer, train_summaries, eval_summaries, history, chief, shown, times or TimeLedger())
+
+
+def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> ExperimentConfig:
+    """Returns the config with what trainer.fuse_steps=auto came to when the run was started, if it was."""
+    kept = kept_fuse_steps(directory.path) if config.trainer.fuse_steps == "auto" else None
+    if kept is None:
+        return config
+    _LOG.info("trainer.fuse_steps=auto: %s, as when the run was started", _form(kept))
+    return config.replace(trainer={"fuse_steps": kept})
+
+
+def get_ready_to_train(trainer: Any, config: ExperimentConfig, directory: RunDirectory, summaries: Any) -> int | None:
+    """Checks the data, and with fuse_steps=auto chooses the form of the training loop; a run keeps what it chose.
+
+    Args:
+      trainer: of the run, restored.
+      config: of the run.
+      directory: of the run.
+      summaries: the manager of its training summaries.
+
+    Returns:
+      How many steps are one program, if that was to be chosen; None if not, or if a stop came first.
+    """
+    trainer.check_data()
+    if config.trainer.fuse_steps != "auto" or not isinstance(trainer, Trainer) or trainer.optimizer is None:
+        return None
+    if (kept := kept_fuse_steps(directory.path)) is not None:
+        if trainer.fuse_steps != kept:  # a ready-made trainer does not know
+            trainer.fuse(kept)
+        return kept
+    choice = choose_fuse_steps(trainer, summaries.summary_writer())
+    if choice is None:
+        return None
+    _LOG.info("trainer.fuse_steps=auto: %s; %s", _form(choice.fuse_steps), choice.reason)
+    trainer.fuse(choice.fuse_steps)
+    return choice.fuse_steps
+
+
+def _form(fuse_steps: int) -> str:
+    return "each step by itself" if fuse_steps == 1 else f"{fuse_steps} steps fused"
 
 
 def model_cost(trainer: Any) -> str:

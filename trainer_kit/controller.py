@@ -6,11 +6,10 @@ counted in Python, and a request to stop is honoured between loops, and by the l
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import orbit
@@ -22,9 +21,11 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.early_stopping import StopRequest
 from trainer_kit.errors import DataError, DivergedError, StorageError
 from trainer_kit.open_loop import OpenLoop
-from trainer_kit.progress import BETWEEN
+from trainer_kit.progress import Phases
 from trainer_kit.soundness import Soundness
-from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.telemetry.report import Writer
+from trainer_kit.telemetry.reporter import Reporter
+from trainer_kit.telemetry.time_ledger import TimeLedger
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Controller(orbit.Controller):
         run went back to an earlier step, to go on from there. Otherwise the error is raised.
       followed: the run whose checkpoints `evaluate_continuously` takes; None: all that it knows is the folder.
       newest_only: whether it takes the newest one next, not all in order.
+      times: counts what the run spends its time on; None: one of its own.
       **orbit_arguments: those of orbit.Controller, whose constructor restores the newest checkpoint.
     """
 
@@ -63,9 +65,11 @@ class Controller(orbit.Controller):
         on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
         followed: Followed | None = None,
         newest_only: bool = False,
+        times: TimeLedger | None = None,
         **orbit_arguments: Any,
     ) -> None:
-        self._writer, self._batch_size, self._stopping = writer, batch_size, stopping
+        self._writer, self._stopping = writer, stopping
+        self._reporter = Reporter(writer, batch_size, orbit_arguments.get("evaluator"))
         self._save_on_stop, self._on_evaluation = save_on_stop, on_evaluation
         self._soundness = Soundness(orbit_arguments.get("trainer"), loss_bound)
         self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
@@ -77,7 +81,7 @@ class Controller(orbit.Controller):
         self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
         self._open_loop = OpenLoop()
         self._running = (0, 0)  # the steps that the last loop was to run between
-        self.phase = "start"  # what the main thread is doing: start, train, evaluate, save, wait, report, end
+        self._phases = Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
         trainer = orbit_arguments.get("trainer")
         if trainer is not None and hasattr(trainer, "state"):
@@ -89,6 +93,16 @@ class Controller(orbit.Controller):
         """Whether a stop was asked for; of several workers, whether they have agreed to stop."""
         agreed = getattr(self.trainer or self.evaluator, "stop_agreed", None)
         return self._stopping() if agreed is None else bool(agreed)
+
+    @property
+    def phase(self) -> str:
+        """What the main thread is doing; see Phases."""
+        return self._phases.now
+
+    @property
+    def times(self) -> TimeLedger:
+        """What the run has spent its time on."""
+        return self._phases.times
 
     @property
     def saved_step(self) -> int:
@@ -106,7 +120,7 @@ class Controller(orbit.Controller):
         """
         if self._total is None:
             self._total = steps if steps >= 0 else None
-        with self._at_work():
+        with self._phases.at_work():
             while not self._train_until(steps, checkpoint_at_completion):
                 pass
 
@@ -124,8 +138,9 @@ class Controller(orbit.Controller):
                 ):  # before a save, or an evaluation
                     self._soundness.require(step)
             except DivergedError as error:
-                if not self._on_divergence(error, begun, end):
-                    raise
+                with self.times.during("recovery"):
+                    if not self._on_divergence(error, begun, end):
+                        raise
                 return False
             data_ended = getattr(self.trainer, "data_ended", False)
             if data_ended or self.stopping or self.stop_request.reason:
@@ -184,13 +199,13 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         self._soundness.require(step)
         start = time.perf_counter()
-        with self._during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
+        with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             chosen = {} if not sets or "" in sets else {"sets": sets}
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
         seconds, of_sets = time.perf_counter() - start, self._seconds_of_sets()
         if self.stopping:
             return {}, seconds, of_sets
-        self.stop_request.call(self.eval_actions, {**before, **logs})
+        self._call(self.eval_actions, {**before, **logs})
         logs = tf.nest.map_structure(orbit.utils.get_value, dict(logs))
         self._evaluated.update(dict.fromkeys(self._eval_intervals(None) if sets is None else sets, step))
         self.sync()  # nothing is recorded before it is there
@@ -203,7 +218,8 @@ class Controller(orbit.Controller):
         """Reports an evaluation, unless a stop has cut it, and returns its logs."""
         if self.stopping:
             return {}
-        self._report("validation", int(self.global_step.numpy()), logs, seconds=seconds, of_sets=of_sets)
+        step = int(self.global_step.numpy())
+        self._reporter.report("validation", step, self._total, logs, seconds, of_sets=of_sets)
         return logs
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
@@ -226,7 +242,7 @@ class Controller(orbit.Controller):
         Raises:
           DataError, DivergedError, StorageError: as `train` and `evaluate` do.
         """
-        with self._at_work():
+        with self._phases.at_work():
             return self._train_and_evaluate(train_steps, eval_steps, eval_interval)
 
     def _train_and_evaluate(self, train_steps: int, eval_steps: int, eval_interval: int | None) -> dict[str, Any]:
@@ -274,7 +290,7 @@ class Controller(orbit.Controller):
         run = self._followed or Unknown(timeout_fn or (lambda: False))
         arrivals = Arrivals(directory, timeout, run, self._newest_only)
         for path in arrivals.follow(
-            lambda: self.stopping or bool(self.stop_request.reason), lambda: self._during("wait")
+            lambda: self.stopping or bool(self.stop_request.reason), lambda: self._phases.during("wait")
         ):
             try:
                 self.restore_checkpoint(path)
@@ -287,7 +303,7 @@ class Controller(orbit.Controller):
             if not self.stopping:
                 self._writer.flush()  # a record never precedes what it tells of
                 run.record(self._saved_step, output, self._seconds_of_sets() or seconds, path)
-        self.phase = "end"
+        self._phases.now = "end"
         return output
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
@@ -343,7 +359,7 @@ class Controller(orbit.Controller):
         Raises:
           StorageError: when it failed.
         """
-        with self._saving, self._during("save"):
+        with self._saving, self._phases.during("save"):
             self._sync_on_async_checkpointing()
 
     def go_back(self, path: str | None) -> int:
@@ -367,33 +383,19 @@ class Controller(orbit.Controller):
         manager = self.checkpoint_manager
         return (manager.checkpoint_interval if manager else None) or 2**62
 
-    @contextlib.contextmanager
-    def _during(self, phase: str) -> Iterator[None]:
-        """Sets the phase; after an error it stays, to tell where that came from."""
-        before, self.phase = self.phase, phase
-        yield
-        self.phase = before
-
     def _save(self, step: int) -> None:
-        with self._during("save"):
+        with self._phases.during("save"):
             try:
                 self._writer.flush()  # what was measured before the checkpoint outlives the process with it
             finally:
                 self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
                 self._saved_step = step
 
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Names the phase between loops, and that after all of them."""
-        self.phase = BETWEEN
-        yield
-        self.phase = "end"
-
     def _run_loop(self, step: int, begun: int, end: int) -> int:
         """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
         start, self._running = time.perf_counter(), (begun, end)
         with (
-            self._during("train"),
+            self._phases.during("train"),
             self.summary_manager.summary_writer().as_default(),
             tf.summary.record_if(self._records_summaries()),
         ):
@@ -404,34 +406,21 @@ class Controller(orbit.Controller):
             if done != end - step and not getattr(self.trainer, "data_ended", False):
                 _LOG.warning("the loop was to run %d steps and moved global_step by %d", end - step, done)
         seconds = time.perf_counter() - start
+        ready_at = getattr(getattr(self.trainer, "parts", None), "ready_at", 0.0)
+        self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start)
         self._open_loop.steps = (begun, end) if begun < step + done < end and self.stopping else None
         if self._open_loop.steps is None and done:
             values = tf.nest.map_structure(orbit.utils.get_value, logs)
-            self._report("train", step + done, values, steps=done, seconds=seconds)  # an action may raise
-            self.stop_request.call(self.train_actions, logs)
+            self._reporter.report("train", step + done, self._total, values, seconds, steps=done)  # an action may raise
+            self._call(self.train_actions, logs)
         self._soundness.check(step + done, logs)
         return step + done
+
+    def _call(self, actions: Any, logs: Any) -> None:
+        with self.times.during("callbacks"):
+            self.stop_request.call(actions, logs)
 
     def _records_summaries(self) -> Any:
         if not self.summary_interval:
             return False
         return lambda: tf.equal(self.global_step % self.summary_interval, 0)
-
-    def _report(
-        self, kind: str, step: int, logs: Mapping[str, Any], *, seconds: float, steps: int = 0, of_sets: Any = None
-    ) -> None:
-        rate = steps / seconds if steps and seconds > 0 else None
-        exporter = getattr(self.evaluator, "checkpoint_exporter", None)
-        self._writer.write(
-            Report(
-                kind=kind,
-                step=step,
-                total_steps=self._total,
-                metrics=logs,
-                steps_per_second=rate,
-                examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
-                seconds=seconds,
-                best=getattr(exporter, "best", None),
-                seconds_of_sets=of_sets or {},
-            )
-        )

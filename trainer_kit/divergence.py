@@ -19,6 +19,7 @@ from trainer_kit.checkpoints.folder import DIVERGED
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.variables import model_variables
 from trainer_kit.errors import DivergedError
+from trainer_kit.loops import OneElement
 from trainer_kit.optimizers import gradients
 from trainer_kit.scalars import to_json_number
 
@@ -101,7 +102,7 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
     gradients.on_gradients = see
     tf.config.run_functions_eagerly(True)
     try:
-        trainer.train_step(trainer.data.iterator())
+        trainer.train_step(OneElement(trainer.next_batch()))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the file is still worth it.
         _LOG.warning("the norms of the gradients cannot be told: %s", (str(error).splitlines() or [""])[0])

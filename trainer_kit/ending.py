@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from signal import SIGINT
 from typing import Any
 
@@ -22,8 +22,10 @@ from trainer_kit.errors import (
     TrainerKitError,
     explained,
 )
+from trainer_kit.progress import BETWEEN
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
+from trainer_kit.telemetry.time_verdict import RunSettings, verdict
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ def recorded(
     mode: str,
     texts: Mapping[str, str],
     global_step: Any = None,
+    fuse_steps: int | None = None,
 ) -> Iterator[None]:
     """Writes the record of a run before its first step, and takes it back when a mistake or its data allow none.
 
@@ -43,10 +46,11 @@ def recorded(
       directory: of the run.
       config, experiment, mode, texts: what is recorded; see RunDirectory.write_record.
       global_step: variable of the steps taken: after the first one the record stays; None: it never has to.
+      fuse_steps: what trainer.fuse_steps=auto has come to, if it has.
     """
     new = directory.missing_records(texts)
     try:
-        directory.write_record(config, experiment, mode, texts, thread_counts())
+        directory.write_record(config, experiment, mode, texts, thread_counts(), fuse_steps)
         yield
     except Exception as error:
         if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
@@ -123,7 +127,7 @@ def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dic
 
 
 def conclude(
-    directory: RunDirectory,
+    run: Any,
     signals: StopSignals,
     manager: Any,
     reports: build.Reports,
@@ -134,17 +138,50 @@ def conclude(
 ) -> None:
     """Notes what a training run has ended with, when all that it saved and reported is in the files.
 
-    With a `reason`, it has ended before its last step.
+    With a `reason`, it has ended before its last step. What this process has spent its time on is told in any case.
     """
-    _raise_if_stopped(signals, trainer)
-    manager.sync()
+    if stopped(signals, trainer):
+        if reports.history is not None:
+            _tell(_spent_time(run, reports)[1])
+        _raise_stopped(signals, trainer)
+    with reports.times.during("save"):
+        manager.sync()
     if reports.history is None:
         return
-    reports.writer.flush()
-    step = int(trainer.global_step.numpy())
-    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason)
+    with reports.times.during(BETWEEN):
+        reports.writer.flush()
+        step, cost = int(trainer.global_step.numpy()), build.model_cost(trainer)
+    time, lines = _spent_time(run, reports)
+    run.directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
     how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
-    _LOG.info("%s; %s", how, build.model_cost(trainer))
+    _tell([f"{how}; {cost}", *lines])
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        _LOG.info("%s", line)
+
+
+def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[str]]:
+    """Returns what this process has spent its time on, for final.json and as lines; nothing if none was trained."""
+    times, options, task = reports.times.account(), run.config.trainer, run.config.task
+    if not times.steps:
+        return {}, []
+    data, trainer = getattr(task, "train_data", None), run.controller.trainer
+    problem_of_fusing = getattr(trainer, "problem_of_fusing", lambda: "it is no Trainer of ours")
+    settings = RunSettings(
+        steps_per_loop=options.steps_per_loop,
+        checkpoint_interval=options.checkpoint_interval,
+        validation_interval=options.validation_interval,
+        compiled=options.train_tf_while_loop and not run.config.runtime.run_eagerly,
+        fused=getattr(trainer, "fuse_steps", 1) > 1,
+        can_fuse=options.fuse_steps == 1 and not problem_of_fusing(),
+        single_threaded=run.config.runtime.executor == "single_threaded",
+        cache=getattr(data, "cache", False),
+        prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
+    )
+    advice = verdict(times, settings)
+    return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
 
 
 def stopped(signals: StopSignals, trainer: Any) -> bool:
@@ -153,10 +190,8 @@ def stopped(signals: StopSignals, trainer: Any) -> bool:
     return signals.received is not None if agreed is None else bool(agreed)
 
 
-def _raise_if_stopped(signals: StopSignals, trainer: Any) -> None:
-    stopped_by = signals.received
-    if stopped(signals, trainer):
-        step = int(trainer.global_step.numpy())
-        kind = InterruptedRunError if stopped_by == SIGINT else PreemptedError
-        who = stopped_by.name if stopped_by else "another worker, which was asked to"
-        raise kind(f"stopped by {who} at step {step}; the same command goes on from the last checkpoint")
+def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
+    stopped_by, step = signals.received, int(trainer.global_step.numpy())
+    kind = InterruptedRunError if stopped_by == SIGINT else PreemptedError
+    who = stopped_by.name if stopped_by else "another worker, which was asked to"
+    raise kind(f"stopped by {who} at step {step}; the same command goes on from the last checkpoint")

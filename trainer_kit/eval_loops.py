@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.graph_reduction import GraphReduction, NotInGraph, Reduce
-from trainer_kit.loops import Readback, Step, eager, graph_function, over_elements
+from trainer_kit.loops import Readback, Step, eager, over_elements
+from trainer_kit.tracing import LoopFunction, graph_function
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class EvalLoop:
 
     def __init__(self, begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
         self._results = Readback(results, graph_function)
-        self._whole = graph_function(self._graph(begin, step, self._results.pack, stop))
+        self._whole = LoopFunction(self._graph(begin, step, self._results.pack, stop), "the evaluation loop")
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
@@ -69,7 +70,8 @@ class StatefulEvalLoop:
         watched: Sequence[Any] = (),
     ) -> None:
         compiled = graph_function if use_tf_function else eager
-        self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
+        self._begin, self._stop = compiled(begin), stop
+        self._step = LoopFunction(step, "the evaluation step") if use_tf_function else step
         self._in_graph = in_graph
         self._make_graph = lambda reduce_fn: GraphReduction(step, stop, reduce_fn, watched)
         self._graph: GraphReduction | None = None

@@ -13,6 +13,7 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import UsageError
@@ -141,10 +142,11 @@ class Evaluator(orbit.AbstractEvaluator):
         if (name, has_state) not in self._eval_loops:
             self._eval_loops[name, has_state] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[name, has_state]
-        if has_state:
-            state = loop(iterator, num_steps, state, self.eval_reduce)
-        else:
-            loop(iterator, num_steps)
+        with executor(self.config.runtime):
+            if has_state:
+                state = loop(iterator, num_steps, state, self.eval_reduce)
+            else:
+                loop(iterator, num_steps)
         self.join()
         results = self._results.pop("validation", None)
         self._set_results[name] = to_numpy(self._eval_set.results()) if results is None else results

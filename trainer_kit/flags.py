@@ -18,6 +18,7 @@ TEXTS = {
     "model_dir": (None, "Folder of the run: checkpoints, records, summaries."),
     "checkpoint": ("latest", "What mode eval evaluates: latest, best, a step, or the path of a checkpoint."),
     "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
+    "profile": (None, "Steps to trace for TensorBoard, the first and the last: 10:20. Into model_dir/train."),
     "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
     "tf_data_service": (None, "Address of a tf.data service. Refused: no reader of this release uses one yet."),
 }
@@ -122,4 +123,5 @@ def request(values: flags.FlagValues) -> Request:
         values.checkpoint,
         values.eval_name,
         values.from_step,
+        values.profile,
     )

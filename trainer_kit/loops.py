@@ -11,7 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.tracing import LoopFunction, graph_function
+
+Begin = Callable[[], None]
 Step = Callable[[Any], Any]
+Results = Callable[[], Any]
 
 
 def stop_variable() -> tf.Variable:
@@ -26,6 +30,44 @@ def batch_counter() -> tf.Variable:
         return tf.Variable(0, trainable=False, dtype=tf.int64, name="batches")
 
 
+class WaitingClock:
+    """An iterator that adds up how long its elements were waited for; in graph, on the host.
+
+    It costs nothing that can be measured: two operations for an element. What is asked for inside another graph, of a
+    tf.function, a tf.cond or a loop in the step, is not timed: its seconds could not leave that graph.
+
+    Args:
+      iterator: over the data.
+      waited: float64 scalar, seconds before.
+
+    Attributes:
+      waited: with those of the elements since.
+    """
+
+    def __init__(self, iterator: Any, waited: tf.Tensor) -> None:
+        self._iterator, self.waited = iterator, waited
+
+    def __iter__(self) -> WaitingClock:
+        return self
+
+    def __next__(self) -> Any:
+        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None):
+            return next(self._iterator)
+        begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            element = next(self._iterator)
+        parts = [part for part in tf.nest.flatten(element, expand_composites=True) if tf.is_tensor(part)]
+        with tf.control_dependencies(parts):
+            self.waited += tf.timestamp() - begin
+        return element
+
+    get_next = __next__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
 class TrainLoop:
     """Runs steps until enough are done or a stop is asked for.
 
@@ -36,22 +78,28 @@ class TrainLoop:
       stop: of stop_variable.
       use_tf_function: compile; otherwise all is eager.
       use_tf_while_loop: compile the loop too, not only the step.
+
+    Attributes:
+      waited: seconds that the last call waited for batches; None where the loop is not compiled.
     """
 
     def __init__(
         self,
-        begin: Callable[[], None],
+        begin: Begin,
         step: Step,
-        results: Callable[[], Any],
+        results: Results,
         stop: tf.Variable,
         *,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
     ) -> None:
         compiled = graph_function if use_tf_function else eager
-        self._begin, self._step, self._stop = compiled(begin), compiled(step), stop
+        self._begin, self._stop = compiled(begin), stop
+        self._step = LoopFunction(step, "the training step") if use_tf_function else step
         self._results = Readback(results, compiled)
-        self.whole = graph_function(self._graph(begin, step, self._results.pack, stop)) if use_tf_while_loop else None
+        self.waited: float | None = None
+        whole = self._graph(begin, step, self._results.pack, stop)
+        self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
@@ -65,7 +113,9 @@ class TrainLoop:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps done so far are done.
         """
         if self.whole is not None:
-            done, packed = self.whole(iterator, tf.convert_to_tensor(num_steps, tf.int32), tf.constant(fresh))
+            wanted = tf.convert_to_tensor(num_steps, tf.int32)
+            done, waited, packed = self.whole(iterator, wanted, tf.constant(fresh))
+            self.waited = float(waited)
             return int(done), self._results.unpack(packed)
         if fresh:
             self._begin()
@@ -79,26 +129,27 @@ class TrainLoop:
         """Returns the graph of the whole loop, traced as its next call will be; None if the loop is not compiled."""
         if self.whole is None:
             return None
-        return self.whole.get_concrete_function(iterator, tf.constant(1), tf.constant(True)).graph
+        return self.whole.graph(iterator, tf.constant(1), tf.constant(True))
 
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
         return self._results()
 
     @staticmethod
-    def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
+    def _graph(begin: Begin, step: Step, results: Results, stop: tf.Variable) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
-            def go_on(done: tf.Tensor) -> tf.Tensor:
+            def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(done < num_steps, tf.logical_not(stop))
 
-            def one_step(done: tf.Tensor) -> tuple[tf.Tensor]:
+            def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                clock = WaitingClock(iterator, waited)
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
-                    step(iterator)
-                return (done + 1,)
+                    step(clock)
+                return done + 1, clock.waited
 
             tf.cond(fresh, begin, lambda: None)
-            (done,) = tf.while_loop(go_on, one_step, (tf.constant(0),))
-            return done, results()
+            done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), tf.constant(0.0, tf.float64)))
+            return done, waited, results()
 
         return loop
 
@@ -208,11 +259,6 @@ class Readback:
             for is_scalar, dtype in zip(self._scalar, self._dtypes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._structure, leaves)
-
-
-def graph_function(function: Callable[..., Any]) -> Any:
-    """Returns `function`, which is the framework's own, as a tf.function; AutoGraph does not see it."""
-    return tf.function(function, autograph=False)
 
 
 def eager(function: Callable[..., Any]) -> Any:

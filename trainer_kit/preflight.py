@@ -17,6 +17,7 @@ from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.finetune_directory import pretraining_mistakes
 from trainer_kit.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
+from trainer_kit.profile_window import profile_steps
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import check_not_held
 
@@ -33,6 +34,7 @@ class Request:
       checkpoint: what mode eval evaluates.
       eval_name: of a continuous_eval sidecar.
       from_step: of the checkpoint to go on from; None: the newest.
+      profile: steps to trace, as "10:20"; None: none.
     """
 
     experiment: str | None
@@ -44,6 +46,7 @@ class Request:
     checkpoint: str = "latest"
     eval_name: str = "continuous_eval"
     from_step: int | None = None
+    profile: str | None = None
 
 
 def check_request(request: Request) -> Resolved:
@@ -88,6 +91,19 @@ def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
     return [Mistake("trainer.early_stopping", problem, advice)]
 
 
+def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
+    """Returns why a run of this mode cannot trace the steps that `profile` names; [] when it can."""
+    if profile is None:
+        return []
+    try:
+        profile_steps(profile)
+    except UsageError as error:
+        return [Mistake("--profile", str(error))]
+    if mode in MODES and not MODES[mode].trains:
+        return [Mistake("--profile", f"traces training steps, and the mode {mode} does not train", "leave it out")]
+    return []
+
+
 def _flag_mistakes(request: Request) -> Iterator[Mistake]:
     for name in ("experiment", "mode", "model_dir"):
         if not getattr(request, name):
@@ -100,6 +116,7 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
         else:
             if request.from_step is not None and not (mode.trains and mode.single):
                 yield _from_step_mistake(request.mode, request.from_step)
+    yield from profile_mistakes(request.profile, request.mode or "")
     if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
         yield Mistake("--eval_name", problem)
 

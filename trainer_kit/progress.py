@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
+
+from trainer_kit.telemetry.time_ledger import TimeLedger
 
 BETWEEN = "report"  # the phase between loops: actions, reports, and what decides how to go on
 _LOG = logging.getLogger(__name__)
+
+
+class Phases:
+    """What the main thread of a run is doing, and how long it did what.
+
+    Args:
+      times: counts the time of each phase.
+
+    Attributes:
+      now: start, train, evaluate, save, wait (for a checkpoint), report (between loops) or end.
+      times: as given.
+    """
+
+    def __init__(self, times: TimeLedger) -> None:
+        self.now, self.times = "start", times
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Sets the phase; after an error it stays, to tell where that came from."""
+        before, self.now = self.now, phase
+        with self.times.during(phase):
+            yield
+        self.now = before
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Names the phase between loops, and that after all of them."""
+        self.times.end_start()
+        self.now = BETWEEN
+        with self.times.during(BETWEEN):
+            yield
+        self.now = "end"
 
 
 class Progress:
@@ -16,9 +52,11 @@ class Progress:
     Attributes:
       controller: set once it is made.
       trainer: set with it.
+      times: what the run spends its time on, from now on.
     """
 
     def __init__(self) -> None:
+        self.times = TimeLedger()
         self.controller: Any = None
         self.trainer: Any = None
 

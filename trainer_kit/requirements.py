@@ -38,6 +38,15 @@ def check_model(model: Any, enable_xla: bool, strategy: tf.distribute.Strategy) 
         )
 
 
+def tell_dropped_assertions(graph: tf.Graph) -> None:
+    """Warns when the graph of a fused loop holds assertions: XLA leaves them out, and what they guard goes on."""
+    if any(node.op == "Assert" for node in nodes(graph.as_graph_def())):
+        _LOG.warning(
+            "the training step has assertions, such as tf.debugging.assert_less, which XLA leaves out: with "
+            "trainer.fuse_steps above 1 what they would stop goes on"
+        )
+
+
 def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     """Warns of ops in a training loop whose state is in no checkpoint: after a resume they go on otherwise.
 

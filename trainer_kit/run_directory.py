@@ -69,9 +69,11 @@ class RunDirectory:
         mode: str,
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
+        fuse_steps: int | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json.
 
+        Thread counts and a chosen fuse_steps are what a resume goes by.
         What resumes the run on another platform or with other versions is told: it may compute other last bits.
         """
         if os.path.exists(self.final):
@@ -90,6 +92,7 @@ class RunDirectory:
             "packages": {name: _version(name) for name in PACKAGES},
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
+            **({} if fuse_steps is None else {"fuse_steps": fuse_steps}),
         }
         _tell_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
@@ -113,7 +116,15 @@ class RunDirectory:
             if os.path.exists(path):
                 os.remove(path)
 
-    def write_final(self, step: int, mode: str, metrics: Mapping[str, Any], exporter: Any, stopped: str = "") -> None:
+    def write_final(
+        self,
+        step: int,
+        mode: str,
+        metrics: Mapping[str, Any],
+        exporter: Any,
+        stopped: str = "",
+        time: Mapping[str, Any] | None = None,
+    ) -> None:
         """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept.
 
         Args:
@@ -122,6 +133,7 @@ class RunDirectory:
           metrics: of the last evaluation.
           exporter: with the best so far.
           stopped: why it ended before the steps that its config asks for; "" if it did not.
+          time: what the process that ends it has spent its time on, if that is known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if stopped:
@@ -129,6 +141,8 @@ class RunDirectory:
         best = getattr(exporter, "best", None)
         if best is not None:
             record["best"] = {"metric": best[0], "value": best[1], "step": best[2]}
+        if time:
+            record["time"] = time
         files.write_json(self.final, record, point="final")
 
     def read_final(self) -> dict[str, Any] | None:
@@ -189,6 +203,12 @@ def kept_threads(model_dir: str) -> dict[str, int] | None:
     threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
     whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
     return threads if whole else None
+
+
+def kept_fuse_steps(model_dir: str) -> int | None:
+    """Returns the fuse_steps that the run in `model_dir` has chosen; None when it has not."""
+    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("fuse_steps")
+    return steps if type(steps) is int and steps > 0 else None
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:

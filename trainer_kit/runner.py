@@ -25,7 +25,7 @@ from trainer_kit.ending import conclude, finished_logs, recorded, saved_after_er
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.lease import Lease
 from trainer_kit.modes import Mode, lookup_mode
-from trainer_kit.preflight import early_stopping_mistakes
+from trainer_kit.preflight import early_stopping_mistakes, profile_mistakes
 from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, check_model_dir
@@ -34,6 +34,7 @@ from trainer_kit.sidecar import Sidecar, with_chosen_sets
 from trainer_kit.signals import StopSignals
 from trainer_kit.telemetry.evaluation_watch import EvaluationWatch
 from trainer_kit.telemetry.model_stats import count_parameters
+from trainer_kit.telemetry.profiler import profiled
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
@@ -78,6 +79,7 @@ def run_experiment(
     allow_partial_restore: bool = False,
     records: Callable[[], Mapping[str, str]] = dict,
     console: Writer | None = None,
+    profile: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Runs an experiment in one mode. Eager, on every worker.
 
@@ -104,34 +106,35 @@ def run_experiment(
       allow_partial_restore: restore what fits of a checkpoint of another model, and list what does not.
       records: returns further files, name -> text, to be written with params.yaml.
       console: where progress is shown; default: the standard output.
+      profile: the first and the last step of those to trace for TensorBoard, as "10:20", into `model_dir/train`.
 
     Returns:
       (model, logs): the logs of the last evaluation, if the mode evaluates or run_post_eval is set, else {}.
 
     Raises:
-      UsageError: for an unknown mode, a missing checkpoint, a config that does not fit the run in model_dir.
+      UsageError: for an unknown mode, a missing checkpoint, a config that does not fit the run in model_dir, steps to
+        profile that there are none of.
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
-    chosen, params = _lookup_single(mode), with_chosen_sets(params) if mode == "continuous_eval" else params
+    progress, managers = Progress(), (summary_manager, eval_summary_manager)
+    chosen, params = _lookup_single(mode, profile), with_chosen_sets(params) if mode == "continuous_eval" else params
     strategy = distribution_strategy or tf.distribute.get_strategy()
     chief = build.is_chief(strategy)
     evaluates = chosen.evaluates or run_post_eval
     directory = RunDirectory(model_dir, params.trainer, sidecar=_evaluation_name(mode, eval_name))
     checkpoint = _look_at_model_dir(directory, mode, params, experiment, allow_config_change, checkpoint)
-    progress, managers = Progress(), (summary_manager, eval_summary_manager)
 
     with contextlib.ExitStack() as run:
         lock = run.enter_context(_alone(strategy, directory, progress, mode, eval_name))
         run.enter_context(peers_needed())
         with strategy.scope():
             best = build.create_exporter(params, directory, chief) if evaluates and mode != "eval" else None
-            trainer = trainer or build.create_trainer(params, task, chosen.trains, evaluates, best)
-            build.check_best_metric(trainer, wanted=best is not None)
-            _check_early_stopping(params.trainer, mode, trainer, controller_cls)
+            own = build.with_kept_choice(params, directory) if chosen.trains else params
+            trainer = trainer or build.create_trainer(own, task, chosen.trains, evaluates, best)
+            _check_metrics(params.trainer, mode, trainer, controller_cls, best)
         signals = _guard(run, params.trainer, trainer, progress, directory)
-        reports = build.open_reports(directory, chief, chosen.trains, console, save_summary, managers)
-        _open_until_the_end(run, reports, progress)
+        reports = _open_reports(run, progress, directory, chief, chosen.trains, console, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
         manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
@@ -153,30 +156,33 @@ def run_experiment(
         start = _told_start(mode, checkpoint, trainer)
         if chosen.trains and (logs := finished_logs(directory, start, params, evaluates, early.reason)) is not None:
             return trainer.model, logs
-        trainer.check_data()
+        fused = build.get_ready_to_train(trainer, params, directory, reports.train_summaries)
         manager.archive_later()
         known = (directory, params, experiment, mode)
-        record = recorded(*known, records(), trainer.global_step) if reports.history else NOTHING
-        with strategy.scope(), record, saved_after_errors(controller):
+        record = recorded(*known, records(), trainer.global_step, fused) if reports.history else NOTHING
+        traced = profiled(trainer, profile, directory.train_summaries, writes=chief)
+        with strategy.scope(), record, saved_after_errors(controller), traced:
             if chosen.trains:
                 _begin(timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
             logs, reason = until_stopped(MODE_ENTRIES[mode], described)
             if run_post_eval and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
-        conclude(directory, signals, manager, reports, trainer, mode, logs, reason)
+        conclude(described, signals, manager, reports, trainer, mode, logs, reason)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
-def _lookup_single(mode: str) -> Mode:
-    """Returns the mode, which has to be one of a single run."""
+def _lookup_single(mode: str, profile: str | None) -> Mode:
+    """Returns the mode, which has to be one of a single run, and one that trains if steps are to be profiled."""
     chosen = lookup_mode(mode)
     if not chosen.single:
         raise UsageError(
             f"mode {mode} needs a new task for each checkpoint: start it by trainer_kit.launch(config, {mode!r}, "
             "model_dir), or by python -m trainer_kit.train"
         )
+    if mistakes := profile_mistakes(profile, mode):
+        raise ConfigError(mistakes)
     return chosen
 
 
@@ -195,8 +201,9 @@ def _look_at_model_dir(
     return select_checkpoint(directory.path, checkpoint, directory.best) if mode == "eval" else checkpoint
 
 
-def _check_early_stopping(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type) -> None:
-    """Checks, before the first step, that early stopping will have what it looks at; on every worker."""
+def _check_metrics(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type, best: Any) -> None:
+    """Checks, before the first step, that the best and early stopping will have what they look at; on every worker."""
+    build.check_best_metric(trainer, wanted=best is not None)
     if options.early_stopping is None or not lookup_mode(mode).trains:
         return
     if mistakes := early_stopping_mistakes(options, mode):
@@ -234,12 +241,14 @@ def _guard(
     return signals
 
 
-def _open_until_the_end(run: contextlib.ExitStack, reports: build.Reports, progress: Progress) -> None:
-    """Closes the reports with the run; until then the console shows how far a long evaluation is."""
+def _open_reports(run: contextlib.ExitStack, progress: Progress, *of_reports: Any) -> build.Reports:
+    """Opens the reports, and closes them with the run; until then the console shows how far a long evaluation is."""
+    reports = build.open_reports(*of_reports, times=progress.times)
     run.enter_context(contextlib.closing(reports.writer))
     show = getattr(reports.console, "show_evaluation", None)
     if show is not None:
         run.enter_context(EvaluationWatch(progress.of_evaluation, progress.evaluation_batches, show))
+    return reports
 
 
 NOTHING = contextlib.nullcontext()
@@ -369,6 +378,7 @@ def _extras(
     extras: dict[str, Any] = {
         "recorded_sets": lambda step: _agreed(early, timeline, step),
         "writer": reports.writer,
+        "times": reports.times,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
         "stopping": lambda: signals.received is not None,
         "save_on_stop": options.preemption_on_demand_checkpoint,

@@ -18,7 +18,9 @@ from absl import flags
 from trainer_kit.config.sources import gin_second_pass, operative_gin
 from trainer_kit.deferred_imports import defer_imports
 from trainer_kit.errors import ExitCode, explained
+from trainer_kit.experiment import task_class
 from trainer_kit.flags import parse_flags, request, unsupervised, until_begun
+from trainer_kit.garbage import lasting
 from trainer_kit.preflight import check_request
 from trainer_kit.supervisor.attempts import supervise
 from trainer_kit.supervisor.log_dir import ask_log_dir, log_dir_of, tell
@@ -28,9 +30,11 @@ _ASK = "import sys; from trainer_kit import train; sys.exit(train.main(act=train
 
 def run(values: flags.FlagValues) -> None:
     """Runs the experiment; imports TensorFlow when the config is known to be sound."""
-    resolved = check_request(request(values))
-    from trainer_kit.launcher import launch
+    with lasting():
+        resolved = check_request(request(values))
+        from trainer_kit.launcher import launch
 
+        task_class(resolved.config.task)
     launch(
         resolved.config,
         values.mode,
@@ -42,6 +46,7 @@ def run(values: flags.FlagValues) -> None:
         allow_config_change=values.allow_config_change,
         from_step=values.from_step,
         allow_partial_restore=values.allow_partial_restore,
+        profile=values.profile,
         records=lambda: {f"operative_config.{values.mode}.gin": operative_gin()},
     )
 

@@ -20,6 +20,7 @@ from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.distribution.batches import tell_uneven_batch
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
+from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replica_values import (
     are_alike,
     own_to_each_replica,
@@ -27,26 +28,32 @@ from trainer_kit.distribution.replica_values import (
     replica_values,
 )
 from trainer_kit.distribution.replicas import local_tensors, run_options
-from trainer_kit.distribution.workers import sum_over_workers, worker_count
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.evaluator import Evaluator
+from trainer_kit.fused_loop import not_compiled
 from trainer_kit.inputs.feed import Feed, no_batch
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.train_data import TrainData, open_whole
-from trainer_kit.loops import TrainLoop, stop_variable
+from trainer_kit.loop_parts import LoopParts
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
-from trainer_kit.requirements import check_exact_resume, check_model, check_sections
+from trainer_kit.requirements import (
+    check_exact_resume,
+    check_model,
+    check_sections,
+    tell_dropped_assertions,
+)
+from trainer_kit.stopping import Stopping
+from trainer_kit.train_loops import TrainLoops
 from trainer_kit.user_code import converted
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
-AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
 _SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 
 
-class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
+class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrainer):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
@@ -62,7 +69,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
-      UsageError: when the model has no variables yet, or XLA is asked for with several replicas.
+      UsageError: when the model has no variables yet, or XLA is asked for where it cannot be.
     """
 
     def __init__(
@@ -93,16 +100,18 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self._keep_run_state()
         eval_metrics = task.build_metrics(training=False) + own if evaluate else []
         self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
-        self._stop, self._stop_asked = stop_variable(), stop_variable()
-        self._workers, self._run_options = worker_count(self._strategy), run_options(config.runtime)
+        self.init_stopping()
+        self._run_options = run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        self._train_loop: Any = None  # it is searched, once, for state that no checkpoint holds
-        self._looked_into, self._results = False, {}
+        self.parts = LoopParts(lambda: int(self._global_step.numpy()))
+        self._looked_into, self._results = False, {}  # the loop is searched, once, for state that no checkpoint holds
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
         self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
         self.init_async()
+        fuse_steps = getattr(config.trainer, "fuse_steps", 1) if train else 1
+        self.init_train_loops(fuse_steps if isinstance(fuse_steps, int) else 1)
 
     # ---- what it is made of
 
@@ -153,12 +162,22 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
 
     @property
     def train_dataset(self) -> Any:
-        """The training data, made when first needed; setting it takes effect with the next loop."""
+        """The training data, made when first needed; setting it takes effect with the next loop.
+
+        With fused steps an element is (how many, batches), of inputs.stacking; what is set comes in batches as ever.
+        """
         return self.data.feed.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
+        if self._fuse_steps > 1 and (problem := self.problem_of_fusing()):
+            raise UsageError(f"trainer.fuse_steps={self._fuse_steps}: {problem}")
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether a subclass makes the training loop itself."""
+        return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
 
     def check_data(self) -> None:
         """Raises DataError when a dataset that will be used is known to be empty; to be called after the restore."""
@@ -176,7 +195,7 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
         self.state.run_state.store()
-        self.data.save_iterator(f"{prefix}{ITERATOR}")
+        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty)
 
     def after_restore(self, path: str | None = None) -> None:
         """Brings data, metrics and average in line with the restored variables. Called after every restore.
@@ -212,32 +231,29 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
         self.train_loop_begin()
         iterator = self.data.iterator()
         self._train_loop = self._train_loop or self.create_train_loop_fn()
-        self._train_loop(iterator, num_steps)
+        with executor(self.config.runtime):
+            self._train_loop(iterator, num_steps)
         return self.train_loop_end()
 
     def create_train_loop_fn(self) -> Any:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
-        options = self.config.trainer
-        loop = TrainLoop(
-            self._train_set.reset,
-            self._train_step_in_step,
-            self._train_results,
-            self._stop,
-            use_tf_function=options.train_tf_function,
-            use_tf_while_loop=options.train_tf_while_loop,
-        )
+        options, loop = self.config.trainer, self.loop_of(self._fuse_steps)
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
             try:
                 if not self._looked_into and (graph := loop.graph(iterator)) is not None:
                     self._looked_into = True
                     check_exact_resume(graph, getattr(options, "require_exact_resume", False))
-                self.loop_steps, self._results["train"] = loop(iterator, num_steps, not self.cut_short)
+                    if self._fuse_steps > 1:
+                        tell_dropped_assertions(graph)
+                self.input_seconds = None
+                self.loop_steps, self._results["train"] = self.parts.run(loop, iterator, num_steps, not self.cut_short)
+                self.input_seconds = self.parts.waited
                 self.cut_short = 0 < self.loop_steps < int(num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
                 self._end_of_data()
             except tf.errors.OpError as error:
-                if damage := damage_in(error):
+                if damage := damage_in(error) or not_compiled(error, self._fuse_steps):
                     raise damage from error
                 raise
 
@@ -245,14 +261,10 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
 
         def schedule(iterator: Any, num_steps: Any) -> None:
-            self.coordinator_for_async().schedule(loop.whole, args=(iterator, num_steps, tf.constant(True)))
+            self.coordinator_for_async().schedule(loop.whole.function, args=(iterator, num_steps, tf.constant(True)))
             self.loop_steps = None
 
         return schedule if self._is_async else loop_fn
-
-    def forget_train_loop(self) -> None:
-        """Has the training loop traced anew, because something it was traced with has changed."""
-        self._train_loop = None
 
     def train_loop_begin(self) -> None:
         """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
@@ -292,45 +304,6 @@ class Trainer(AsyncTraining, Evaluator, orbit.AbstractTrainer):
             step = tf.function(step, jit_compile=True, autograph=False)
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
         self._train_set.update_loss(logs[self.task.loss])
-
-    # ---- stopping
-
-    def request_stop(self) -> None:
-        """Ends the running loop before its next step; safe from another thread.
-
-        Several workers end it together, after AGREE_EVERY steps at most. One that left alone would leave the others
-        waiting for its gradients.
-        """
-        self._stop_asked.assign(True)
-        if self._workers == 1:
-            self._stop.assign(True)
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether loops stop now; with several workers, the same on all of them."""
-        return bool(self._stop.numpy())
-
-    @property
-    def stop_agreed(self) -> bool | None:
-        """Whether all workers have agreed to stop; None where there is only one."""
-        return self.stop_requested if self._workers > 1 else None
-
-    @tf.autograph.experimental.do_not_convert
-    def agree_to_stop(self, count: tf.Variable) -> None:
-        """Ends the loop on all workers alike if one was asked to stop; in graph, after each step.
-
-        Args:
-          count: of the steps; the same on all workers.
-        """
-        if self._workers == 1:
-            return
-
-        def agree() -> tf.Tensor:
-            asked = sum_over_workers(self._strategy, tf.cast(self._stop_asked, tf.int32))
-            self._stop.assign(asked > 0)
-            return asked
-
-        tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
 
     # ---- how it is done
 

@@ -52,6 +52,13 @@ class Needed(Config):
     size: int
 
 
+@configclass
+class Either(OneOfConfig):
+    type: Literal["inner", "needed"] | None = None
+    inner: Inner | None = None
+    needed: Needed | None = None
+
+
 def test_fields_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Inner().size = 2  # type: ignore[misc]
@@ -150,6 +157,13 @@ def test_a_choice_holds_its_branch_and_nothing_else() -> None:
     assert Choice(type="ruled", ruled={"high": 4}).get().high == 4  # type: ignore[arg-type]
     assert chosen.replace(type="ruled").get() == Ruled()
     assert Choice.branches() == {"inner": Inner, "ruled": Ruled}
+
+
+def test_a_branch_that_is_not_chosen_is_not_made() -> None:
+    assert Either(type="inner").inner == Inner()
+    assert Either(type="needed", needed=Needed(size=3)).get().size == 3
+    with pytest.raises(ValidationError, match="size"):
+        Either(type="needed")
 
 
 def test_a_choice_that_does_not_exist_is_refused() -> None:

@@ -60,6 +60,7 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
         ("task.train_data.drop_remainder", False),
         ("task.train_data.deterministic", True),
         ("runtime.random_seed", 5),
+        ("trainer.fuse_steps", 5),
         ("runtime.mixed_precision_dtype", "bfloat16"),
     ],
 )

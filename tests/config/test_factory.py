@@ -13,7 +13,8 @@ from pydantic import dataclasses as foreign
 from trainer_kit.config.base import Config, configclass
 from trainer_kit.config.factory import make_config
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema import DataConfig, ExperimentConfig, RuntimeConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.experiment import get_experiment, register_experiment
 

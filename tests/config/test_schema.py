@@ -16,13 +16,21 @@ from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.sections import fields_of, section_class
 
 ADDITIONS = {
-    "RuntimeConfig": {"virtual_cpus", "random_seed", "deterministic_ops", "inter_op_threads", "intra_op_threads"},
+    "RuntimeConfig": {
+        "virtual_cpus",
+        "random_seed",
+        "deterministic_ops",
+        "inter_op_threads",
+        "intra_op_threads",
+        "executor",
+    },
     "TrainerConfig": {
         "best_checkpoints",
         "continuous_eval",
         "validation_sets",
         "early_stopping",
         "eval_recreate_iterator",
+        "fuse_steps",
         "hang_timeout_seconds",
         "preemption_grace_seconds",
         "recovery_learning_rate_factor",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"distribution_strategy": "off", "num_gpus": 2}, "num_gpus: distribution_strategy=off uses one device, not 2"),

@@ -80,7 +80,7 @@ def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> N
     told = [line for line in lines if line.startswith("evaluating")]
     batches = []
     for line in told:
-        match = re.fullmatch(r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:0[12]( \| 0:00:0\d left)?", line)
+        match = re.fullmatch(r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:0[12]( \| 0:00:\d\d left)?", line)
         assert match, line
         batches.append((int(match[1]), int(match[2])))
     assert batches == sorted(set(batches)) and all(0 < done < 13 for _, done in batches[1:])

@@ -55,6 +55,7 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 def test_a_run_is_the_same_as_its_copy_and_as_itself_but_for_the_clock(finished: Path, other: Path) -> None:
     edit(other / "metrics.jsonl", lambda record: record.update(seconds=9e9))
     edit(other / "evals/validation.jsonl", lambda record: record.update(seconds=9e9))
+    edit(other / "final.json", lambda record: record.update(time={"seconds": 9e9}))
     assert compare_runs(finished, other) == compare_runs(finished, finished) == []
 
 

@@ -14,6 +14,7 @@ from trainer_kit.cli.config_arguments import add_config_arguments, resolve_argum
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sources import gin_second_pass
 from trainer_kit.errors import DivergedError, ExitCode
+from trainer_kit.garbage import lasting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,11 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
     with _told("task: its module can be imported, and gin knows every name that is bound"):
         from trainer_kit.experiment import task_class
 
-        task_type = task_class(config.task)
+        with lasting():
+            task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
     with _told("machine: devices, strategy, and batches that divide"):
-        from trainer_kit.launcher import prepare
-
+        with lasting():
+            from trainer_kit.launcher import prepare
         strategy = prepare(config)
     with strategy.scope(), tempfile.TemporaryDirectory() as folder:
         task = task_type(config.task, logging_dir=folder)

@@ -23,8 +23,9 @@ from trainer_kit.checkpoints.kept_weights import KeptWeights
 from trainer_kit.checkpoints.ledger import active_records, read_records
 from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
 from trainer_kit.cli.run_view import Settings, readable
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.garbage import lasting
 from trainer_kit.lease import Lease
 from trainer_kit.run_lock import RunLock
 
@@ -146,11 +147,12 @@ def _export(
     )
     config = _config(folder, experiment)
 
-    from trainer_kit import build
-    from trainer_kit.experiment import task_class
-    from trainer_kit.launcher import prepare
-    from trainer_kit.reconciliation import put_back_lost
-    from trainer_kit.run_directory import RunDirectory
+    with lasting():
+        from trainer_kit import build
+        from trainer_kit.experiment import task_class
+        from trainer_kit.launcher import prepare
+        from trainer_kit.reconciliation import put_back_lost
+        from trainer_kit.run_directory import RunDirectory
 
     strategy = prepare(config)
     with strategy.scope():

@@ -118,9 +118,10 @@ class OneOfConfig(Config):
 
     def __post_init__(self) -> None:
         for name, branch in self.branches().items():
-            value = getattr(self, name)
-            chosen = branch() if value is None else value
-            object.__setattr__(self, name, chosen if name == self.type else None)
+            value = getattr(self, name) if name == self.type else None
+            if name == self.type and value is None:
+                value = branch()  # only of the chosen one: a class's first object costs milliseconds
+            object.__setattr__(self, name, value)
         super().__post_init__()
 
     @classmethod

@@ -24,6 +24,7 @@ Kind = Literal["safe", "dangerous"]
 _KINDS: dict[str, Kind] = {
     "": "dangerous",
     "trainer": "safe",
+    "trainer.fuse_steps": "dangerous",
     "trainer.optimizer_config.optimizer": "dangerous",
     "trainer.optimizer_config.ema": "dangerous",
     "runtime": "safe",

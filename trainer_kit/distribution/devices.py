@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
 _LOG = logging.getLogger(__name__)

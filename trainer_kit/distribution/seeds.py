@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import functools
+import random
+from types import ModuleType
 
 import keras
 
+from trainer_kit.deferred_imports import when_imported
 from trainer_kit.errors import ConfigError, Mistake
 
 SEEDS = 2**32  # NumPy takes no larger one
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy, TensorFlow and Keras, tf_keras too if it is imported; eager, on the host.
+    """Seeds Python, NumPy, TensorFlow and Keras, and tf_keras as soon as it is imported; eager, on the host.
 
     Called before the model is built, two runs of equal code draw equal initial weights, dropout masks and shuffles.
     It does not start TensorFlow's runtime, so devices can still be configured.
@@ -25,9 +28,12 @@ def seed_everything(seed: int) -> None:
     """
     if not 0 <= seed < SEEDS:
         raise ConfigError([Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")])
-    keras_2 = sys.modules.get("tf_keras")
-    if keras_2 is not None:
-        # Its layers then draw from generators, whose state is in checkpoints; else from ops that begin anew.
-        keras_2.backend.experimental.enable_tf_random_generator()
-        keras_2.utils.set_random_seed(seed)
+    when_imported("tf_keras", "seed", functools.partial(_seed_keras_2, seed))
     keras.utils.set_random_seed(seed)
+
+
+def _seed_keras_2(seed: int, keras_2: ModuleType) -> None:
+    """Does what its set_random_seed does, but for Python, NumPy and TensorFlow: numbers may be drawn already."""
+    # Its layers then draw from generators, whose state is in checkpoints; else from ops that begin anew.
+    keras_2.backend.experimental.enable_tf_random_generator()
+    keras_2.src.backend._SEED_GENERATOR.generator = random.Random(seed)

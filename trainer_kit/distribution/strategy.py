@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
-from trainer_kit.config.schema import RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import read_cluster
 from trainer_kit.distribution.meeting import wait_for_workers
 from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices

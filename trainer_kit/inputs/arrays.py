@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer_kit.inputs.order import Order
 from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
 
 _LOG = logging.getLogger(__name__)
+_MOST_ROWS, _GATHERED_BYTES = 16, 2**18
 
 
 class ArraySource:
@@ -74,11 +76,40 @@ class ArraySource:
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        if self._params.is_training or (input_context and input_context.num_input_pipelines > 1):
+        rows = self._rows(input_context)
+        if rows > 1:
+            gathered = self._order.at(position, rows=rows).map(self._gather)
+            batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
+            batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        elif self._params.is_training or (input_context and input_context.num_input_pipelines > 1):
             batches = self._order.at(position, input_context).map(self._gather)
         else:
             batches = self._slices(position, input_context.num_replicas_in_sync if input_context else 1)
         return finished(batches, self._transform, self._params, self._options)
+
+    def _rows(self, input_context: tf.distribute.InputContext | None) -> int:
+        """Returns how many batches one gather makes: a call of a function costs as much as a few kilobytes do."""
+        several = input_context is not None and input_context.num_replicas_in_sync > 1
+        if several or not self._params.is_training:
+            return 1
+        of_one = sum(array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(self._arrays))
+        return max(1, min(_MOST_ROWS, _GATHERED_BYTES // max(1, of_one * self._params.global_batch_size)))
+
+    def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
+        """Returns what `at` returns for one replica, `size` successive batches stacked to an element, by one gather.
+
+        Args:
+          position: how many global batches have been used already.
+          size: how many batches.
+
+        Returns:
+          None where batches differ in size, or are transformed one by one.
+        """
+        if not self._params.is_training or self._transform is not None:
+            return None
+        batch = self._params.global_batch_size
+        indices = self._order.at(position, rows=size).map(lambda rows: tf.reshape(rows, [size, batch]))
+        return finished(indices.map(self._gather), None, self._params.replace(prefetch_buffer_size=0), self._options)
 
     def _slices(self, position: int, replicas: int) -> tf.data.Dataset:
         """Returns the batches of one pass for all replicas, without a function in it.

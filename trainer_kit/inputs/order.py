@@ -32,17 +32,24 @@ class Order:
         self._count, self._params, self._block = examples, params, block
         _check_batch(examples, params)
 
-    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    def at(
+        self, position: int, input_context: tf.distribute.InputContext | None = None, rows: int = 1
+    ) -> tf.data.Dataset:
         """Returns the indices, int64 of shape [batch], of each batch for one replica from global batch `position` on.
 
         A worker with several replicas gets successive batches for them. In training the batch dimension is static. On
         the host.
 
+        Args:
+          position: of the first batch.
+          input_context: the worker's place among the others; None for a single replica.
+          rows: so many batches come as one of as many times the size; for training on one replica.
+
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
         share = _Share(self._params, input_context)
-        return self._shuffled(position, share) if self._params.is_training else self._in_order(position, share)
+        return self._shuffled(position, share, rows) if self._params.is_training else self._in_order(position, share)
 
     def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
         """Returns how one pass is shared out to replicas from global batch `position` on, as `at` does it.
@@ -57,7 +64,7 @@ class Order:
         rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
         return min(begin, full), full, _parts(batch, replicas), _parts(rest, replicas) if rest else []
 
-    def _shuffled(self, position: int, share: _Share) -> tf.data.Dataset:
+    def _shuffled(self, position: int, share: _Share, rows: int) -> tf.data.Dataset:
         """Returns the indices of each batch for training.
 
         The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits of each word of its
@@ -78,7 +85,7 @@ class Order:
             return order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
 
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
-        batches = epochs.rebatch(share.batch, drop_remainder=True)
+        batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
         if share.replicas > 1:
             own = slice(share.first * share.size, (share.first + share.here) * share.size)
             batches = batches.map(lambda batch: batch[own]).rebatch(share.size, drop_remainder=True)

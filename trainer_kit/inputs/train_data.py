@@ -14,6 +14,7 @@ from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method
 from trainer_kit.inputs.source import Source, made_inputs, positioned
+from trainer_kit.inputs.stacking import stacked, stacked_at
 
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
@@ -27,6 +28,12 @@ _BEGUN_AGAIN = (
 _BEFORE_IT_WAS_SET = (
     "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}; it begins "
     "anew; return the data from build_inputs instead"
+)
+
+
+_AHEAD = (
+    "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by reading the data from "
+    "its start; make trainer.steps_per_loop and the intervals multiples of fuse_steps, or return a Source"
 )
 
 
@@ -47,6 +54,7 @@ class TrainData:
 
     Attributes:
       feed: what hands out the dataset.
+      stack: so many batches come as one element, as inputs.stacking has it; 1: each by itself.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class TrainData:
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
         self._told: set[str] = set()
+        self.stack = 1
 
     @property
     def position(self) -> Position:
@@ -115,9 +124,22 @@ class TrainData:
         self._saved_iterator = ""
         self.feed.forget()
 
+    def is_made_anew(self) -> bool:
+        """Whether build_inputs makes another dataset each time, so that one that was begun leaves no trace; makes two.
+
+        One that shuffles draws another order when it is begun again.
+        """
+        made = []
+        for _ in range(2):
+            self.feed.forget()
+            self.feed.dataset  # noqa: B018  it is opened
+            made.append(self._opened)
+        return made[0] is not made[1] or isinstance(made[0], Source)
+
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""
-        return {"batch": self.position.batch, "left_out": list(self.position.left_out)}
+        stack = {"stack": self.stack} if self.stack > 1 else {}
+        return {"batch": self.position.batch, "left_out": list(self.position.left_out), **stack}
 
     def put_state(self, state: dict[str, Any] | None) -> None:
         """Goes to the position of a checkpoint; without one, to the batch of the global step.
@@ -128,6 +150,8 @@ class TrainData:
         batch, left_out = (state["batch"], state["left_out"]) if state else (self._since, ())
         self._start = Position(batch, (*left_out, *self._left_out))
         self.feed.forget()
+        if state and state.get("stack", 1) != self.stack:
+            self._saved_iterator = ""  # it is of other elements
         if self._since < self._set_at:
             self._tell(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
             self._begin_at_the_start()
@@ -136,9 +160,19 @@ class TrainData:
         """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
 
-    def save_iterator(self, prefix: str) -> None:
-        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it; on this thread."""
-        if self._saves_iterator and self.feed.started:
+    def save_iterator(self, prefix: str, *, at_place: bool = True) -> None:
+        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it; on this thread.
+
+        Args:
+          prefix: of the files.
+          at_place: whether the iterator stands where the run does. If it is ahead, nothing is saved, and a resume reads
+            the data from its start.
+        """
+        if not self._saves_iterator or not self.feed.started:
+            return
+        if not at_place:
+            self._tell(Resumption("skip", (_AHEAD,)))
+        else:
             tf.train.Checkpoint(iterator=self.feed.iterator()).write(prefix)
 
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
@@ -148,11 +182,13 @@ class TrainData:
             seen = examine(made)
             self._choose_method(seen)
             if self._saves_iterator and self._saved_iterator:
-                return made
+                return stacked(made, self.stack) if self.stack > 1 else made
             if made is self._read and seen.new_orders:
                 self._tell(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
+        if self.stack > 1:
+            return stacked_at(made, self.position, self.stack, input_context)
         return positioned(lambda _: made, params, self.position, input_context)
 
     def _begin(self, given: Any) -> Any:

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.initialization import load_initial_weights
 from trainer_kit.config.optimization import OptimizationConfig
-from trainer_kit.config.schema import DataConfig, RuntimeConfig
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.source import Source
 from trainer_kit.optimizers.factory import create_optimizer

@@ -40,7 +40,7 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
     for name in sorted({name for side in sides for name in _named_bests(side)}):
         differences += _named_best(name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides))
     differences += _lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
-    differences += _values("final.json", *(_read(os.path.join(side, "final.json")) for side in sides))
+    differences += _values("final.json", *(_final(side) for side in sides))
     return differences + [f"left over: {path}" for side in sides for path in left_over(side)]
 
 
@@ -131,6 +131,11 @@ def _evaluations(folder: str) -> list[Any]:
 
 def _history(folder: str) -> list[Any]:
     return [_without(record, WALL_CLOCK_FIELDS) for record in files.read_lines(os.path.join(folder, "metrics.jsonl"))]
+
+
+def _final(folder: str) -> Any:
+    final = _read(os.path.join(folder, "final.json"))
+    return _without(final, ("time",)) if isinstance(final, dict) else final
 
 
 def _without(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 
 from trainer_kit.deferred_imports import defer_imports
+from trainer_kit.garbage import lasting
 
 defer_imports()
-for _module in ("tensorflow", "keras", "trainer_kit.launcher", "trainer_kit.train", "trainer_kit.testing.tiny"):
-    importlib.import_module(_module)
+with lasting():
+    for _module in ("tensorflow", "keras", "trainer_kit.launcher", "trainer_kit.train", "trainer_kit.testing.tiny"):
+        importlib.import_module(_module)

@@ -1,0 +1,24 @@
+"""The executor of TensorFlow functions."""
+
+from __future__ import annotations
+
+from tensorflow.python.eager import context
+
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.distribution.executor import executor
+
+
+def _type() -> str:
+    return str(context.context().function_call_options.executor_type or "")
+
+
+def test_the_single_threaded_executor_is_used_inside_and_only_there() -> None:
+    before = _type()
+    with executor(RuntimeConfig(executor="single_threaded")):
+        assert _type() == "SINGLE_THREADED_EXECUTOR"
+    assert _type() == before
+
+
+def test_the_default_is_left_alone() -> None:
+    with executor(RuntimeConfig()):
+        assert _type() == ""

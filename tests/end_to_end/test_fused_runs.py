@@ -1,0 +1,111 @@
+"""Runs whose training steps are fused: the same numbers, exact resume, and a choice that is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.base import configclass
+from trainer_kit.errors import UsageError
+from trainer_kit.experiment import register_task
+from trainer_kit.launcher import launch
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.trainer import Trainer
+
+
+@configclass
+class _ListConfig(TinyConfig):
+    """A tiny task on a tf.data.Dataset."""
+
+
+@register_task(_ListConfig)
+class _ListTask(TinyTask):
+    """A tiny task on a tf.data.Dataset whose place is kept by its saved iterator."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        """Returns the points in their own order; the last batch of each pass is smaller."""
+        source = super().build_inputs(params.replace(is_training=False), input_context)
+        dataset = tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(params.global_batch_size)
+        return dataset.repeat() if params.is_training else dataset
+
+
+def _run(folder: Path, task: dict[str, Any] | None = None, plain_data: bool = False, **trainer: Any) -> list[Any]:
+    """Runs a tiny experiment and returns its weights and the reports of its training loops."""
+    keras.utils.clear_session()
+    config = tiny_experiment(**trainer)
+    if plain_data:
+        config = config.replace(task=_ListConfig())
+    model, _ = launch(config.replace(task=task or {}), "train", str(folder))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [model.get_weights(), {line["step"]: line["metrics"] for line in lines}]
+
+
+def _assert_equal(one: list[Any], other: list[Any]) -> None:
+    for a, b in zip(one[0], other[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_fused_steps_are_those_of_the_graph_to_float_tolerance(tmp_path: Path) -> None:
+    plain, fused = _run(tmp_path / "plain"), _run(tmp_path / "fused", fuse_steps=5)
+    for a, b in zip(plain[0], fused[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert plain[1].keys() == fused[1].keys() == {5, 10, 15, 20}
+    for step, metrics in plain[1].items():
+        assert metrics == pytest.approx(fused[1][step], rel=1e-5)
+
+
+def test_any_grouping_and_a_resume_give_the_same_bits_with_dropout(tmp_path: Path) -> None:
+    dropout = {"dropout": 0.3}
+    whole = _run(tmp_path / "whole", dropout, fuse_steps=5)
+    resumed = tmp_path / "resumed"
+    _run(resumed, dropout, fuse_steps=3, train_steps=11, steps_per_loop=5)
+    _assert_equal(whole, _run(resumed, dropout, fuse_steps=3, steps_per_loop=5))
+
+
+def test_data_with_an_iterator_to_save_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
+    loops = {"fuse_steps": 2, "steps_per_loop": 10, "summary_interval": 10}
+    whole = _run(tmp_path / "whole", plain_data=True, **loops)
+    resumed = tmp_path / "resumed"
+    _run(resumed, plain_data=True, **{**loops, "train_steps": 10, "checkpoint_interval": 7})
+    assert list(resumed.glob("ckpt-10.iterator*"))
+    _run(resumed, plain_data=True, **{**loops, "train_steps": 15})
+    assert not list(resumed.glob("ckpt-15.iterator*"))  # the last stack is half used
+    _assert_equal(whole, _run(resumed, plain_data=True, **loops))
+
+
+def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -> None:
+    class OwnLoop(Trainer):
+        def create_train_loop_fn(self) -> Any:
+            return super().create_train_loop_fn()
+
+    config = tiny_experiment(fuse_steps=5)
+    task = TinyTask(config.task)
+    parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop makes its loop itself"):
+        OwnLoop(config, *parts)
+    trainer = Trainer(config, *parts)
+    distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))
+    with pytest.raises(UsageError, match="distributed already"):
+        trainer.train_dataset = distributed
+
+
+def test_what_auto_has_chosen_is_written_down_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trainer_kit"):
+        _run(tmp_path, fuse_steps="auto", train_steps=5)
+    manifest = tmp_path / "manifest.json"
+    chosen = json.loads(manifest.read_text())["fuse_steps"]
+    assert "5 steps in one program of XLA run at" in caplog.text
+    other = {1: 5, 5: 1}[chosen]
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fuse_steps": other}))
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="trainer_kit"):
+        _run(tmp_path, fuse_steps="auto", train_steps=10)
+    assert "as when the run was started" in caplog.text
+    assert json.loads(manifest.read_text())["fuse_steps"] == other

@@ -1,0 +1,92 @@
+"""What is advised about the time of a run: figures in, one line out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.sections import fields_of
+from trainer_kit.telemetry.time_ledger import TimeAccount
+from trainer_kit.telemetry.time_verdict import RunSettings, verdict
+
+_SETTINGS = RunSettings(steps_per_loop=100, checkpoint_interval=10, validation_interval=20, can_fuse=True)
+
+
+def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.0, **seconds: float) -> TimeAccount:
+    """Of a run of 100 s, the rest of which were steps."""
+    known = {"start": 5.0, "input": 1.0, **seconds}
+    known["step"] = seconds.get("step", 100.0 - sum(known.values()))
+    return TimeAccount(known, 100.0, steps, evaluations, first_evaluation or seconds.get("evaluation", 0.0) / 5)
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .* can be told from a longer run$"),
+        (_times(input=62), r"^input-bound: 62 % of the time was spent waiting for data; try task\.train_data\.cache="),
+        (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try trainer\.fuse_steps=auto"),
+        (_times(input=25), r"^input: 25 % of the time was spent waiting"),
+        (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval \(now 20\), or .*continuous"),
+        (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval \(now 10\)$"),
+        (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
+        (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
+        (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop \(now 100\)$"),
+        (_times(steps=400_000), r"^short steps: 94 % of .* steps of 0\.23 ms; try trainer\.fuse_steps=auto$"),
+        (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
+        (_times(steps=10), r"in steps of 9400 ms; "),
+        (_times(start=40, input=19, step=20), r"^nothing stands out: 20 % of the time was spent in steps of 20 ms$"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_took_the_time_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
+    assert re.search(told, verdict(times, _SETTINGS)), verdict(times, _SETTINGS)
+
+
+def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
+    assert verdict(_times(evaluation=19, save=12), _SETTINGS).startswith("save: 12 %")
+    assert verdict(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
+
+
+def test_a_run_that_took_no_step_has_no_verdict() -> None:
+    assert verdict(_times(steps=0), _SETTINGS) == ""
+
+
+def test_one_evaluation_at_the_end_and_the_tracing_of_the_first_cannot_be_saved() -> None:
+    assert not verdict(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
+    assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith("evaluation")
+    assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith("evaluation: 40 %")
+
+
+def test_what_the_run_has_already_is_not_advised() -> None:
+    assert "train_data.cache" not in verdict(_times(input=62), replace(_SETTINGS, cache=True))
+    assert "prefetch_buffer_size" not in verdict(_times(input=62), _SETTINGS)
+    assert "prefetch_buffer_size=null" in verdict(_times(input=62), replace(_SETTINGS, prefetches=False))
+    short = _times(steps=400_000)
+    assert verdict(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
+    tiny = replace(_SETTINGS, can_fuse=False, steps_per_loop=1000)
+    assert verdict(_times(steps=10**6), tiny).endswith("steps of 0.094 ms; try runtime.executor=single_threaded")
+    for done in ("single_threaded", "fused"):
+        assert verdict(_times(steps=10**6), replace(tiny, **{done: True})).startswith("compute-bound")
+    assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
+    assert verdict(short, replace(_SETTINGS, compiled=False)).startswith("eager steps: 94 %")
+
+
+def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
+    times = TimeAccount({"start": 5.0, "step": 95.0}, 100.0, 1000)
+    assert "in which what they waited for data cannot be told" in verdict(times, _SETTINGS)
+
+
+def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
+    bad = replace(_SETTINGS, prefetches=False)
+    runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
+    lines = [verdict(times, bad) for times in (*runs, _times(), _times(steps=400_000))]
+    lines += [verdict(_times(), replace(bad, compiled=False))]
+    lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False))]
+    named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
+    config = ExperimentConfig()
+    known = {f"{part}.{name}" for part in ("task", "trainer", "runtime") for name in fields_of(getattr(config, part))}
+    known |= {f"task.train_data.{name}" for name in fields_of(config.task.train_data)}
+    assert named <= known
+    assert len(named) >= 11

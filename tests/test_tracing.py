@@ -1,0 +1,27 @@
+"""Functions in graph that tell when they are traced again."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.tracing import LoopFunction
+
+
+def _iterator(batch: int) -> object:
+    return iter(tf.data.Dataset.range(8).map(lambda x: (x, 1.0)).batch(batch, drop_remainder=True))
+
+
+def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+    loop = LoopFunction(lambda iterator, number: next(iterator)[0][0] + number, "the training loop")
+    first = _iterator(2)
+    loop.graph(first, tf.constant(1, tf.int64))
+    with caplog.at_level(logging.WARNING):
+        for iterator in (first, _iterator(2)):
+            assert int(loop(iterator, tf.constant(1, tf.int64))) == 1
+        assert caplog.text == ""
+        assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
+    assert "the training loop is traced again" in caplog.text
+    assert "its batches are int64(4,), float32(4,), and were int64(2,), float32(2,);" in caplog.text

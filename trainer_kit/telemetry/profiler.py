@@ -1,0 +1,85 @@
+"""Traces some steps of a run with TensorFlow's profiler, for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.profile_window import NO_WINDOW, ProfileSteps, ProfileWindow, profile_steps
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True) -> Iterator[None]:
+    """While entered, has `trainer` traced when it takes the steps of `profile`; nothing else of the run changes. Eager.
+
+    The trace is written to `folder`/plugins/profile/<time>/ after the last of the steps, or when this is left before
+    that. What TensorFlow's profiler cannot do is a warning, and the run goes on.
+
+    Args:
+      trainer: whose loops run in parts; its global_step is where it begins.
+      profile: the first and the last step to be traced, as "10:20"; None: none are.
+      folder: of the training summaries.
+      writes: whether this worker writes the trace; the others run their loops in the same parts.
+
+    Raises:
+      UsageError: when `profile` is no window of steps, or the trainer does not run its loops in parts.
+    """
+    if profile is None:
+        yield
+        return
+    steps = profile_steps(profile)
+    _check(trainer, steps)
+    window = ProfileWindow(steps, lambda: writes and _start(folder), lambda: _stop(steps, folder))
+    step = int(trainer.global_step.numpy())
+    window.after(step)
+    if window.passed and writes:
+        _LOG.info("profile=%s: no trace is written, since the run goes on from step %d", steps, step)
+    trainer.parts.window = window
+    try:
+        yield
+    finally:
+        trainer.parts.window = NO_WINDOW
+        window.close()
+        if not window.started and not window.passed and writes:
+            _LOG.info("profile=%s: no trace is written, since the run ended before step %d", steps, steps.first)
+
+
+def _check(trainer: Any, steps: ProfileSteps) -> None:
+    if not hasattr(trainer, "parts"):
+        what = "a ready-made trainer that is no trainer_kit.trainer.Trainer"
+    elif isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
+        what = "asynchronous training"
+    else:
+        return
+    raise UsageError(f"profile={steps}: {what} runs whole loops, of which no steps can be traced apart; leave it out")
+
+
+def _start(folder: str) -> bool:
+    try:
+        tf.profiler.experimental.start(folder)
+    except Exception as error:  # whatever it is, the run is worth more than its trace
+        _LOG.warning("no trace is written: %s", _reason(error))
+        return False
+    return True
+
+
+def _stop(steps: ProfileSteps, folder: str) -> None:
+    try:
+        tf.profiler.experimental.stop()
+    except Exception as error:
+        _LOG.warning("the trace cannot be written in %s: %s", folder, _reason(error))
+        return
+    where = os.path.join(folder, "plugins", "profile")
+    _LOG.info("the trace of steps %d to %d is in %s, for TensorBoard", steps.first, steps.last, where)
+
+
+def _reason(error: Exception) -> str:
+    return (str(getattr(error, "message", None) or error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,110 @@
+"""The forms of a trainer's training loop: each step by itself, or so many as one program of XLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema import ONE_REPLICA
+from trainer_kit.errors import UsageError
+from trainer_kit.fused_loop import FusedLoop, Stack
+from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.loops import TrainLoop
+from trainer_kit.metrics import MetricSet
+
+
+class TrainLoops:
+    """The methods of a trainer that concern the form of its loop; to be inherited from.
+
+    Attributes:
+      data: the training data.
+      input_seconds: that the last loop waited for batches; None when that is not known.
+    """
+
+    data: TrainData
+    input_seconds: float | None
+    _strategy: tf.distribute.Strategy
+    _train_set: MetricSet
+    _stop: tf.Variable
+    config: Any
+    _train_step_in_step: Any
+    _train_results: Any
+
+    def init_train_loops(self, fuse_steps: int) -> None:
+        """Makes so many steps one program; after the data.
+
+        Raises:
+          UsageError: when they cannot be.
+        """
+        self._stack = Stack()
+        self._loops: dict[int, Any] = {}  # by how many steps are one program
+        self._train_loop: Any = None
+        self.input_seconds = None
+        self.fuse(fuse_steps)
+
+    @property
+    def fuse_steps(self) -> int:
+        """How many training steps are one program of XLA; 1: none is."""
+        return self._fuse_steps
+
+    def fuse(self, steps: int) -> None:
+        """Makes so many training steps one program from the next loop on; 1: none.
+
+        Raises:
+          UsageError: when they cannot be.
+        """
+        if steps > 1 and (problem := self.problem_of_fusing()):
+            raise UsageError(f"trainer.fuse_steps={steps}: {problem}")
+        self._fuse_steps = self.data.stack = steps
+        self._train_loop = None
+        self._stack.clear()
+        self.data.feed.forget()
+
+    def problem_of_fusing(self) -> str:
+        """Returns why training steps cannot be one program of XLA, as far as that is known before they are tried."""
+        replicas, given = self._strategy.num_replicas_in_sync, self.data.feed.given
+        if replicas > 1:
+            return f"there are {replicas} replicas; {ONE_REPLICA}"
+        if isinstance(self._strategy, (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)):
+            return f"{type(self._strategy).__name__} compiles its loops by itself, or not at all; set fuse_steps=1"
+        if not self.config.trainer.train_tf_while_loop:
+            return "trainer.train_tf_while_loop is false; set it to true"
+        if self.has_own_loop:
+            return f"{type(self).__name__} makes its loop itself, by create_train_loop_fn; set fuse_steps=1"
+        if given is not None and not isinstance(given, tf.data.Dataset):
+            return "the ready-made dataset is distributed already; give a tf.data.Dataset, or set fuse_steps=1"
+        return ""
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether a subclass makes the training loop itself."""
+        return False
+
+    def loop_of(self, fuse_steps: int) -> Any:
+        """Returns the training loop in which so many steps are one program, traced once for its kind of data."""
+        if fuse_steps not in self._loops:
+            self._loops[fuse_steps] = self._new_loop(fuse_steps)
+        return self._loops[fuse_steps]
+
+    def forget_train_loop(self) -> None:
+        """Has the training loop traced anew, because something it was traced with has changed."""
+        self._train_loop, self._loops = None, {}
+
+    def next_batch(self) -> Any:
+        """Takes the next batch out of the training data; eager, on the host."""
+        iterator = self.data.iterator()
+        return self._stack.next_batch(iterator) if self._fuse_steps > 1 else next(iterator)
+
+    def metric_variables(self) -> list[Any]:
+        """Returns the variables of all training metrics."""
+        return self._train_set.variables()
+
+    def _new_loop(self, fuse_steps: int) -> TrainLoop | FusedLoop:
+        parts = (self._train_set.reset, self._train_step_in_step, self._train_results, self._stop)
+        if fuse_steps > 1:
+            return FusedLoop(*parts, self._stack, fuse_steps)
+        options = self.config.trainer
+        return TrainLoop(
+            *parts, use_tf_function=options.train_tf_function, use_tf_while_loop=options.train_tf_while_loop
+        )
