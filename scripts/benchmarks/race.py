@@ -2,7 +2,9 @@
 
 All of a round are forked from one process that has imported TensorFlow, get ready side by side, and then run window by
 window while the others stand still, in an order that changes. So a slow second of the machine hits neighbours alike,
-which processes that run one after the other do not have; and tf.data tunes itself for each process alone.
+which processes that run one after the other do not have; and tf.data tunes itself for each process alone. Those that
+stand still are stopped by a signal: their threads would otherwise take time from the one whose turn it is, and get data
+ready, or finish a save, that counts as no time of theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import multiprocessing
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,9 +131,9 @@ class Fresh:
         """What it has written."""
         return self._output.read_text(errors="replace")
 
-    def kill(self) -> None:
-        """Ends it."""
-        self._process.kill()
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends it a signal."""
+        self._process.send_signal(number)
 
     def wait(self, timeout: float) -> Ended:
         """Returns how it ended."""
@@ -144,14 +147,16 @@ class Runner:
         self._child, self._connection = child, connection
 
     def receive(self, within: float) -> Any:
-        """Returns what it tells next.
+        """Returns what it tells next, at which it is stopped.
 
         Raises:
           RuntimeError: when it has ended, or tells nothing in time; with the last lines that it has written.
         """
         try:
             if self._connection.poll(within):
-                return self._connection.recv()
+                told = self._connection.recv()
+                self._child.kill(signal.SIGSTOP)
+                return told
             reason = f"nothing for {within:g} s"
         except (EOFError, OSError):
             reason = f"ended with {self._child.wait(ENDED_WITHIN).code}"
@@ -159,6 +164,7 @@ class Runner:
 
     def window(self, seconds: float) -> tuple[int, float]:
         """Lets it run; returns (count, seconds)."""
+        self._child.kill(signal.SIGCONT)
         with contextlib.suppress(OSError):  # it has ended, and `receive` tells why
             self._connection.send(seconds)
         count, taken = self.receive(seconds + WINDOW_WITHIN)

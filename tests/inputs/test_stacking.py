@@ -13,6 +13,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.stacking import problem_of_stacking, stacked, stacked_at
+from trainer_kit.inputs.transformations import kind_of, transformations
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
 
@@ -69,14 +70,13 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
 
 def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None:
     dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
-    plain, prefetched = stacked(dataset, 4), stacked_at(dataset.prefetch(3), Position(1), 4)
-    assert _unstacked(prefetched, 2) == _unstacked(plain, 2)[1:]
-    waiting, kinds = [prefetched], []
-    while waiting:
-        part = waiting.pop()
-        kinds.append(type(part).__name__)
-        waiting += part._inputs()
-    assert kinds.count("_PrefetchDataset") == 1
+    options = tf.data.Options()
+    options.deterministic = True
+    plain, prefetched = stacked(dataset, 4), dataset.prefetch(3).with_options(options)
+    stacks = stacked_at(prefetched, Position(1), 4)
+    assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
+    assert [kind_of(part) for part in transformations(stacks)].count("Prefetch") == 1
+    assert stacks.options().deterministic is True
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from scripts.benchmarks.race import Contender, Plan, race
 from trainer_kit.testing import ForkServer
 
 RUNNERS = """
+import threading
 import time
 
 def run(pacer, folder, seconds, loops=10**9):
@@ -17,6 +19,14 @@ def run(pacer, folder, seconds, loops=10**9):
         time.sleep(seconds)
         pacer.done(5)
     raise ValueError(f"out of loops in {folder}")
+
+def tick(pacer, folder):
+    ticks, gained = [], 0
+    threading.Thread(target=lambda: [(time.sleep(0.001), ticks.append(1)) for _ in range(10**5)], daemon=True).start()
+    while True:
+        before = len(ticks)
+        pacer.done(1 + gained)
+        gained = len(ticks) - before
 """
 
 
@@ -41,6 +51,14 @@ def test_contenders_take_turns_and_one_that_fails_says_why_while_the_others_go_o
     assert list(outcome.failed) == ["two"] and "out of loops" in outcome.failed["two"]
     assert outcome.windows["two"] == [] == outcome.windows["three"]
     assert missing.absent == "nothing_like_it not installed"
+
+
+def test_the_threads_of_those_that_wait_for_their_turn_stand_still(contender: Contender) -> None:
+    ticking = Contender(name="two", label="two", run="runners:tick", fresh=True)
+    slow = replace(contender, options={"seconds": 0.4})
+    outcome = race(ForkServer(), [slow, ticking], Plan(rounds=1, windows=3, seconds=0.0, warm_up=0), "sleepers")
+    assert outcome.failed == {}
+    assert max(count for count, _ in outcome.windows["two"][0][1:]) < 100  # of up to 400; all get ready side by side
 
 
 def test_a_race_is_over_when_all_have_come_far_enough(contender: Contender) -> None:

@@ -26,6 +26,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops.options import ExternalStatePolicy
 from tensorflow.python.framework import op_def_registry
 
+from trainer_kit.inputs.transformations import kind_named, kind_of, transformations
 from trainer_kit.unsaved_state import nodes, unsaved_state
 
 Method = Literal["iterator", "skip", "inexact"]
@@ -112,7 +113,7 @@ def examine(dataset: tf.data.Dataset) -> Examination:
     found: dict[str, list[str]] = {field: [] for field in Examination.__dataclass_fields__}
     if dataset.options().deterministic is False:
         found["any_order"].append("options(): deterministic=False")
-    for part in _parts(dataset):
+    for part in transformations(dataset):
         for field, text in (*_of_transformation(part), *_of_functions(part), *_of_passes(part)):
             if text not in found[field]:
                 found[field].append(text)
@@ -187,22 +188,6 @@ def _listed(texts: tuple[str, ...]) -> str:
     return ", ".join(texts[:_FIRST_LOOK]) + more
 
 
-def _parts(dataset: Any) -> Iterator[Any]:
-    """Yields the dataset and all that it is made from, each once."""
-    waiting, seen = [dataset], set()
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting += part._inputs()
-
-
-def _kind(name: str) -> str:
-    """Returns "ParallelMap" for the class _ParallelMapDataset and for the op ParallelMapDatasetV2."""
-    return re.sub(r"Dataset(V\d)?$", "", name.lstrip("_"))
-
-
 def _spelled(kind: str) -> str:
     name = _SPELLED.get(kind, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower())
     return f"{name}()"
@@ -212,7 +197,7 @@ def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for one transformation."""
     if type(part).__name__ == "DatasetV1Adapter":  # passes on inputs and functions of what it stands for
         part = part._dataset
-    kind = _kind(type(part).__name__)
+    kind = kind_of(part)
     name = _spelled(kind)
     if kind == "Variant":  # TensorFlow made it from another one, such as the numbers of enumerate
         yield from _of_graph(part, "a dataset inside another")
@@ -236,7 +221,7 @@ def _draws_new_orders(part: Any) -> bool:
 
 def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for each shuffle below a repeat, unless all between hand on at once."""
-    if _kind(type(part).__name__) != "Repeat":
+    if kind_of(part) != "Repeat":
         return
     waiting = [(below, "") for below in part._inputs()]
     seen = set()
@@ -245,7 +230,7 @@ def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
         if (id(below), bool(between)) in seen:
             continue
         seen.add((id(below), bool(between)))
-        kind = _kind(type(below).__name__)
+        kind = kind_of(below)
         if _draws_new_orders(below) and between:
             yield "not_savable", f"{_spelled(kind)}, {between}, repeat()"
         if kind not in _HAND_ON:
@@ -263,7 +248,7 @@ def _of_graph(part: Any, name: str) -> Iterator[tuple[str, str]]:
     for node in nodes(tf.compat.v1.GraphDef.FromString(text.numpy())):
         yield from _of_op(node, name)
         if node.op.startswith("Shuffle"):
-            yield "new_orders", f"{name}: {_spelled(_kind(node.op))}"
+            yield "new_orders", f"{name}: {_spelled(kind_named(node.op))}"
 
 
 def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
@@ -279,7 +264,7 @@ def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _of_functions(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for the ops in a transformation's functions, and in their functions."""
-    name = _spelled(_kind(type(part).__name__))
+    name = _spelled(kind_of(part))
     for wrapper in part._functions():
         for node in nodes(wrapper.function.graph.as_graph_def()):
             yield from _of_op(node, name)
@@ -306,7 +291,7 @@ def _of_op(node: Any, name: str) -> Iterator[tuple[str, str]]:
 
 def _of_inner_dataset(node: Any, name: str) -> Iterator[tuple[str, str]]:
     """The same for a dataset that is made inside a function, as by interleave."""
-    kind = _kind(node.op)
+    kind = kind_named(node.op)
     inner = name if name == _spelled(kind) else f"{name}: {_spelled(kind)}"
     yield from _of_kind(kind, inner)
     if kind.startswith("Shuffle"):

@@ -9,8 +9,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import positioned
-
-_READY = 2  # elements that are stacked ahead, while the loop uses another one
+from trainer_kit.inputs.transformations import kind_of
 
 
 def stacked_at(
@@ -39,7 +38,7 @@ def stacked_at(
     spec = whole.element_spec
     if problem := problem_of_stacking(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
-    return whole.map(lambda *parts: (size, _element(parts, spec))).prefetch(_READY)
+    return whole.map(lambda *parts: (size, _element(parts, spec))).prefetch(tf.data.AUTOTUNE)
 
 
 def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -55,9 +54,13 @@ def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     if problem := problem_of_stacking(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
-        return dataset.batch(size).map(lambda *parts: _fill_up(_element(parts, spec), spec, size)).prefetch(_READY)
+        return (
+            dataset.batch(size)
+            .map(lambda *parts: _fill_up(_element(parts, spec), spec, size))
+            .prefetch(tf.data.AUTOTUNE)
+        )
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(lambda *parts: _runs(_element(parts, spec), spec, size)).prefetch(_READY)
+    return ragged.flat_map(lambda *parts: _runs(_element(parts, spec), spec, size)).prefetch(tf.data.AUTOTUNE)
 
 
 def problem_of_stacking(spec: Any) -> str:
@@ -79,8 +82,10 @@ def _without_prefetch(made: Any) -> Any:
     """Returns a dataset without the prefetch that it ends with, if it does: stacks are prefetched, and a hand-over of
     each batch between threads costs as much as a small step.
     """
-    ends_so = isinstance(made, tf.data.Dataset) and type(made).__name__ == "_PrefetchDataset"
-    return made._inputs()[0] if ends_so else made
+    if not isinstance(made, tf.data.Dataset) or kind_of(made) not in ("Prefetch", "Options"):
+        return made
+    (before,) = made._inputs()
+    return before if kind_of(made) == "Prefetch" else _without_prefetch(before).with_options(made.options())
 
 
 @tf.autograph.experimental.do_not_convert

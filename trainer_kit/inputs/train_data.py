@@ -15,6 +15,7 @@ from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method
 from trainer_kit.inputs.source import Source, made_inputs, positioned
 from trainer_kit.inputs.stacking import stacked, stacked_at
+from trainer_kit.inputs.tuner import without_idle_tuner
 
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
@@ -178,18 +179,19 @@ class TrainData:
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
         self._opened, self._saves_iterator = made, False
+        data = without_idle_tuner(made)
         if not isinstance(made, Source):
             seen = examine(made)
             self._choose_method(seen)
             if self._saves_iterator and self._saved_iterator:
-                return stacked(made, self.stack) if self.stack > 1 else made
+                return stacked(data, self.stack) if self.stack > 1 else data
             if made is self._read and seen.new_orders:
                 self._tell(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
         if self.stack > 1:
-            return stacked_at(made, self.position, self.stack, input_context)
-        return positioned(lambda _: made, params, self.position, input_context)
+            return stacked_at(data, self.position, self.stack, input_context)
+        return positioned(lambda _: data, params, self.position, input_context)
 
     def _begin(self, given: Any) -> Any:
         """Returns a ready-made dataset from the position on, if it has one."""
@@ -233,4 +235,5 @@ class TrainData:
 
 def open_whole(build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
     """Opens the data of one worker at its beginning; for validation."""
-    return positioned(build_inputs, params, Position(), input_context)
+    made = without_idle_tuner(made_inputs(build_inputs, params, input_context))
+    return positioned(lambda _: made, params, Position(), input_context)
