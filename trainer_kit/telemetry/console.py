@@ -23,7 +23,7 @@ from trainer_kit.telemetry.report import EvaluationProgress, Report
 
 _LOG = logging.getLogger(__name__)
 # A drawing takes 1 to 2 ms of the interpreter, which the training loop needs too.
-_DRAWINGS_PER_SECOND = 4
+_DRAWINGS_PER_SECOND = 2
 
 
 class ConsoleWriter:
