@@ -100,7 +100,7 @@ def _sections(options: argparse.Namespace) -> Iterator[Section]:
     only = _wanted(options)
     if not only or any(name in only for name in COLD):
         commands = [command for command in cold.COMMANDS if command.quick or not options.quick]
-        rounds = options.rounds or (1 if options.quick else 3)
+        rounds = options.rounds or (1 if options.quick else 2)
         yield from cold.measure(commands, rounds, warm_up=not chosen, growing=not options.quick)
 
 

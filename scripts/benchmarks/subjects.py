@@ -159,7 +159,7 @@ def dense() -> Subject:
         title="dense net 64-32-10, batch 32",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=4, windows=4, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=3, windows=4, seconds=0.4, warm_up=0.7),
         quick_rounds=2,
     )
 
@@ -173,11 +173,10 @@ def larger(net: str, title: str) -> Subject:
         *by_hand({"net": net, "loop": LOOP}),
         ours("ours", "ours, default", net, at_least(0.98)),
         ours("ours_auto", "ours, fuse_steps=auto", net, at_least(0.97), trainer={"fuse_steps": "auto"}),
-        ours("ours_arrays", "ours with an ArraySource", net, task={"source": "arrays"}),
         ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
         *peers(net, "by_hand"),
     ]
-    plan = Plan(rounds=3, windows=3, seconds=0.6)
+    plan = Plan(rounds=2, windows=3, seconds=0.6)
     return Subject(name=net, title=title, unit="steps/s", contenders=tuple(contenders), plan=plan)
 
 
@@ -194,7 +193,7 @@ def replicas(net: str) -> Subject:
         title=f"two replicas on virtual CPUs, {net}",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=3, windows=3, seconds=0.6),
+        plan=Plan(rounds=2, windows=3, seconds=0.6),
         quick_rounds=int(net == "dense"),
     )
 
@@ -221,7 +220,7 @@ def everything(net: str, loop: int, checkpoint_interval: int, seconds: float) ->
         title=f"asynchronous checkpoints, summaries, progress, ten actions (evaluations do not count), {net}",
         unit="steps/s",
         contenders=contenders,
-        plan=Plan(rounds=3, windows=3, seconds=seconds, warm_up=2.5),
+        plan=Plan(rounds=3, windows=2, seconds=seconds, warm_up=2.5),
         equals=("bare", "again"),
     )
 
@@ -231,12 +230,14 @@ def evaluation(name: str, examples: int) -> Subject:
     options = {"net": "dense", "examples": examples}
     contenders = [*by_hand(options, function="evaluate")]
     run, in_graph = f"{OURS}:evaluate", {"eval_tf_while_loop": True}
-    for row, label, goals, more in (
+    rows: list[tuple[str, str, tuple[Goal, ...], dict[str, Any]]] = [
         ("ours", "ours", (at_least(0.95),), {}),
         ("ours_arrays", "ours with an ArraySource", (), {"source": "arrays"}),
-        ("ours_aggregating", "ours, aggregating step by step", (), {"aggregates": True}),
         ("ours_in_graph", "ours, aggregating in one graph", (), {"aggregates": True, "trainer": in_graph}),
-    ):
+    ]
+    if examples <= SHORT:  # a long one takes seconds, of a table that should not take many minutes
+        rows.append(("ours_aggregating", "ours, aggregating step by step", (), {"aggregates": True}))
+    for row, label, goals, more in rows:
         given = {**options, **more}
         contenders.append(
             Contender(name=row, label=label, run=run, options=given, to="by_hand", goals=goals, quick=bool(goals))
@@ -248,7 +249,7 @@ def evaluation(name: str, examples: int) -> Subject:
         title=f"evaluations of {-(-examples // 32):,} batches, dense",
         unit="batches/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=3, windows=3, seconds=0.5, warm_up=0.5),
+        plan=Plan(rounds=2, windows=3, seconds=0.5, warm_up=0.5),
     )
 
 
@@ -290,7 +291,7 @@ def resumes(net: str = "heavy", size: int = 32) -> Subject:
         title="from an imported TensorFlow to the first step, 32 variables of 4 MiB",
         unit="ms",
         contenders=contenders,
-        plan=Plan(rounds=2, windows=2, seconds=0, warm_up=0),
+        plan=Plan(rounds=2, windows=1, seconds=0, warm_up=0),
         scale=1000.0,
         quick_rounds=0,
     )
