@@ -32,9 +32,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "finetune_directory",
     ),
     (
-        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "tracing", "loops",
-        "fused_loop", "stopping", "train_loops", "soundness", "python_state", "graph_reduction", "eval_loops",
-        "metrics", "requirements", "async_training",
+        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "loops", "stopping",
+        "train_loops", "soundness", "python_state", "metrics", "requirements", "async_training",
     ),
     ("trainer", "evaluator", "fuse_choice", "serving", "callbacks"),
     (
@@ -49,12 +48,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
     "tasks": {"inputs", "optimizers", "checkpoints", "user_code"},
-    "loops": {"tracing"},
-    "graph_reduction": {"loops", "tracing", "python_state", "user_code"},
-    "eval_loops": {"loops", "tracing", "graph_reduction"},
-    "fused_loop": {"loops", "tracing"},
+    "loops": {"python_state", "user_code"},
     "stopping": {"loops", "distribution"},
-    "train_loops": {"loops", "fused_loop", "inputs", "metrics"},
+    "train_loops": {"loops", "inputs", "metrics"},
     "trainer": {"evaluator"},
     "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending", "early_stopping"},
     "controller": {"early_stopping"},

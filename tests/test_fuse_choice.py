@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import DataError
 from trainer_kit.fuse_choice import choose_fuse_steps, largest_stack
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.trainer import Trainer
@@ -25,12 +26,17 @@ class _PythonTask(TinyTask):
         return loss + 0 * tf.ensure_shape(tf.py_function(lambda: 1.0, [], tf.float32), [])
 
 
-def _trainer(config: ExperimentConfig, task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Trainer:
+def _trainer(
+    config: ExperimentConfig,
+    task_type: type[TinyTask] = TinyTask,
+    trainer_type: type[Trainer] = Trainer,
+    **arguments: Any,
+) -> Trainer:
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     task = task_type(config.task)
     optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
-    return Trainer(config, task, task.build_model(), optimizer, **arguments)
+    return trainer_type(config, task, task.build_model(), optimizer, **arguments)
 
 
 def _config() -> ExperimentConfig:
@@ -101,6 +107,47 @@ def test_a_step_that_writes_summaries_stays_as_it_is_and_writes_them_in_the_run(
         trainer.train(tf.constant(2))
     writer.flush()
     assert sum(b"own" in path.read_bytes() for path in tmp_path.iterdir()) == 1
+
+
+class _EmptyTask(TinyTask):
+    """A task whose data holds no batch, which tells only when it is read."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        """Returns none of the points."""
+        return super().build_inputs(params, input_context).at(0).take(3).filter(lambda *batch: False)
+
+
+def test_data_without_a_batch_is_told_of_by_the_run_and_not_by_the_timing() -> None:
+    trainer = _trainer(_config(), _EmptyTask)
+    assert choose_fuse_steps(trainer) is None
+    with pytest.raises(DataError, match=r"task\.train_data has no batch"):
+        trainer.train(tf.constant(2))
+
+
+class _GreedyTrainer(Trainer):
+    """Takes several batches for a step."""
+
+    def next_train_inputs(self, iterator: Any) -> Any:
+        """Returns the last of two batches."""
+        next(iterator)
+        return next(iterator)
+
+
+class _LoopingTrainer(Trainer):
+    """Takes several batches for a step, in a loop in graph."""
+
+    def next_train_inputs(self, iterator: Any) -> Any:
+        """Returns the last of three batches."""
+        more = lambda number, _: (number + 1, next(iterator))  # noqa: E731
+        return tf.while_loop(lambda number, _: number < 2, more, (0, next(iterator)))[1]
+
+
+@pytest.mark.parametrize("kind", [_GreedyTrainer, _LoopingTrainer])
+def test_steps_that_take_several_batches_stay_as_they_are(kind: type[Trainer]) -> None:
+    trainer = _trainer(_config(), trainer_type=kind)
+    choice = choose_fuse_steps(trainer)
+    assert choice is not None
+    assert (choice.fuse_steps, "takes more than one batch" in choice.reason) == (1, True)
 
 
 class _SameTask(TinyTask):

@@ -10,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.requirements import check_exact_resume, check_model, check_sections
 from trainer_kit.testing import tiny_experiment
@@ -34,16 +35,25 @@ def test_data_is_needed_unless_a_dataset_was_given(name: str) -> None:
 
 def test_a_model_without_variables_is_refused_with_what_to_do() -> None:
     with pytest.raises(UsageError, match=r"Module has no variables yet; build it in build_model"):
-        check_model(tf.Module(), False, tf.distribute.get_strategy())
+        check_model(tf.Module(), RuntimeConfig(), tf.distribute.get_strategy())
 
 
 def test_xla_is_refused_on_several_replicas() -> None:
     model, replicas = tf.Module(), SimpleNamespace(num_replicas_in_sync=2)
     model.weight = tf.Variable(1.0)
     with pytest.raises(UsageError, match="enable_xla needs one replica, and there are 2"):
-        check_model(model, True, replicas)
-    check_model(model, False, replicas)
-    check_model(model, True, tf.distribute.get_strategy())
+        check_model(model, RuntimeConfig(enable_xla=True), replicas)
+    check_model(model, RuntimeConfig(), replicas)
+    check_model(model, RuntimeConfig(enable_xla=True), tf.distribute.get_strategy())
+
+
+def test_the_single_threaded_executor_is_refused_on_several_replicas() -> None:
+    model, replicas = tf.Module(), SimpleNamespace(num_replicas_in_sync=2)
+    model.weight = tf.Variable(1.0)
+    one_thread = RuntimeConfig(executor="single_threaded")
+    with pytest.raises(UsageError, match=r"it is for one device, and there are 2 replicas; set executor=default"):
+        check_model(model, one_thread, replicas)
+    check_model(model, one_thread, tf.distribute.get_strategy())
 
 
 @pytest.mark.parametrize(

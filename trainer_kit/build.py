@@ -12,6 +12,7 @@ from typing import Any
 
 import orbit
 import tensorflow as tf
+from pydantic import ValidationError
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import BestCheckpoints
@@ -23,6 +24,7 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric
+from trainer_kit.errors import UsageError
 from trainer_kit.fuse_choice import choose_fuse_steps
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.reconciliation import put_back_lost
@@ -284,7 +286,14 @@ def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> Exper
     if kept is None:
         return config
     _LOG.info("trainer.fuse_steps=auto: %s, as when the run was started", _form(kept))
-    return config.replace(trainer={"fuse_steps": kept})
+    try:
+        return config.replace(trainer={"fuse_steps": kept})
+    except ValidationError as error:
+        raise UsageError(
+            f"{error.errors()[0]['msg']}; {kept} is what trainer.fuse_steps=auto chose when the run in "
+            f"{directory.path} was started: go on as it was started, or with trainer.fuse_steps=1 and "
+            "--allow_config_change=trainer.fuse_steps"
+        ) from None
 
 
 def get_ready_to_train(trainer: Any, config: ExperimentConfig, directory: RunDirectory, summaries: Any) -> int | None:

@@ -19,7 +19,7 @@ from trainer_kit.checkpoints.folder import DIVERGED
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.variables import model_variables
 from trainer_kit.errors import DivergedError
-from trainer_kit.loops import OneElement
+from trainer_kit.loops.elements import OneElement
 from trainer_kit.optimizers import gradients
 from trainer_kit.scalars import to_json_number
 

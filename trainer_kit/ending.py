@@ -23,6 +23,7 @@ from trainer_kit.errors import (
     explained,
 )
 from trainer_kit.progress import BETWEEN
+from trainer_kit.requirements import problem_of_one_thread
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
 from trainer_kit.telemetry.time_verdict import RunSettings, verdict
@@ -167,16 +168,16 @@ def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[
     times, options, task = reports.times.account(), run.config.trainer, run.config.task
     if not times.steps:
         return {}, []
-    data, trainer = getattr(task, "train_data", None), run.controller.trainer
+    data, trainer, runtime = getattr(task, "train_data", None), run.controller.trainer, run.config.runtime
     problem_of_fusing = getattr(trainer, "problem_of_fusing", lambda: "it is no Trainer of ours")
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
-        compiled=options.train_tf_while_loop and not run.config.runtime.run_eagerly,
+        compiled=options.train_tf_while_loop and not runtime.run_eagerly,
         fused=getattr(trainer, "fuse_steps", 1) > 1,
         can_fuse=options.fuse_steps == 1 and not problem_of_fusing(),
-        single_threaded=run.config.runtime.executor == "single_threaded",
+        can_use_one_thread=runtime.executor == "default" and not problem_of_one_thread(run.controller.strategy),
         cache=getattr(data, "cache", False),
         prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
     )

@@ -17,9 +17,9 @@ from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import UsageError
-from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.inputs.feed import Feed
-from trainer_kit.loops import batch_counter
+from trainer_kit.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
+from trainer_kit.loops.host_variables import batch_counter
 from trainer_kit.metrics import MetricSet, to_numpy
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.user_code import converted

@@ -18,9 +18,10 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.distribution.executor import executor
-from trainer_kit.fused_loop import SummariesError, refusal_of_xla
 from trainer_kit.inputs.feed import Feed
+from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.stacking import problem_of_stacking, stacked
+from trainer_kit.loops.fused_loop import UnfusableError, refusal_of_xla
 
 LARGEST = 100  # steps in a program: more gain nothing, and a stop waits for them
 _STACK_BYTES = 128 * 2**20
@@ -50,7 +51,7 @@ def choose_fuse_steps(trainer: Any, summaries: tf.summary.SummaryWriter | None =
       summaries: what the steps write their summaries to in the run. None are written here.
 
     Returns:
-      What is faster; None when a stop was asked for meanwhile.
+      What is faster; None when a stop was asked for meanwhile, or no batch can be read: the run will tell why.
     """
     if problem := trainer.problem_of_fusing():
         return Choice(1, problem)
@@ -71,6 +72,10 @@ def choose_fuse_steps(trainer: Any, summaries: tf.summary.SummaryWriter | None =
     try:
         with writing, tf.summary.record_if(lambda: trainer.global_step < 0), executor(trainer.config.runtime):
             return _timed(trainer, dataset.take(1).cache().repeat(), size)
+    except tf.errors.OpError as error:
+        if isinstance(error, tf.errors.OutOfRangeError) or damage_in(error):
+            return None
+        raise
     finally:
         trainer.fuse(1)
 
@@ -85,12 +90,14 @@ def _timed(trainer: Any, batches: tf.data.Dataset, size: int) -> Choice | None:
     plain, fused = (_Form(trainer.loop_of(1), batches), _Form(trainer.loop_of(size), stacked(batches, size)))
     try:
         graphs = [plain.trace(), fused.trace()]
-    except SummariesError as error:
+    except UnfusableError as error:
         trainer.forget_train_loop()  # the summaries of the loop that was traced are never written
         return Choice(1, str(error))
     with _state_kept(trainer, graphs):
         try:
             fused.run(1)
+        except tf.errors.ResourceExhaustedError:
+            return Choice(1, f"{size} steps in one program of XLA take more memory than there is")
         except tf.errors.OpError as error:
             if (reason := refusal_of_xla(error)) is None:
                 raise

@@ -24,18 +24,32 @@ def check_sections(config: Any, train_data: bool, validation_data: bool) -> None
             raise AttributeError(f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset")
 
 
-def check_model(model: Any, enable_xla: bool, strategy: tf.distribute.Strategy) -> None:
-    """Raises UsageError when the model has no variables yet, or XLA is asked for with several replicas."""
+def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raises UsageError when the model has no variables yet, or `runtime` asks for what the devices cannot do."""
     if not getattr(model, "variables", None):
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet; build it in build_model, "
             "for instance by calling it once on a batch of zeros"
         )
-    if enable_xla and strategy.num_replicas_in_sync > 1:
+    if runtime.enable_xla and strategy.num_replicas_in_sync > 1:
         raise UsageError(
             f"runtime.enable_xla needs one replica, and there are {strategy.num_replicas_in_sync}: XLA "
             "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
         )
+    if getattr(runtime, "executor", "default") == "single_threaded" and (problem := problem_of_one_thread(strategy)):
+        raise UsageError(f"runtime.executor=single_threaded: {problem}; set executor=default")
+
+
+def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
+    """Returns why runtime.executor=single_threaded cannot be used; "" if it can.
+
+    That executor hands nothing from device to device.
+    """
+    if strategy.num_replicas_in_sync > 1:
+        return f"it is for one device, and there are {strategy.num_replicas_in_sync} replicas"
+    if accelerators := [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("TPU")]:
+        return f"it is for one CPU, and there is {accelerators[0].name}"
+    return ""
 
 
 def tell_dropped_assertions(graph: tf.Graph) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from trainer_kit.distribution.workers import sum_over_workers, worker_count
-from trainer_kit.loops import stop_variable
+from trainer_kit.loops.host_variables import stop_variable
 
 AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
 

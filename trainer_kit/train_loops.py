@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from trainer_kit.config.schema import ONE_REPLICA
 from trainer_kit.errors import UsageError
-from trainer_kit.fused_loop import FusedLoop, Stack
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.loops import TrainLoop
+from trainer_kit.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.loops.train_loop import TrainLoop
 from trainer_kit.metrics import MetricSet
 
 
@@ -56,10 +56,9 @@ class TrainLoops:
         """
         if steps > 1 and (problem := self.problem_of_fusing()):
             raise UsageError(f"trainer.fuse_steps={steps}: {problem}")
-        self._fuse_steps = self.data.stack = steps
-        self._train_loop = None
+        self._fuse_steps, self._train_loop = steps, None
         self._stack.clear()
-        self.data.feed.forget()
+        self.data.put_in_stacks(steps)
 
     def problem_of_fusing(self) -> str:
         """Returns why training steps cannot be one program of XLA, as far as that is known before they are tried."""
@@ -70,6 +69,8 @@ class TrainLoops:
             return f"{type(self._strategy).__name__} compiles its loops by itself, or not at all; set fuse_steps=1"
         if not self.config.trainer.train_tf_while_loop:
             return "trainer.train_tf_while_loop is false; set it to true"
+        if self.config.runtime.run_eagerly:
+            return "runtime.run_eagerly is true; set it to false"
         if self.has_own_loop:
             return f"{type(self).__name__} makes its loop itself, by create_train_loop_fn; set fuse_steps=1"
         if given is not None and not isinstance(given, tf.data.Dataset):

@@ -30,11 +30,11 @@ from trainer_kit.distribution.replica_values import (
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.evaluator import Evaluator
-from trainer_kit.fused_loop import not_compiled
 from trainer_kit.inputs.feed import Feed, no_batch
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loop_parts import LoopParts
+from trainer_kit.loops.fused_loop import not_compiled
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
@@ -89,7 +89,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
         self._checkpoint_exporter, self._trains, self._evaluates = checkpoint_exporter, train, evaluate
         self._global_step = orbit.utils.create_global_step()
-        check_model(model, config.runtime.enable_xla, self._strategy)
+        check_model(model, config.runtime, self._strategy)
         self._build_optimizers()
         self._average = self._moving_average()
         seed = getattr(config.runtime, "random_seed", 0)

@@ -119,8 +119,7 @@ def _by_hand(folder: str, net: str, size: int) -> tuple[tf.train.CheckpointManag
     run, iterator = learner.loop(), iter(nets.pipeline(net))
 
     def step() -> list[float]:
-        run(iterator, tf.constant(1))
-        return [float(metric.result()) for metric in learner.metrics]
+        return [float(result) for result in run(iterator, tf.constant(1))]
 
     checkpoint = tf.train.Checkpoint(model=learner.model, optimizer=learner.optimizer)
     return tf.train.CheckpointManager(checkpoint, f"{folder}/run", max_to_keep=1), step

@@ -181,6 +181,7 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
         (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
         (schema.RuntimeConfig, {"num_cores_per_replica": 2}, "num_cores_per_replica"),
         (schema.RuntimeConfig, {"virtual_cpus": 2, "num_gpus": 1}, "virtual_cpus"),
+        (schema.RuntimeConfig, {"virtual_cpus": 2, "executor": "single_threaded"}, "executor"),
     ],
 )
 def test_rules_across_fields(config_class: type[Config], values: dict[str, Any], field: str) -> None:

@@ -90,6 +90,8 @@ def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -
     parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
     with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop makes its loop itself"):
         OwnLoop(config, *parts)
+    with pytest.raises(UsageError, match=r"runtime\.run_eagerly is true"):
+        Trainer(config.replace(runtime={"run_eagerly": True}), *parts)
     trainer = Trainer(config, *parts)
     distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))
     with pytest.raises(UsageError, match="distributed already"):
@@ -109,3 +111,7 @@ def test_what_auto_has_chosen_is_written_down_and_kept(tmp_path: Path, caplog: p
         _run(tmp_path, fuse_steps="auto", train_steps=10)
     assert "as when the run was started" in caplog.text
     assert json.loads(manifest.read_text())["fuse_steps"] == other
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fuse_steps": 5}))
+    there = tiny_experiment(fuse_steps="auto").replace(runtime={"virtual_cpus": 2})
+    with pytest.raises(UsageError, match=r"5 needs one replica.*; 5 is what trainer\.fuse_steps=auto chose"):
+        launch(there, "train", str(tmp_path))

@@ -73,6 +73,19 @@ def test_a_restored_run_is_fed_what_it_would_have_been(build: Any, tmp_path: Pat
     assert second.take(7) == whole[5:]
 
 
+def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> None:
+    whole = _Run(_shuffled).take(8)
+    first = _Run(_shuffled)
+    first.take(5)
+    first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
+    second = _Run(_shuffled, step=5)
+    second.data.restored(str(tmp_path / "ckpt-5.iterator"))
+    second.data.put_state(first.data.state())
+    second.data.put_in_stacks(3)
+    count, batches = next(second.data.iterator())
+    assert (int(count), batches.numpy().tolist()) == (3, whole[5:])
+
+
 def _no_build(params: DataConfig) -> Any:
     raise AssertionError("build_inputs was called")
 

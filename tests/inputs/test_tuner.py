@@ -37,6 +37,11 @@ def test_the_tuner_stays_where_a_number_of_threads_may_be_found(transform: Any) 
     assert without_idle_tuner(data) is data
 
 
+def test_the_tuner_stays_where_tensorflow_adds_a_prefetch_only_with_it() -> None:
+    data = _plain().unbatch().batch(2)
+    assert without_idle_tuner(data) is data
+
+
 def test_what_the_user_has_set_stays() -> None:
     tuned, threads = tf.data.Options(), tf.data.Options()
     tuned.autotune.enabled = True
@@ -52,8 +57,8 @@ def test_what_is_no_plain_dataset_comes_back_as_it_is() -> None:
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_training_and_validation_data_are_opened_without_an_idle_tuner(stack: int) -> None:
-    build = lambda params: _plain().repeat() if params.is_training else _plain()  # noqa: E731
+    build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731
     data = TrainData(lambda open_at: open_at(build, DataConfig(is_training=True), None), lambda: 2, one_iterator=True)
-    data.stack = stack
+    data.put_in_stacks(stack)
     assert data.feed.dataset.options().autotune.enabled is False
     assert open_whole(build, DataConfig(), None).options().autotune.enabled is False

@@ -65,10 +65,10 @@ def test_what_the_run_has_already_is_not_advised() -> None:
     assert "prefetch_buffer_size=null" in verdict(_times(input=62), replace(_SETTINGS, prefetches=False))
     short = _times(steps=400_000)
     assert verdict(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
-    tiny = replace(_SETTINGS, can_fuse=False, steps_per_loop=1000)
+    tiny = replace(_SETTINGS, can_fuse=False, can_use_one_thread=True, steps_per_loop=1000)
     assert verdict(_times(steps=10**6), tiny).endswith("steps of 0.094 ms; try runtime.executor=single_threaded")
-    for done in ("single_threaded", "fused"):
-        assert verdict(_times(steps=10**6), replace(tiny, **{done: True})).startswith("compute-bound")
+    for done in ({"can_use_one_thread": False}, {"fused": True}):
+        assert verdict(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
     assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
     assert verdict(short, replace(_SETTINGS, compiled=False)).startswith("eager steps: 94 %")
 
@@ -83,7 +83,7 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
     lines = [verdict(times, bad) for times in (*runs, _times(), _times(steps=400_000))]
     lines += [verdict(_times(), replace(bad, compiled=False))]
-    lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False))]
+    lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False, can_use_one_thread=True))]
     named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
     config = ExperimentConfig()
     known = {f"{part}.{name}" for part in ("task", "trainer", "runtime") for name in fields_of(getattr(config, part))}

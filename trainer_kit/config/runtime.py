@@ -20,7 +20,7 @@ class RuntimeConfig(Config):
         parameter_server or tpu.
       virtual_cpus: splits the CPU into so many devices, for real multi-replica runs without accelerators; 0: not.
       executor: how TensorFlow runs the operations of a loop: default, on all threads; single_threaded, one after the
-        other, which is faster for tiny models on a CPU (steps of less than 0.2 ms) and slower for all others. The
+        other, which is faster for tiny models on one CPU (steps of less than 0.2 ms) and slower for all others. The
         numbers are the same.
       random_seed: of Python, NumPy, TensorFlow and Keras.
       deterministic_ops: use TensorFlow's deterministic kernels, where there is a choice.
@@ -100,6 +100,8 @@ class RuntimeConfig(Config):
             yield "num_gpus", "distribution_strategy=tpu uses no GPUs; remove num_gpus"
         if self.virtual_cpus and self.num_gpus:
             yield "virtual_cpus", "cannot be combined with num_gpus; set one of them"
+        if self.virtual_cpus > 1 and self.executor == "single_threaded":
+            yield "executor", "single_threaded is for one device, not virtual_cpus; use default"
         if self.virtual_cpus > 1 and strategy not in ("auto", "mirrored"):
             yield "virtual_cpus", f"distribution_strategy={strategy} does not split the CPU; use mirrored"
         if self.tpu and strategy not in ("auto", "tpu"):

@@ -125,6 +125,13 @@ class TrainData:
         self._saved_iterator = ""
         self.feed.forget()
 
+    def put_in_stacks(self, size: int) -> None:
+        """Has so many batches come as one element, from the next iterator on; 1: each by itself."""
+        if size != self.stack:
+            self._saved_iterator = ""  # it is of other elements
+        self.stack = size
+        self.feed.forget()
+
     def is_made_anew(self) -> bool:
         """Whether build_inputs makes another dataset each time, so that one that was begun leaves no trace; makes two.
 

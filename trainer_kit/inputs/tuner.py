@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from trainer_kit.inputs.transformations import kind_of, transformations
 
-# They have no number of threads to choose, nor functions, which tf.data may spread over threads if it may tune. A
-# prefetch finds its size without the tuner.
+# They have no number of threads to choose, nor functions, which tf.data may spread over threads if it may tune.
 _NOTHING_TO_TUNE = {
     "AssertCardinality", "Batch", "Cache", "Concatenate", "Options", "PaddedBatch", "Prefetch", "Range", "Rebatch",
     "Repeat", "Shard", "Shuffle", "Skip", "Take", "Tensor", "TensorSlice", "Unbatch", "Window", "Zip",
@@ -24,14 +23,16 @@ _NOTHING_TO_TUNE = {
 def without_idle_tuner(dataset: Any) -> Any:
     """Returns `dataset`, with the tuner off if there is nothing to tune in it; on the host.
 
-    The elements and their order are the same. What the user has set in options.autotune stays.
+    The elements and their order are the same. What the user has set in options.autotune stays. A pipeline has to end
+    in a prefetch, which finds its size by itself: to one that does not, tf.data adds one only while it may tune.
 
     Args:
       dataset: a tf.data.Dataset; anything else, such as a distributed one, comes back as it is.
     """
     if not isinstance(dataset, tf.data.Dataset) or dataset.options().autotune.enabled is not None:
         return dataset
-    if any(kind_of(part) not in _NOTHING_TO_TUNE for part in transformations(dataset)):
+    parts = [kind_of(part) for part in transformations(dataset)]
+    if not _NOTHING_TO_TUNE.issuperset(parts) or next(kind for kind in [*parts, ""] if kind != "Options") != "Prefetch":
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -23,7 +23,7 @@ class RunSettings:
       compiled: whether steps are compiled, in one loop.
       fused: whether several steps are one program.
       can_fuse: whether steps could be fused, and are not.
-      single_threaded: whether runtime.executor is that.
+      can_use_one_thread: whether runtime.executor could be single_threaded, and is not.
       cache: of the training data.
       prefetches: whether batches of the training data are made ahead.
     """
@@ -34,7 +34,7 @@ class RunSettings:
     compiled: bool = True
     fused: bool = False
     can_fuse: bool = False
-    single_threaded: bool = False
+    can_use_one_thread: bool = False
     cache: bool = False
     prefetches: bool = True
 
@@ -122,7 +122,7 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
         return f"short loops: {took}; raise trainer.steps_per_loop (now {settings.steps_per_loop})"
     if each < _SHORT_STEP and settings.can_fuse:
         return f"short steps: {took}; try trainer.fuse_steps=auto"
-    if each < _TINY_STEP and not settings.fused and not settings.single_threaded:
+    if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:
         return f"short steps: {took}; try runtime.executor=single_threaded"
     waits = "" if "input" in times.seconds else ", in which what they waited for data cannot be told"
     if share < max(times.share(name) for name in times.seconds):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.counting_step import Counter, batches
+from tests.loops.counting_step import Counter, batches
 from trainer_kit.errors import DataError
-from trainer_kit.eval_loops import EvalLoop, StatefulEvalLoop, check_evaluated
+from trainer_kit.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
 
 
 @pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])

@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.graph_reduction import GraphReduction, NotInGraph, Reduce
-from trainer_kit.loops import Readback, Step, eager, over_elements
-from trainer_kit.tracing import LoopFunction, graph_function
+from trainer_kit.loops.elements import over_elements
+from trainer_kit.loops.graph_reduction import GraphReduction, NotInGraph, Reduce
+from trainer_kit.loops.readback import Readback
+from trainer_kit.loops.tracing import LoopFunction, eager, graph_function
+from trainer_kit.loops.train_loop import Step
 
 _LOG = logging.getLogger(__name__)
 

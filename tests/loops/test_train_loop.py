@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.counting_step import Counter, batches
-from trainer_kit.loops import OneElement, Readback, TrainLoop
+from tests.loops.counting_step import Counter, batches
+from trainer_kit.loops.elements import OneElement
+from trainer_kit.loops.readback import Readback
+from trainer_kit.loops.train_loop import TrainLoop
 
 
 @pytest.mark.parametrize(("function", "loop"), [(True, True), (True, False), (False, False)])

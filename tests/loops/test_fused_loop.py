@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tests.counting_step import Counter
-from trainer_kit.fused_loop import FusedLoop, Stack, not_compiled, refusal_of_xla
+from tests.loops.counting_step import Counter
 from trainer_kit.inputs.stacking import stacked
+from trainer_kit.loops.fused_loop import FusedLoop, Stack, not_compiled, refusal_of_xla
 
 
 def _loop(counter: Counter, stack: Stack) -> FusedLoop:

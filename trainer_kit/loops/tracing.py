@@ -16,6 +16,11 @@ def graph_function(function: Callable[..., Any]) -> Any:
     return tf.function(function, autograph=False)
 
 
+def eager(function: Callable[..., Any]) -> Any:
+    """Returns `function` as it is, where another loop has it compiled."""
+    return function
+
+
 class LoopFunction:
     """A loop or a step in graph. Called with an iterator first; eager, on the host.
 

@@ -15,8 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.loops import Begin, OneElement, Readback, Results, Step, WaitingClock
-from trainer_kit.tracing import graph_function, tell_retracing
+from trainer_kit.loops.elements import OneElement, WaitingClock
+from trainer_kit.loops.readback import Readback
+from trainer_kit.loops.tracing import graph_function, tell_retracing
+from trainer_kit.loops.train_loop import Begin, Results, Step
 from trainer_kit.unsaved_state import nodes
 
 # What users call the operations that XLA lacks.
@@ -25,9 +27,14 @@ _SPELLED = {
     "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
 }  # fmt: skip
 
+_OVERDRAWN = (
+    "trainer.fuse_steps: a training step takes more than one batch from its iterator, and fused steps take one each; "
+    "set trainer.fuse_steps to 1"
+)
 
-class SummariesError(UsageError):
-    """Steps that write summaries cannot be fused."""
+
+class UnfusableError(UsageError):
+    """Steps that cannot be fused, which is known as soon as they are traced."""
 
 
 class Stack:
@@ -172,8 +179,14 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
 
     def program(batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
         def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
-            with tf.name_scope(""):
-                step(OneElement(tf.nest.map_structure(lambda stack: stack[number], batches)))
+            batch = OneElement(tf.nest.map_structure(lambda stack: stack[number], batches))
+            try:
+                with tf.name_scope(""):
+                    step(batch)
+            except Exception:
+                if batch.overdrawn:
+                    raise UnfusableError(_OVERDRAWN) from None
+                raise
             return (number + 1,)
 
         tf.while_loop(lambda number: number < end, one_step, (begin,))
@@ -190,7 +203,7 @@ def _refuse_summaries(graph: tf.Graph, size: int) -> None:
     """Raises UsageError when the steps write summaries: XLA's own message would not say so."""
     for node in nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
-            raise SummariesError(
+            raise UnfusableError(
                 f"trainer.fuse_steps={size}: XLA cannot compile the training step: it writes a tf.summary "
                 f"({node.name}); report it as a metric, or set trainer.fuse_steps to 1"
             )

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.loops import OneElement, Step, over_elements
+from trainer_kit.loops.elements import OneElement, over_elements
+from trainer_kit.loops.tracing import graph_function
+from trainer_kit.loops.train_loop import Step
 from trainer_kit.python_state import PythonState
-from trainer_kit.tracing import graph_function
 from trainer_kit.user_code import converted
 
 Reduce = Callable[[Any, Any], Any]

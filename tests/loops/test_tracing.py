@@ -7,7 +7,7 @@ import logging
 import pytest
 import tensorflow as tf
 
-from trainer_kit.tracing import LoopFunction
+from trainer_kit.loops.tracing import LoopFunction
 
 
 def _iterator(batch: int) -> object:

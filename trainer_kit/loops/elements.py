@@ -1,0 +1,127 @@
+"""The elements of the data as a loop in graph takes them: timed, one by one, or until there are no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class WaitingClock:
+    """An iterator that adds up how long its elements were waited for; in graph, on the host.
+
+    It costs nothing that can be measured: two operations for an element. What is asked for inside another graph, of a
+    tf.function, a tf.cond or a loop in the step, is not timed: its seconds could not leave that graph.
+
+    Args:
+      iterator: over the data.
+      waited: float64 scalar, seconds before.
+
+    Attributes:
+      waited: with those of the elements since.
+    """
+
+    def __init__(self, iterator: Any, waited: tf.Tensor) -> None:
+        self._iterator, self.waited = iterator, waited
+
+    def __iter__(self) -> WaitingClock:
+        return self
+
+    def __next__(self) -> Any:
+        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None):
+            return next(self._iterator)
+        begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            element = next(self._iterator)
+        parts = [part for part in tf.nest.flatten(element, expand_composites=True) if tf.is_tensor(part)]
+        with tf.control_dependencies(parts):
+            self.waited += tf.timestamp() - begin
+        return element
+
+    get_next = __next__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+class OneElement:
+    """An iterator over one element, so that steps which call `next(iterator)` run inside the graph's loop.
+
+    Asked for in a loop of the step's own, it would be the same one each time: a loop in graph is traced once.
+
+    Args:
+      element: of the data.
+
+    Attributes:
+      overdrawn: whether more than this element was asked for.
+
+    Raises:
+      ValueError: when a step asks for a second element; evaluate such a step with eval_tf_function=False.
+    """
+
+    def __init__(self, element: Any) -> None:
+        self._left, self._graph, self.overdrawn = [element], tf.compat.v1.get_default_graph(), False
+
+    def __iter__(self) -> OneElement:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._left or self._in_an_inner_loop():
+            self.overdrawn = True
+            raise ValueError(
+                "an evaluation step took two elements from its iterator; set trainer.eval_tf_function=false"
+            )
+        return self._left.pop()
+
+    get_next = __next__
+
+    def _in_an_inner_loop(self) -> bool:
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None and graph is not self._graph:
+            if type(graph).__name__ == "WhileBodyFuncGraph":
+                return True
+            graph = getattr(graph, "outer_graph", None)
+        return False
+
+
+def over_elements(
+    iterator: Any,
+    limit: tf.Tensor,
+    stop: tf.Variable,
+    step: Callable[[OneElement, Any], Any],
+    state: Sequence[tf.Tensor] = (),
+    done: int | tf.Tensor = 0,
+) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is asked for; in graph.
+
+    `get_next_as_optional` ends the loop inside the graph: no exception, ragged batches and replicas included.
+
+    Args:
+      iterator: over the data.
+      limit: how many steps at most, those done before included; -1 is all of the data.
+      stop: of stop_variable.
+      step: takes an iterator over one element, and the state.
+      state: tensors; each keeps its dtype and its static shape.
+      done: steps done before.
+
+    Returns:
+      How many are done, those before included, and the state.
+    """
+
+    def go_on(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> tf.Tensor:
+        return tf.logical_and(tf.logical_and(element.has_value(), wanted), tf.logical_not(stop))
+
+    def one_step(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> Any:
+        with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+            state = step(OneElement(element.get_value()), state)
+        wanted = tf.not_equal(done + 1, limit)
+        # A branch around the step itself would cost more than a small step.
+        return done + 1, wanted, tf.cond(wanted, iterator.get_next_as_optional, lambda: element), state
+
+    done, state = tf.convert_to_tensor(done), list(state)
+    values = (done, tf.not_equal(done, limit), iterator.get_next_as_optional(), state)
+    shapes = (None, None, None, [tensor.shape for tensor in state])
+    done, _, _, state = tf.while_loop(go_on, one_step, values, shapes)
+    return done, state
