@@ -7,7 +7,6 @@ data is opened anew.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ import tensorflow as tf
 from trainer_kit.distribution.executor import executor
 from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.records import damage_in
-from trainer_kit.inputs.stacking import problem_of_stacking, stacked
+from trainer_kit.inputs.stacking import bytes_of, problem_of_stacking, stacked
 from trainer_kit.loops.fused_loop import UnfusableError, refusal_of_xla
 
 LARGEST = 100  # steps in a program: more gain nothing, and a stop waits for them
@@ -65,7 +64,7 @@ def choose_fuse_steps(trainer: Any, summaries: tf.summary.SummaryWriter | None =
         return Choice(1, f"a batch cannot be taken of a {type(dataset).__name__}")
     if problem := problem_of_stacking(dataset.element_spec):
         return Choice(1, problem)
-    size = largest_stack(trainer.config.trainer.steps_per_loop, _bytes(dataset.element_spec))
+    size = largest_stack(trainer.config.trainer.steps_per_loop, bytes_of(dataset.element_spec))
     if size < 2:
         return Choice(1, "no two steps fit into a program: steps_per_loop is a prime number, or batches are large")
     writing = summaries.as_default() if summaries is not None else contextlib.nullcontext()
@@ -143,11 +142,6 @@ class _Form:
         self._loop(self._iterator, tf.constant(steps, tf.int32))
         self.seconds = (time.perf_counter() - begin) / steps
         return self.seconds
-
-
-def _bytes(spec: Any) -> int:
-    """The size of a batch, as far as its spec tells."""
-    return sum(math.prod(size or 1 for size in part.shape) * part.dtype.size for part in tf.nest.flatten(spec))
 
 
 def _ratio(plain: _Form, fused: _Form, longest: int) -> float:

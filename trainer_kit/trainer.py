@@ -32,6 +32,7 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.evaluator import Evaluator
 from trainer_kit.inputs.feed import Feed, no_batch
 from trainer_kit.inputs.records import damage_in
+from trainer_kit.inputs.stacking import tell_large_stacks
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loop_parts import LoopParts
 from trainer_kit.loops.fused_loop import not_compiled
@@ -246,6 +247,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
                     check_exact_resume(graph, getattr(options, "require_exact_resume", False))
                     if self._fuse_steps > 1:
                         tell_dropped_assertions(graph)
+                        tell_large_stacks(iterator.element_spec)
                 self.input_seconds = None
                 self.loop_steps, self._results["train"] = self.parts.run(loop, iterator, num_steps, not self.cut_short)
                 self.input_seconds = self.parts.waited

@@ -12,7 +12,7 @@ from trainer_kit.config.schema import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
-from trainer_kit.inputs.stacking import problem_of_stacking, stacked, stacked_at
+from trainer_kit.inputs.stacking import problem_of_stacking, stacked, stacked_at, tell_large_stacks
 from trainer_kit.inputs.transformations import kind_of, transformations
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
@@ -77,6 +77,15 @@ def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None
     assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
     assert [kind_of(part) for part in transformations(stacks)].count("Prefetch") == 1
     assert stacks.options().deterministic is True
+
+
+def test_stacks_that_may_fill_the_memory_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    spec = (tf.TensorSpec([], tf.int32), {"x": tf.TensorSpec([100, 128, 224, 224, 3], tf.float32)})
+    tell_large_stacks(spec)
+    assert "the batches of one program take 7.2 GiB" in caplog.text
+    caplog.clear()
+    tell_large_stacks(stacked(tf.data.Dataset.range(8).batch(2), 3).element_spec)
+    assert caplog.text == ""
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +12,9 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import positioned
 from trainer_kit.inputs.transformations import kind_of
+
+_LOG = logging.getLogger(__name__)
+_LARGE = 2**29  # bytes
 
 
 def stacked_at(
@@ -76,6 +81,21 @@ def problem_of_stacking(spec: Any) -> str:
                 "pad or crop the examples to one shape"
             )
     return ""
+
+
+def bytes_of(spec: Any) -> int:
+    """Returns the size of an element in bytes, as far as its spec tells."""
+    return sum(math.prod(size or 1 for size in part.shape) * part.dtype.size for part in tf.nest.flatten(spec))
+
+
+def tell_large_stacks(spec: Any) -> None:
+    """Warns when a stack, an element of this spec, is so large that some that are prefetched may fill the memory."""
+    if (size := bytes_of(spec)) > _LARGE:
+        _LOG.warning(
+            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next ones are read ahead; "
+            "fewer steps gain as much",
+            size / 2**30,
+        )
 
 
 def _without_prefetch(made: Any) -> Any:
