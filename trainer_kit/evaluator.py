@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import orbit
@@ -45,7 +46,7 @@ class Evaluator(orbit.AbstractEvaluator):
     _checkpoint_exporter: Any
     _stop: tf.Variable
     _is_async: bool
-    _results: dict[str, Any]
+    _results: SimpleNamespace
 
     def init_evaluation(self, metrics: Sequence[Any], feeds: Mapping[str, Feed]) -> None:
         """Sets what evaluations are made of; in scope.
@@ -57,6 +58,8 @@ class Evaluator(orbit.AbstractEvaluator):
         self._eval_set, self._eval_feeds = MetricSet("validation_loss", metrics, exact=True), dict(feeds)
         self._eval_loops: dict[tuple[str, bool], Any] = {}  # each set has its own, traced with the set's name
         self._set_results: dict[str, Any] = {}
+        # Of the last loops. No dict: TensorFlow would track what is put into one, at half a millisecond for each loop.
+        self._results = SimpleNamespace(train=None, validation=None)
         self._evaluated_sets = tuple(feeds)  # by the last evaluation, or the one under way
         self.eval_seconds: dict[str, float] = {}
         self.evaluated_batches = batch_counter()
@@ -148,7 +151,7 @@ class Evaluator(orbit.AbstractEvaluator):
             else:
                 loop(iterator, num_steps)
         self.join()
-        results = self._results.pop("validation", None)
+        results, self._results.validation = self._results.validation, None
         self._set_results[name] = to_numpy(self._eval_set.results()) if results is None else results
         return state
 
@@ -203,7 +206,7 @@ class Evaluator(orbit.AbstractEvaluator):
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
             if options.eval_tf_function:
-                done, self._results["validation"] = whole(iterator, num_steps)
+                done, self._results.validation = whole(iterator, num_steps)
             else:
                 done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
             check_evaluated(done, int(num_steps), self.stop_requested)

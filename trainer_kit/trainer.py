@@ -105,7 +105,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self._run_options = run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
         self.parts = LoopParts(lambda: int(self._global_step.numpy()))
-        self._looked_into, self._results = False, {}  # the loop is searched, once, for state that no checkpoint holds
+        self._looked_into = False  # the loop is searched, once, for state that no checkpoint holds
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
@@ -249,7 +249,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
                         tell_dropped_assertions(graph)
                         tell_large_stacks(iterator.element_spec)
                 self.input_seconds = None
-                self.loop_steps, self._results["train"] = self.parts.run(loop, iterator, num_steps, not self.cut_short)
+                self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
                 self.input_seconds = self.parts.waited
                 self.cut_short = 0 < self.loop_steps < int(num_steps)
             except (tf.errors.OutOfRangeError, StopIteration):
@@ -274,7 +274,8 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
         self.join()
-        results = self._results.pop("train") if "train" in self._results else to_numpy(self._train_results())
+        found, self._results.train = self._results.train, None
+        results = to_numpy(self._train_results()) if found is None else found
         self.sound = {1: True, 0: False}.get(int(results.pop(_SOUND, -1)))
         return dict(results)
 
