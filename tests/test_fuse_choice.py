@@ -150,6 +150,14 @@ def test_steps_that_take_several_batches_stay_as_they_are(kind: type[Trainer]) -
     assert (choice.fuse_steps, "takes more than one batch" in choice.reason) == (1, True)
 
 
+def test_eager_functions_are_not_fused_and_a_config_that_asks_for_both_is_refused() -> None:
+    choice = choose_fuse_steps(_trainer(_config().replace(runtime={"run_eagerly": True})))
+    assert choice is not None
+    assert (choice.fuse_steps, choice.reason) == (1, "runtime.run_eagerly is true; set it to false")
+    with pytest.raises(ValueError, match=r"5 fuses steps of a graph; set runtime\.run_eagerly=false"):
+        tiny_experiment(fuse_steps=5).replace(runtime={"run_eagerly": True})
+
+
 class _SameTask(TinyTask):
     """A task whose data is one dataset for good."""
 

@@ -285,15 +285,16 @@ def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> Exper
     kept = kept_fuse_steps(directory.path) if config.trainer.fuse_steps == "auto" else None
     if kept is None:
         return config
-    _LOG.info("trainer.fuse_steps=auto: %s, as when the run was started", _form(kept))
     try:
-        return config.replace(trainer={"fuse_steps": kept})
+        resolved = config.replace(trainer={"fuse_steps": kept})
     except ValidationError as error:
         raise UsageError(
             f"{error.errors()[0]['msg']}; {kept} is what trainer.fuse_steps=auto chose when the run in "
             f"{directory.path} was started: go on as it was started, or with trainer.fuse_steps=1 and "
             "--allow_config_change=trainer.fuse_steps"
         ) from None
+    _LOG.info("trainer.fuse_steps=auto: %s, as when the run was started", _form(kept))
+    return resolved
 
 
 def get_ready_to_train(trainer: Any, config: ExperimentConfig, directory: RunDirectory, summaries: Any) -> int | None:

@@ -90,8 +90,6 @@ def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -
     parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
     with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop makes its loop itself"):
         OwnLoop(config, *parts)
-    with pytest.raises(UsageError, match=r"runtime\.run_eagerly is true"):
-        Trainer(config.replace(runtime={"run_eagerly": True}), *parts)
     trainer = Trainer(config, *parts)
     distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))
     with pytest.raises(UsageError, match="distributed already"):

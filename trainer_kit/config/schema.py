@@ -271,12 +271,17 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Validation sets by name, and batches to train on that virtual CPUs share equally.
+        """Validation sets by name, fused steps, and batches to train on that virtual CPUs share equally.
 
         Other strategies know their replicas on the machine only.
         """
         yield from self._set_rules()
         runtime = self.runtime
+        if runtime.run_eagerly and self.trainer.fuse_steps not in (1, "auto"):
+            yield (
+                "trainer.fuse_steps",
+                f"{self.trainer.fuse_steps} fuses steps of a graph; set runtime.run_eagerly=false",
+            )
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
         replicas = runtime.virtual_cpus
