@@ -21,6 +21,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.feed import Feed
 from trainer_kit.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.loops.host_variables import batch_counter
+from trainer_kit.loops.write_order import writes_after
 from trainer_kit.metrics import MetricSet, to_numpy
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.user_code import converted
@@ -235,7 +236,7 @@ class Evaluator(orbit.AbstractEvaluator):
         """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
         inputs, passthrough = converted(self.next_eval_inputs)(iterator)
         # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
-        with tf.control_dependencies(local_tensors(inputs, self._strategy)):
+        with writes_after(local_tensors(inputs, self._strategy)):
             self.evaluated_batches.assign_add(1)
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)

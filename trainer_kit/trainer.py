@@ -36,6 +36,7 @@ from trainer_kit.inputs.stacking import tell_large_stacks
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loop_parts import LoopParts
 from trainer_kit.loops.fused_loop import not_compiled
+from trainer_kit.loops.write_order import writes_after
 from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
@@ -288,7 +289,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def train_step(self, iterator: Any) -> None:
         """Uses one element of the iterator for one step on every replica; in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
-        with tf.control_dependencies(local_tensors(inputs, self._strategy)):  # no count moves when the data has ended
+        with writes_after(local_tensors(inputs, self._strategy)):
             self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:

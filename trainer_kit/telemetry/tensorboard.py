@@ -95,12 +95,7 @@ class SummaryManager:
         """
         self._newest.clear()
         for relative_path in self._folders_with_events():
-            writer = self.summary_writer(relative_path)
-            with self._storage_errors(relative_path):
-                for _ in range(2):
-                    # The public writer has no way to take an event that is no summary.
-                    tf.raw_ops.ImportEvent(writer=writer._resource, event=_restart(int(step) + 1))
-                writer.flush()
+            self._append(relative_path, _restart(int(step) + 1), times=2)
 
     def flush(self) -> None:
         """Returns when what was written is in the files.
@@ -151,7 +146,8 @@ class SummaryManager:
             raise StorageError(f"no TensorBoard summary can be written in {folder}: {_reason(error)}") from error
 
     def _write(self, values: Mapping[str, Any], step: int, relative_path: str) -> None:
-        summary = tf.compat.v1.Summary()
+        event = tf.compat.v1.Event(wall_time=time.time(), step=step)
+        summary = event.summary
         for name, value in values.items():
             if isinstance(value, Mapping):
                 self._write(value, step, os.path.join(relative_path, name))
@@ -161,10 +157,18 @@ class SummaryManager:
             else:
                 self._warn(os.path.join(relative_path, name), value)
         if summary.value:
-            # Leaving the writer's scope writes too: it flushes.
-            with self._storage_errors(relative_path), self.summary_writer(relative_path).as_default():
-                tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=step)
+            self._append(relative_path, event)
             self._newest.update({(relative_path, value.tag): step for value in summary.value})
+
+    def _append(self, relative_path: str, event: tf.compat.v1.Event, times: int = 1) -> None:
+        with self._storage_errors(relative_path):
+            writer = self.summary_writer(relative_path)
+            # The public writer takes summaries only, and needs three times as long. A tensor, because the operation
+            # is slow to convert what is none.
+            serialized = tf.constant(event.SerializeToString())
+            for _ in range(times):
+                tf.raw_ops.ImportEvent(writer=writer._resource, event=serialized)
+            writer.flush()
 
     def _warn(self, name: str, value: Any) -> None:
         if name not in self._skipped:
@@ -222,10 +226,10 @@ def _add_scalar(summary: Any, name: str, number: float) -> None:
     value.tensor.float_val.append(number)
 
 
-def _restart(step: int) -> bytes:
+def _restart(step: int) -> tf.compat.v1.Event:
     """The event that makes readers forget what they have read for `step` and later steps."""
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-    return tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start).SerializeToString()
+    return tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
 
 
 def _wait_for_a_later_name(folder: str) -> None:
