@@ -20,6 +20,7 @@ from trainer_kit.checkpoints.arrival import Arrivals, Followed, Unknown
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.early_stopping import StopRequest
 from trainer_kit.errors import DataError, DivergedError, StorageError
+from trainer_kit.metrics import to_numpy
 from trainer_kit.open_loop import OpenLoop
 from trainer_kit.progress import Phases
 from trainer_kit.soundness import Soundness
@@ -79,7 +80,7 @@ class Controller(orbit.Controller):
         self._saved_step = -1
         self._checkpoint: str | None = None
         self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
-        self._open_loop = OpenLoop()
+        self._open_loop, self._num_steps = OpenLoop(), (0, tf.constant(0))
         self._running = (0, 0)  # the steps that the last loop was to run between
         self._phases = Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
@@ -206,7 +207,7 @@ class Controller(orbit.Controller):
         if self.stopping:
             return {}, seconds, of_sets
         self._call(self.eval_actions, {**before, **logs})
-        logs = tf.nest.map_structure(orbit.utils.get_value, dict(logs))
+        logs = tf.nest.map_structure(to_numpy, dict(logs))
         self._evaluated.update(dict.fromkeys(self._eval_intervals(None) if sets is None else sets, step))
         self.sync()  # nothing is recorded before it is there
         checkpoint = self._checkpoint if step == self._saved_step else None
@@ -399,7 +400,7 @@ class Controller(orbit.Controller):
             self.summary_manager.summary_writer().as_default(),
             tf.summary.record_if(self._records_summaries()),
         ):
-            logs = self.trainer.train(tf.constant(end - step, tf.int32)) or {}
+            logs = self.trainer.train(self._tensor_of(end - step)) or {}
         done = getattr(self.trainer, "loop_steps", None)
         if done is None:
             done = int(self.global_step.numpy()) - step
@@ -410,11 +411,17 @@ class Controller(orbit.Controller):
         self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start)
         self._open_loop.steps = (begun, end) if begun < step + done < end and self.stopping else None
         if self._open_loop.steps is None and done:
-            values = tf.nest.map_structure(orbit.utils.get_value, logs)
+            values = tf.nest.map_structure(to_numpy, logs)
             self._reporter.report("train", step + done, self._total, values, seconds, steps=done)  # an action may raise
             self._call(self.train_actions, logs)
         self._soundness.check(step + done, logs)
         return step + done
+
+    def _tensor_of(self, steps: int) -> tf.Tensor:
+        """Returns an int32 scalar, the same one for loop after loop."""
+        if self._num_steps[0] != steps:
+            self._num_steps = steps, tf.constant(steps, tf.int32)
+        return self._num_steps[1]
 
     def _call(self, actions: Any, logs: Any) -> None:
         with self.times.during("callbacks"):

@@ -30,11 +30,11 @@ class EvalLoop:
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
-        done, packed = self._whole(iterator, tf.convert_to_tensor(num_steps, tf.int32))
-        return int(done), self._results.unpack(packed)
+        results, (done,) = self._results.unpack(self._whole(iterator, tf.convert_to_tensor(num_steps, tf.int32)))
+        return int(done), results
 
     @staticmethod
-    def _graph(begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> Any:
+    def _graph(begin: Callable[[], None], step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
             def one_step(element: Any, no_state: Any) -> Any:
                 step(element)
@@ -42,7 +42,7 @@ class EvalLoop:
 
             begin()
             done, _ = over_elements(iterator, num_steps, stop, one_step)
-            return done, results()
+            return results(done)
 
         return loop
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.loops.elements import OneElement, WaitingClock
+from trainer_kit.loops.host_variables import flags
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import graph_function, tell_retracing
 from trainer_kit.loops.train_loop import Begin, Results, Step
@@ -104,7 +105,7 @@ class FusedLoop:
         self._results, self._stack = Readback(results, graph_function), stack
         self.whole = graph_function(self._graph(begin, step, self._results.pack, stop))
         self._traced: tuple[Any, Any] | None = None
-        self.waited, self.fuse_steps = 0.0, fuse_steps
+        self.waited, self.fuse_steps, self._flags = 0.0, fuse_steps, flags()
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
@@ -117,13 +118,13 @@ class FusedLoop:
         wanted = tf.convert_to_tensor(num_steps, tf.int32)
         left = self._stack.of(iterator)
         try:
-            done, left, waited, packed = self._concrete(iterator)(iterator, wanted, tf.constant(fresh), left)
+            left, packed = self._concrete(iterator)(iterator, wanted, self._flags[fresh], left)
         except Exception:
             self._stack.forget()
             raise
         self._stack.put(*left)
-        self.waited = float(waited)
-        return int(done), self._results.unpack(packed)
+        results, (done, self.waited) = self._results.unpack(packed)
+        return int(done), results
 
     def graph(self, iterator: Any) -> tf.Graph:
         """Returns the graph of the whole loop, traced as its next call will be."""
@@ -147,7 +148,7 @@ class FusedLoop:
         return self._traced[1]
 
     @staticmethod
-    def _graph(begin: Begin, step: Step, results: Results, stop: tf.Variable) -> Any:
+    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
         program = tf.function(_program(step), jit_compile=True, autograph=False)
 
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
@@ -169,7 +170,7 @@ class FusedLoop:
             begun = (tf.constant(0), left, tf.constant(0.0, tf.float64))
             shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
             done, left, waited = tf.while_loop(go_on, one_program, begun, shapes)
-            return done, left, waited, results()
+            return left, results(done, waited)
 
         return loop
 

@@ -1,4 +1,4 @@
-"""Variables on the host by which other threads stop a running loop, or see how far it is."""
+"""What loops have on the host: variables by which other threads stop them, or see how far they are, and constants."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ def stop_variable() -> tf.Variable:
     """Returns a flag, on the host and outside every strategy, that ends a running loop when it is set."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.Variable(False, trainable=False, name="stop")
+
+
+def flags() -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns False and True, on the host: to make one for each call of a loop takes as long as a small step."""
+    with tf.device("CPU:0"), tf.init_scope():
+        return tf.constant(False), tf.constant(True)
 
 
 def batch_counter() -> tf.Variable:

@@ -24,12 +24,19 @@ class Readback:
         self._compiled = compiled(self.pack)
 
     def __call__(self) -> Any:
-        return self.unpack(self._compiled())
+        return self.unpack(self._compiled())[0]
 
-    def pack(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns (stacked scalars, the other tensors); remembers the structure when traced."""
+    def pack(self, *more: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns (stacked scalars, the other tensors); remembers the structure when traced.
+
+        Args:
+          *more: scalars that travel with the results.
+        """
         self._structure = self._source()
-        return self._packed()
+        scalars, others = self._packed()
+        return tf.concat(
+            [scalars, tf.stack([tf.cast(one, tf.float64) for one in more])], 0
+        ) if more else scalars, others
 
     @tf.autograph.experimental.do_not_convert
     def _packed(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -41,11 +48,11 @@ class Readback:
         others = [t for t, is_scalar in zip(tensors, self._scalar, strict=True) if not is_scalar]
         return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
 
-    def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> Any:
-        """Returns the results as NumPy values of their own dtypes, nested as they were."""
+    def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> tuple[Any, list[float]]:
+        """Returns the results as NumPy values of their own dtypes, nested as they were; and what came with them."""
         scalars, others = iter(packed[0].numpy()), iter(packed[1])
         leaves = [
             dtype(next(scalars)) if is_scalar else next(others).numpy()
             for is_scalar, dtype in zip(self._scalar, self._dtypes, strict=True)
         ]
-        return tf.nest.pack_sequence_as(self._structure, leaves)
+        return tf.nest.pack_sequence_as(self._structure, leaves), [float(one) for one in scalars]

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.loops.elements import WaitingClock
+from trainer_kit.loops.host_variables import flags
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import LoopFunction, eager, graph_function
 
@@ -50,6 +51,7 @@ class TrainLoop:
         self._step = LoopFunction(step, "the training step") if use_tf_function else step
         self._results = Readback(results, compiled)
         self.waited: float | None = None
+        self._flags = flags()
         whole = self._graph(begin, step, self._results.pack, stop)
         self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
@@ -66,9 +68,8 @@ class TrainLoop:
         """
         if self.whole is not None:
             wanted = tf.convert_to_tensor(num_steps, tf.int32)
-            done, waited, packed = self.whole(iterator, wanted, tf.constant(fresh))
-            self.waited = float(waited)
-            return int(done), self._results.unpack(packed)
+            results, (done, self.waited) = self._results.unpack(self.whole(iterator, wanted, self._flags[fresh]))
+            return int(done), results
         if fresh:
             self._begin()
         done = 0
@@ -81,14 +82,14 @@ class TrainLoop:
         """Returns the graph of the whole loop, traced as its next call will be; None if the loop is not compiled."""
         if self.whole is None:
             return None
-        return self.whole.graph(iterator, tf.constant(1), tf.constant(True))
+        return self.whole.graph(iterator, tf.constant(1), self._flags[True])
 
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
         return self._results()
 
     @staticmethod
-    def _graph(begin: Begin, step: Step, results: Results, stop: tf.Variable) -> Any:
+    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(done < num_steps, tf.logical_not(stop))
@@ -101,6 +102,6 @@ class TrainLoop:
 
             tf.cond(fresh, begin, lambda: None)
             done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), tf.constant(0.0, tf.float64)))
-            return done, waited, results()
+            return results(done, waited)
 
         return loop
