@@ -127,6 +127,11 @@ class Controller(orbit.Controller):
 
     def _train_until(self, steps: int, checkpoint_at_completion: bool) -> bool:
         """Trains as `train` does; returns False as soon as the run has gone back to an earlier step."""
+        # Left here, and not after each loop: TensorFlow flushes the writer then.
+        with self.summary_manager.summary_writer().as_default():
+            return self._run_loops(steps, checkpoint_at_completion)
+
+    def _run_loops(self, steps: int, checkpoint_at_completion: bool) -> bool:
         step = int(self.global_step.numpy())
         data_ended = False
         while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):
@@ -395,11 +400,7 @@ class Controller(orbit.Controller):
     def _run_loop(self, step: int, begun: int, end: int) -> int:
         """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
         start, self._running = time.perf_counter(), (begun, end)
-        with (
-            self._phases.during("train"),
-            self.summary_manager.summary_writer().as_default(),
-            tf.summary.record_if(self._records_summaries()),
-        ):
+        with self._phases.during("train"), tf.summary.record_if(self._records_summaries()):
             logs = self.trainer.train(self._tensor_of(end - step)) or {}
         done = getattr(self.trainer, "loop_steps", None)
         if done is None:

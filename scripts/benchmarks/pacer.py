@@ -10,8 +10,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
+# Seconds. Whatever a process does now and then, a heartbeat or a redraw, is overdue when it has stood still for longer
+# than that lasts: it would all come in each window, which is too short to have earned it.
+SETTLES_WITHIN = 0.15
+
+
 class Pacer:
     """Lets a process run window by window. It stands still in `done` while others have their turn.
+
+    Loops that end just after it went on do not count.
 
     Args:
       connection: to the process that measures. It sends the length of the next window in seconds; it gets the seconds
@@ -21,7 +28,7 @@ class Pacer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._begin, self._wanted, self._count, self._apart = time.perf_counter(), 0.0, 0, 0.0
-        self._started = False
+        self._started, self._went_on = False, 0.0
 
     def done(self, count: int) -> None:
         """Notes that `count` more steps are done; at the end of a window, returns when the next one begins.
@@ -29,8 +36,12 @@ class Pacer:
         Raises:
           EOFError: when nobody measures any more.
         """
-        seconds = time.perf_counter() - self._begin - self._apart
+        now = time.perf_counter()
+        seconds = now - self._begin - self._apart
         self._count += count
+        if self._wanted and now - self._went_on < SETTLES_WITHIN:
+            self._count, self._apart, self._begin = 0, 0.0, now
+            return
         if not self._started:
             self._started = True
             self._connection.send(seconds)
@@ -40,6 +51,7 @@ class Pacer:
             self._connection.send((self._count, seconds))
         self._wanted = self._connection.recv()
         self._count, self._apart, self._begin = 0, 0.0, time.perf_counter()
+        self._went_on = self._begin
 
     def leave_out(self, seconds: float) -> None:
         """Has so many seconds of this window not count."""

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.loops.elements import OneElement, WaitingClock
-from trainer_kit.loops.host_variables import flags
+from trainer_kit.loops.host_variables import as_int32, flags
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import graph_function, tell_retracing
 from trainer_kit.loops.train_loop import Begin, Results, Step
@@ -115,7 +115,7 @@ class FusedLoop:
         Raises:
           tf.errors.OutOfRangeError: when the data ends first; the steps done so far are done.
         """
-        wanted = tf.convert_to_tensor(num_steps, tf.int32)
+        wanted = as_int32(num_steps)
         left = self._stack.of(iterator)
         try:
             left, packed = self._concrete(iterator)(iterator, wanted, self._flags[fresh], left)

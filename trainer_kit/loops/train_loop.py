@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.loops.elements import WaitingClock
-from trainer_kit.loops.host_variables import flags
+from trainer_kit.loops.host_variables import as_int32, flags
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import LoopFunction, eager, graph_function
 
@@ -67,8 +67,9 @@ class TrainLoop:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps done so far are done.
         """
         if self.whole is not None:
-            wanted = tf.convert_to_tensor(num_steps, tf.int32)
-            results, (done, self.waited) = self._results.unpack(self.whole(iterator, wanted, self._flags[fresh]))
+            results, (done, self.waited) = self._results.unpack(
+                self.whole(iterator, as_int32(num_steps), self._flags[fresh])
+            )
             return int(done), results
         if fresh:
             self._begin()

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from trainer_kit.telemetry.report import Report, Writer
 
 _LOG = logging.getLogger(__name__)
+# Seconds. Many loops a second are reported several at once: to wake the thread for each one costs a loop of 20 ms 4 %.
+_TOGETHER = 0.2
 
 
 class BackgroundWriter:
-    """Hands reports to `writers`, in order, in one daemon thread.
+    """Hands reports to `writers`, in order, in one daemon thread, a fifth of a second after they came at the latest.
 
     An error of a writer costs that writer the report it failed on; the other writers go on, and so does the writer
     itself with the next report. The first error is raised as it is, once, by the next call of `write`, `flush` or
@@ -29,6 +31,7 @@ class BackgroundWriter:
         self._at_once = tuple(writer for writer in writers if getattr(writer, "in_caller_thread", False))
         self._writers = tuple(writer for writer in writers if writer not in self._at_once)
         self._queue: queue.Queue[Report | _Request] = queue.Queue(maxsize=capacity)
+        self._hurry = threading.Event()  # something waits for the thread
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: BaseException | None = None
@@ -76,6 +79,8 @@ class BackgroundWriter:
             self._thread = threading.Thread(target=self._serve, name="trainer_kit telemetry", daemon=True)
             self._thread.start()
         self._queue.put(item)
+        if isinstance(item, _Request) or self._queue.qsize() >= self._queue.maxsize // 2:
+            self._hurry.set()
 
     def _ask(self, action: Callable[[Writer], None], *, last: bool = False) -> None:
         request = _Request(action, last)
@@ -97,6 +102,9 @@ class BackgroundWriter:
         while True:
             item = self._queue.get()
             if isinstance(item, Report):
+                if self._queue.empty():
+                    self._hurry.wait(_TOGETHER)
+                    self._hurry.clear()
                 for writer in self._writers:
                     self._guard(writer.write, item)
                 continue

@@ -7,9 +7,10 @@ that goes back to step N moves the lines of later steps to metrics.superseded.js
 leaves some of them twice there and none is lost. Files of earlier versions, which say {"kind": "resume", "step": N}
 in place, are read as they were meant, and brought to this form by the next resume.
 
-Every line is handed to the operating system at once, so that the death of the process loses none. It is not forced to
-the disk one by one: that would cost milliseconds each, and a power failure takes the steps since the last checkpoint
-anyway. `flush` does force it; called before a checkpoint, it makes the history at least as new as the checkpoint.
+Every line is handed to the operating system when it is written, so that the death of the process loses no more than a
+BackgroundWriter holds back. It is not forced to the disk one by one: that would cost milliseconds each, and a power
+failure takes the steps since the last checkpoint anyway. `flush` does force it; called before a checkpoint, it makes
+the history at least as new as the checkpoint.
 """
 
 from __future__ import annotations
