@@ -9,7 +9,6 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-
 # Seconds. Whatever a process does now and then, a heartbeat or a redraw, is overdue when it has stood still for longer
 # than that lasts: it would all come in each window, which is too short to have earned it.
 SETTLES_WITHIN = 0.15

@@ -188,3 +188,14 @@ finally:
     path = tmp_path / "metrics.jsonl"
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 3
     assert len(path.read_text().splitlines()) == 1000
+
+
+def test_reports_of_short_loops_wait_for_each_other_and_for_no_flush() -> None:
+    keeper = Keeper()
+    writer = BackgroundWriter([keeper])
+    for step in range(3):
+        writer.write(report(step))
+    assert keeper.steps == []
+    writer.flush()
+    assert keeper.steps == [0, 1, 2]
+    writer.close()

@@ -98,6 +98,8 @@ def number_text(value: float, digits: int = 4) -> str:
 
 def printable(text: str, keep: str = "") -> str:
     """Returns `text` with everything that is no printable character, and not in `keep`, replaced by a space."""
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() or character in keep else " " for character in text)
 
 
