@@ -127,11 +127,12 @@ class Controller(orbit.Controller):
 
     def _train_until(self, steps: int, checkpoint_at_completion: bool) -> bool:
         """Trains as `train` does; returns False as soon as the run has gone back to an earlier step."""
-        # Left here, and not after each loop: TensorFlow flushes the writer then.
+        # Left here, and not after each loop: TensorFlow flushes the writer then. Actions have it as their writer, too.
         with self.summary_manager.summary_writer().as_default():
             return self._run_loops(steps, checkpoint_at_completion)
 
     def _run_loops(self, steps: int, checkpoint_at_completion: bool) -> bool:
+        """Does what `_train_until` says."""
         step = int(self.global_step.numpy())
         data_ended = False
         while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer_kit.errors import DataError
 from trainer_kit.loops.elements import over_elements
 from trainer_kit.loops.graph_reduction import GraphReduction, NotInGraph, Reduce
+from trainer_kit.loops.host_variables import as_int32
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import LoopFunction, eager, graph_function
 from trainer_kit.loops.train_loop import Step
@@ -30,7 +31,7 @@ class EvalLoop:
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
-        results, (done,) = self._results.unpack(self._whole(iterator, tf.convert_to_tensor(num_steps, tf.int32)))
+        results, (done,) = self._results.unpack(self._whole(iterator, as_int32(num_steps)))
         return int(done), results
 
     @staticmethod
