@@ -18,7 +18,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.loops.elements import OneElement, WaitingClock
 from trainer_kit.loops.host_variables import as_int32, flags
 from trainer_kit.loops.readback import Readback
-from trainer_kit.loops.tracing import graph_function, tell_retracing
+from trainer_kit.loops.tracing import LoopFunction, graph_function
 from trainer_kit.loops.train_loop import Begin, Results, Step
 from trainer_kit.unsaved_state import nodes
 
@@ -103,8 +103,9 @@ class FusedLoop:
         self, begin: Begin, step: Step, results: Results, stop: tf.Variable, stack: Stack, fuse_steps: int
     ) -> None:
         self._results, self._stack = Readback(results, graph_function), stack
-        self.whole = graph_function(self._graph(begin, step, self._results.pack, stop))
-        self._traced: tuple[Any, Any] | None = None
+        self.whole = LoopFunction(
+            self._graph(begin, step, self._results.pack, stop), "the fused training loop", _of_any_size, self._check
+        )
         self.waited, self.fuse_steps, self._flags = 0.0, fuse_steps, flags()
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
@@ -118,7 +119,7 @@ class FusedLoop:
         wanted = as_int32(num_steps)
         left = self._stack.of(iterator)
         try:
-            left, packed = self._concrete(iterator)(iterator, wanted, self._flags[fresh], left)
+            left, packed = self.whole(iterator, wanted, self._flags[fresh], left)
         except Exception:
             self._stack.forget()
             raise
@@ -128,24 +129,14 @@ class FusedLoop:
 
     def graph(self, iterator: Any) -> tf.Graph:
         """Returns the graph of the whole loop, traced as its next call will be."""
-        return self._concrete(iterator).graph
+        return self.whole.graph(iterator)
 
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
         return self._results()
 
-    def _concrete(self, iterator: Any) -> Any:
-        """Returns the loop, traced for batches of any size that the data may have."""
-        spec = iterator.element_spec
-        if self._traced is None or self._traced[0] != spec:
-            number, (count, batches) = tf.TensorSpec([], tf.int32), spec
-            left = (batches, number, count)
-            if self._traced is not None:
-                tell_retracing("the fused training loop", batches, self._traced[0][1])
-            traced = self.whole.get_concrete_function(iterator, number, tf.TensorSpec([], tf.bool), left)
-            _refuse_summaries(traced.graph, self.fuse_steps)
-            self._traced = spec, traced
-        return self._traced[1]
+    def _check(self, graph: tf.Graph) -> None:
+        _refuse_summaries(graph, self.fuse_steps)
 
     @staticmethod
     def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
@@ -193,6 +184,12 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
         tf.while_loop(lambda number: number < end, one_step, (begin,))
 
     return program
+
+
+def _of_any_size(elements: Any) -> tuple[Any, ...]:
+    """Returns the specs of what a loop takes beside the iterator, for stacks of any size that the data may have."""
+    number, (count, batches) = tf.TensorSpec([], tf.int32), elements
+    return number, tf.TensorSpec([], tf.bool), (batches, number, count)
 
 
 def _no_batches(iterator: Any) -> Any:

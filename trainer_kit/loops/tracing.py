@@ -31,14 +31,23 @@ class LoopFunction:
     Args:
       function: the framework's own.
       name: of what it does, for the warning.
+      specs: returns the specs of the arguments after the iterator, from that of its elements; None: the arguments of
+        the first call are what all are like.
+      check: raises an error where a graph that was traced is no good.
 
     Attributes:
       function: as a tf.function.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        specs: Callable[[Any], Sequence[Any]] | None = None,
+        check: Callable[[tf.Graph], None] = lambda graph: None,
+    ) -> None:
         self.function, self._name = graph_function(function), name
-        self._function = function
+        self._function, self._specs, self._check = function, specs, check
         self._traced: dict[Any, Any] = {}  # by the type of the iterator
         self._newest: Any = None  # spec of its elements
 
@@ -58,21 +67,19 @@ class LoopFunction:
         def function(tensors: Any, *arguments: Any) -> Any:
             return self._function(tf.nest.pack_sequence_as(spec, tensors, expand_composites=True), *arguments)
 
+        elements = iterator.element_spec
         if self._traced:
-            tell_retracing(self._name, iterator.element_spec, self._newest)
+            _LOG.warning(
+                "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give "
+                "batches of one shape",
+                *(self._name, _described(elements), _described(self._newest)),
+            )
         tensors = tf.nest.flatten(iterator, expand_composites=True)
-        traced = graph_function(function).get_concrete_function(tensors, *arguments)
-        self._traced[spec], self._newest = traced, iterator.element_spec
+        like = self._specs(elements) if self._specs else arguments
+        traced = graph_function(function).get_concrete_function(tensors, *like)
+        self._check(traced.graph)
+        self._traced[spec], self._newest = traced, elements
         return traced
-
-
-def tell_retracing(name: str, now: Any, before: Any) -> None:
-    """Warns that a function is traced again, for other batches: specs of what they are and of what they were."""
-    _LOG.warning(
-        "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give batches "
-        "of one shape",
-        *(name, _described(now), _described(before)),
-    )
 
 
 def _described(spec: Any) -> str:
