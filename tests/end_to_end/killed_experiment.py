@@ -53,6 +53,13 @@ def killed() -> Any:
     return config.replace(task=KilledConfig())
 
 
+@trainer_kit.register_experiment("killed_fused")
+def killed_fused() -> Any:
+    """The same, three steps in one program: the tiny task itself, because XLA takes no Python; dropout too."""
+    task = TinyConfig(dropout=0.3, width=8)
+    return killed().replace(task=task, trainer={"fuse_steps": 3, "checkpoint_interval": 10})
+
+
 def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:
     """Trains until a write point is reached, and dies there; notes the points that were reached in `file`."""
     stop_at(point, occurrence)

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.base import configclass
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError, UsageError
 from trainer_kit.experiment import register_task
 from trainer_kit.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
@@ -36,12 +36,60 @@ class _ListTask(TinyTask):
         return dataset.repeat() if params.is_training else dataset
 
 
-def _run(folder: Path, task: dict[str, Any] | None = None, plain_data: bool = False, **trainer: Any) -> list[Any]:
+@configclass
+class _PoisonedConfig(TinyConfig):
+    """A tiny task, the twelfth batch of which is NaN."""
+
+
+@register_task(_PoisonedConfig)
+class _PoisonedTask(TinyTask):
+    """A tiny task, the twelfth batch of which is NaN."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        """Returns the points; those of one training batch are NaN."""
+        source = super().build_inputs(params, input_context)
+        return _Poisoned(source) if params.is_training else source
+
+
+class _Poisoned:
+    """A source whose batch 11 is NaN."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
+        """Returns the batches from `position` on."""
+
+        def poison(index: tf.Tensor, batch: Any) -> Any:
+            points, labels = batch
+            return tf.where(tf.equal(index + position, 11), np.nan * points, points), labels
+
+        return self._source.at(position, input_context).enumerate().map(poison)
+
+
+@configclass
+class _ShortConfig(TinyConfig):
+    """A tiny task whose data ends."""
+
+
+@register_task(_ShortConfig)
+class _ShortTask(TinyTask):
+    """A tiny task with thirteen training batches and no more."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        """Returns the points once; the last of the thirteen batches is smaller."""
+        source = super().build_inputs(params.replace(is_training=False), input_context)
+        return tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(params.global_batch_size)
+
+
+def _run(
+    folder: Path, task: dict[str, Any] | None = None, section: TinyConfig | None = None, **trainer: Any
+) -> list[Any]:
     """Runs a tiny experiment and returns its weights and the reports of its training loops."""
     keras.utils.clear_session()
     config = tiny_experiment(**trainer)
-    if plain_data:
-        config = config.replace(task=_ListConfig())
+    if section is not None:
+        config = config.replace(task=section)
     model, _ = launch(config.replace(task=task or {}), "train", str(folder))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [model.get_weights(), {line["step"]: line["metrics"] for line in lines}]
@@ -71,13 +119,57 @@ def test_any_grouping_and_a_resume_give_the_same_bits_with_dropout(tmp_path: Pat
 
 def test_data_with_an_iterator_to_save_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
     loops = {"fuse_steps": 2, "steps_per_loop": 10, "summary_interval": 10}
-    whole = _run(tmp_path / "whole", plain_data=True, **loops)
+    whole = _run(tmp_path / "whole", section=_ListConfig(), **loops)
     resumed = tmp_path / "resumed"
-    _run(resumed, plain_data=True, **{**loops, "train_steps": 10, "checkpoint_interval": 7})
+    _run(resumed, section=_ListConfig(), **{**loops, "train_steps": 10, "checkpoint_interval": 7})
     assert list(resumed.glob("ckpt-10.iterator*"))
-    _run(resumed, plain_data=True, **{**loops, "train_steps": 15})
+    _run(resumed, section=_ListConfig(), **{**loops, "train_steps": 15})
     assert not list(resumed.glob("ckpt-15.iterator*"))  # the last stack is half used
-    _assert_equal(whole, _run(resumed, plain_data=True, **loops))
+    _assert_equal(whole, _run(resumed, section=_ListConfig(), **loops))
+
+
+_TOO_FAST = {
+    "optimizer_config": {
+        "optimizer": {"type": "sgd"},
+        "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}},
+    },
+    "loss_upper_bound": 50.0,
+    "recovery_begin_steps": 0,
+    "recovery_policy": "lower_learning_rate",
+    "recovery_learning_rate_factor": 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "trainer", "told"),
+    [
+        (_PoisonedConfig(), {}, "batch 11, of step 12, is left out"),
+        (TinyConfig(), _TOO_FAST, "the learning rate is 1e-05 times"),
+    ],
+)
+def test_a_fused_run_that_diverges_recovers_as_one_of_separate_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, section: TinyConfig, trainer: dict[str, Any], told: str
+) -> None:
+    runs = []
+    for fuse_steps in (1, 5):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="trainer_kit"):
+            given = {"fuse_steps": fuse_steps, "recovery_max_trials": 1, **trainer}
+            runs.append(_run(tmp_path / str(fuse_steps), section=section, **given))
+        assert told in caplog.text
+    for one, other in zip(runs[0][0], runs[1][0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert runs[0][1].keys() == runs[1][1].keys() == {5, 10, 15, 20}
+
+
+def test_data_that_ends_inside_a_fused_loop_ends_the_run_where_separate_steps_do(tmp_path: Path) -> None:
+    ends = []
+    for fuse_steps in (1, 5):
+        folder = tmp_path / str(fuse_steps)
+        with pytest.raises(DataError, match=r"task\.train_data ended at step 13 of 20") as caught:
+            _run(folder, section=_ShortConfig(), fuse_steps=fuse_steps)
+        ends.append((str(caught.value).replace(str(folder), ""), sorted(path.name for path in folder.glob("ckpt-*"))))
+    assert ends[0] == ends[1]
 
 
 def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -> None:

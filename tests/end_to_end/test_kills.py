@@ -122,6 +122,18 @@ def killed_at_random(server: ForkServer, folder: Path, seed: str) -> Story:
     return story
 
 
+def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
+    """SIGKILL in a save beside fused loops, and right after the next file."""
+    story, arguments = Story(folder), _arguments(folder, kind)
+    story.died(server.run(killed_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS))
+    child = server.start("train", *arguments)
+    _wait_for_new_files(folder, 3, lambda: child.alive)
+    child.kill()
+    story.died(child.wait(SECONDS))
+    story.last = server.run("train", *arguments, timeout=SECONDS)
+    return story
+
+
 def killed_as_command(server: ForkServer, folder: Path, point: str) -> Story:
     """The real command, with a module that lets it die."""
     del server
@@ -221,6 +233,15 @@ def test_a_whole_run_and_a_resumed_one_reach_all_write_points_and_no_others(stor
     assert sorted(reached) == sorted(WRITE_POINTS)
 
 
+@_of(killed_fused, "fused")
+def test_a_run_of_fused_steps_that_is_killed_twice_and_started_again_changes_no_bit(
+    story: Story, reference: Path
+) -> None:
+    assert [death.code for death in story.deaths] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert story.starts[1], story.starts  # it went on from a checkpoint
+    assert compare_runs(reference, story.folder) == []
+
+
 @_of(killed_as_command, "checkpoint.pointer")
 def test_the_real_command_killed_in_a_save_and_run_again_changes_no_bit(story: Story, reference: Path) -> None:
     assert story.deaths[0].code == -signal.SIGKILL, story.deaths[0].text
@@ -229,12 +250,13 @@ def test_the_real_command_killed_in_a_save_and_run_again_changes_no_bit(story: S
 
 
 def _kind(function: Callable[..., Story], name: str) -> str:
-    return name if function in (stopped, uninterrupted) else "average"
+    return name if function in (stopped, uninterrupted, killed_fused) else "average"
 
 
 def _arguments(folder: Path, kind: str = "average") -> list[str]:
-    common = [f"--import_module={EXPERIMENT}", "--experiment=killed", "--mode=train_and_eval"]
-    return [*common, f"--model_dir={folder}", *(f"--params_override={value}" for value in KINDS[kind])]
+    experiment = "killed_fused" if kind == "fused" else "killed"
+    common = [f"--import_module={EXPERIMENT}", f"--experiment={experiment}", "--mode=train_and_eval"]
+    return [*common, f"--model_dir={folder}", *(f"--params_override={value}" for value in KINDS.get(kind, ()))]
 
 
 def _command(*arguments: str) -> Ended:
