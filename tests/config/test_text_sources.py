@@ -157,6 +157,20 @@ def test_an_override_that_is_none_of_the_spellings_is_refused(text: str, path: s
     assert only_mistake(caught).origin.startswith(("--params_override", "missing.yaml"))
 
 
+def test_a_file_that_is_not_there_is_told_of_with_those_that_are_and_no_hidden_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = []
+    for name in (".hidden.yaml", "digits.yaml"):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError) as caught:
+            read_params_override("dgits.yaml")
+        told.append(str(only_mistake(caught)))
+    assert "there is no such file; . has none of its kind" in told[0]
+    assert "in .: did you mean digits.yaml?" in told[1]
+
+
 def test_all_mistakes_of_one_override_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         read_params_override("x=1,a,b.=1,d=1,d=2")

@@ -93,8 +93,9 @@ def _is_json(text: str) -> bool:
 def _near_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f"there is no folder {path.parent} either"
-    entries = [entry.name for entry in path.parent.iterdir() if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
-    return f"in {path.parent}: {suggestion(path.name, entries)}"
+    names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
+    entries = [name for name in names if not name.startswith(".")]
+    return f"in {path.parent}: {suggestion(path.name, entries)}" if entries else f"{path.parent} has none of its kind"
 
 
 def _mapping(values: Any, origin: str) -> dict[str, Any]:
