@@ -197,6 +197,19 @@ def test_infinities_of_both_signs_do_not_cancel_out_and_integers_do_not_count() 
     assert TrainState(step, model, None, None, _Task(), seed=0).is_sound()
 
 
+def test_each_variable_counts_among_many_of_one_shape_and_those_of_other_shapes_and_types() -> None:
+    model = tf.Module()
+    shapes = [(3,), (3,), (), (2**13,), (2**13,)]
+    model.weights = [tf.Variable(tf.ones(shape, dtype)) for dtype in (tf.float32, tf.bfloat16) for shape in shapes]
+    state = TrainState(tf.Variable(0, dtype=tf.int64), model, None, None, _Task(), seed=0)
+    assert state.is_sound()
+    for variable in model.weights:
+        variable.assign(variable * float("nan"))
+        assert not state.is_sound()
+        variable.assign(tf.ones_like(variable))
+    assert state.is_sound()
+
+
 def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

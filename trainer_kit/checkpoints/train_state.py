@@ -12,6 +12,8 @@ from trainer_kit.checkpoints.random_state import process_generators, task_state,
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import difference, holds, restore, training_checkpoint, weights_checkpoint
 
+_SMALL = 4096  # elements
+
 
 class TrainState:
     """Model, optimizers, global step, moving average, random state and run state. Made in the strategy's scope.
@@ -121,5 +123,10 @@ def _kept_by(optimizer: Any) -> list[Any]:
 
 def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
     native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    sums = [tf.reduce_sum(tf.cast(variable, tf.float32)) for variable in native if variable.dtype.is_floating]
+    alike: dict[Any, list[Any]] = {}  # small ones are summed together: each operation has to be traced, for a ms or so
+    for number, variable in enumerate(v for v in native if v.dtype.is_floating):
+        small = variable.shape.is_fully_defined() and variable.shape.num_elements() <= _SMALL
+        alike.setdefault((tuple(variable.shape), variable.dtype) if small else number, []).append(variable)
+    groups = (tf.stack(group) if len(group) > 1 else group[0] for group in alike.values())
+    sums = [tf.reduce_sum(tf.cast(group, tf.float32)) for group in groups]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)
