@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:
     assert parts.run(loop, iter(range(100)), 10, True) == (4, sum(range(4)))
     assert loop.calls == [(1, True), (1, False), (3, False)]
     assert at == [2]
+
+
+def test_the_time_that_a_trace_takes_is_told_apart() -> None:
+    loop, numbers = _Loop(), iter(range(100))
+    parts = LoopParts(lambda: loop.step)
+    slow = [lambda: time.sleep(0.02) or True, lambda: time.sleep(0.03)]
+    parts.window = ProfileWindow(ProfileSteps(1, 7), *slow)
+    tracing = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        parts.run(loop, numbers, 5, True)
+        tracing.append((parts.tracing, time.perf_counter() - begin))
+        assert parts.ready_at < begin or parts.ready_at <= time.perf_counter() - 0.02
+    assert [told <= taken for told, taken in tracing] == [True] * 3
+    assert tracing[0][0] >= 0.02 and tracing[1][0] >= 0.03 and tracing[2][0] == 0.0
 
 
 def test_the_wait_for_data_is_that_of_all_parts_but_the_first_step() -> None:

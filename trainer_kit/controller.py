@@ -132,7 +132,7 @@ class Controller(orbit.Controller):
             return self._run_loops(steps, checkpoint_at_completion)
 
     def _run_loops(self, steps: int, checkpoint_at_completion: bool) -> bool:
-        """Does what `_train_until` says."""
+        """Runs loops, looks at what they have come to and saves it, up to `steps` or until the run has gone back."""
         step = int(self.global_step.numpy())
         data_ended = False
         while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):
@@ -408,9 +408,10 @@ class Controller(orbit.Controller):
             done = int(self.global_step.numpy()) - step
             if done != end - step and not getattr(self.trainer, "data_ended", False):
                 _LOG.warning("the loop was to run %d steps and moved global_step by %d", end - step, done)
-        seconds = time.perf_counter() - start
-        ready_at = getattr(getattr(self.trainer, "parts", None), "ready_at", 0.0)
-        self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start)
+        parts = getattr(self.trainer, "parts", None)
+        ready_at, tracing = getattr(parts, "ready_at", 0.0), getattr(parts, "tracing", 0.0)
+        seconds = time.perf_counter() - start - tracing
+        self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start, tracing)
         self._open_loop.steps = (begun, end) if begun < step + done < end and self.stopping else None
         if self._open_loop.steps is None and done:
             values = tf.nest.map_structure(to_numpy, logs)

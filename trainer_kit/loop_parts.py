@@ -25,11 +25,13 @@ class LoopParts:
       ready_at: time.perf_counter() when the first step of the newest loop function was done; 0 before.
       waited: seconds that the last loop waited for batches, without the first step of a new loop function; None where
         the loop function has no attribute of this name, or None there.
+      tracing: seconds that the last loop took to begin a trace and to write it.
     """
 
     def __init__(self, step: Callable[[], int]) -> None:
         self.window, self.ready_at = NO_WINDOW, 0.0
         self.waited: float | None = None
+        self.tracing = 0.0
         self._step = step
         self._known: Loop | None = None
 
@@ -46,6 +48,7 @@ class LoopParts:
         Raises:
           Exception: what the loop raises; the steps done so far are done.
         """
+        self.tracing = 0.0
         if self.window.passed and loop is self._known:
             done, results = loop(iterator, num_steps, fresh)
             self.waited = getattr(loop, "waited", None)
@@ -56,15 +59,20 @@ class LoopParts:
         step, done, waited, results = self._step(), 0, 0.0, None
         cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
         for part in parts(step, num_steps, cuts):
-            self.window.before(step + done, step + done + part)
+            self._trace(self.window.before, step + done, step + done + part)
             count, results = loop(iterator, part, fresh and done == 0)
             done += count
-            self.window.after(step + done)
             if loop is self._known:
                 waited += getattr(loop, "waited", None) or 0.0
             else:
-                self._known, self.ready_at = loop, time.perf_counter()
+                self._known, self.ready_at = loop, time.perf_counter() - self.tracing
+            self._trace(self.window.after, step + done)
             if count < part:
                 break
         self.waited = None if getattr(loop, "waited", None) is None else waited
         return done, results
+
+    def _trace(self, action: Callable[..., None], *steps: int) -> None:
+        begin = time.perf_counter()
+        action(*steps)
+        self.tracing += time.perf_counter() - begin

@@ -218,7 +218,7 @@ def steps(running: ForkServer, short_runs: int, long_runs: int) -> Section:
     ratios: dict[tuple[str, float], list[float]] = {}
     failed: dict[str, str] = {}
     for rounds, until in ((short_runs, DECADES[0]), (long_runs, DECADES[-1])):
-        plan = Plan(rounds=rounds, windows=10**6, seconds=0.1, warm_up=0, until=int(until))
+        plan = Plan(rounds=rounds, windows=10**6, seconds=0.1, warm_up=0, until=int(until), settles_within=0)
         outcome = race(running, contenders, plan, f"steps up to {until:,.0f}")
         failed.update(outcome.failed)
         for name, base in itertools.product(("again", "ours"), ("by_hand",)):

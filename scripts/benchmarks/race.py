@@ -82,6 +82,7 @@ class Plan:
       seconds: of a window, at least; it ends with a loop.
       warm_up: seconds of the window that comes first and does not count; none if 0.
       until: count at which a round is over, too, once all contenders have reached it; 0: none.
+      settles_within: seconds after the beginning of a window in which loops that end do not count.
     """
 
     rounds: int
@@ -89,6 +90,7 @@ class Plan:
     seconds: float
     warm_up: float = 1.0
     until: int = 0
+    settles_within: float = pacer.SETTLES_WITHIN
 
 
 @dataclass
@@ -162,11 +164,11 @@ class Runner:
             reason = f"ended with {self._child.wait(ENDED_WITHIN).code}"
         raise RuntimeError(f"{reason}: {last_words(self._child.text)}")
 
-    def window(self, seconds: float) -> tuple[int, float]:
+    def window(self, seconds: float, settles_within: float) -> tuple[int, float]:
         """Lets it run; returns (count, seconds)."""
         self._child.kill(signal.SIGCONT)
         with contextlib.suppress(OSError):  # it has ended, and `receive` tells why
-            self._connection.send(seconds)
+            self._connection.send((seconds, settles_within))
         count, taken = self.receive(seconds + WINDOW_WITHIN)
         return count, taken
 
@@ -222,9 +224,9 @@ def _round(
             with _or_out(name, outcome, runners):
                 outcome.starts[name].append(float(runners[name].receive(READY_WITHIN)))
         if plan.warm_up > 0:
-            _windows(runners, plan.warm_up, outcome, order)
+            _windows(runners, replace(plan, seconds=plan.warm_up), outcome, order)
         for _ in range(plan.windows):
-            for name, window in _windows(runners, plan.seconds, outcome, order).items():
+            for name, window in _windows(runners, plan, outcome, order).items():
                 taken[name].append(window)
             if plan.until and all(sum(count for count, _ in taken[name]) >= plan.until for name in runners):
                 break
@@ -237,13 +239,13 @@ def _round(
 
 
 def _windows(
-    runners: dict[str, Runner], seconds: float, outcome: Outcome, order: random.Random
+    runners: dict[str, Runner], plan: Plan, outcome: Outcome, order: random.Random
 ) -> dict[str, tuple[int, float]]:
     """Gives each of them one window, in some order."""
     taken = {}
     for name in order.sample(list(runners), len(runners)):
         with _or_out(name, outcome, runners):
-            taken[name] = runners[name].window(seconds)
+            taken[name] = runners[name].window(plan.seconds, plan.settles_within)
     return taken
 
 

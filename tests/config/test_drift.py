@@ -62,6 +62,7 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
         ("runtime.random_seed", 5),
         ("trainer.fuse_steps", 5),
         ("runtime.mixed_precision_dtype", "bfloat16"),
+        ("runtime.executor", "single_threaded"),
     ],
 )
 def test_a_dangerous_change_needs_its_flag(default: ExperimentConfig, path: str, value: object) -> None:

@@ -10,6 +10,22 @@ import tensorflow as tf
 from trainer_kit.loops.tracing import LoopFunction
 
 
+def test_functions_that_run_eagerly_run_their_python_at_each_call() -> None:
+    calls = []
+    loop = LoopFunction(lambda iterator: calls.append(next(iterator)) or tf.constant(1), "the training loop")
+    iterator = _iterator(2)
+    for _ in range(2):
+        loop(iterator)
+    assert len(calls) == 1
+    tf.config.run_functions_eagerly(True)
+    try:
+        for _ in range(2):
+            loop(iterator)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert len(calls) == 3
+
+
 def _iterator(batch: int) -> object:
     return iter(tf.data.Dataset.range(8).map(lambda x: (x, 1.0)).batch(batch, drop_remainder=True))
 

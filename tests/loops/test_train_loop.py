@@ -23,6 +23,13 @@ def test_every_way_of_running_the_train_loop_gives_the_same(function: bool, loop
     assert train(iterator, tf.constant(1)) == (1, {"total": 21.0})  # reset at the start of a loop
 
 
+def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
+    counter = Counter()
+    train, iterator = TrainLoop(counter.begin, counter.step, counter.results, counter.stop), iter(batches())
+    for one_step in (tf.constant(1), tf.constant(1, tf.int64), np.int64(1), 1):
+        assert train(iterator, one_step)[0] == 1
+
+
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
     counter = Counter()
 

@@ -1,25 +1,60 @@
-"""A Pacer with both ends of its connection in one process."""
+"""A Pacer with both ends of its connection in one process, and a clock that the test moves."""
 
 from __future__ import annotations
 
-import time
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
 
-from scripts.benchmarks.pacer import SETTLES_WITHIN, Pacer
+import pytest
+
+from scripts.benchmarks.pacer import Pacer
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _started(*windows: tuple[float, float]) -> tuple[Pacer, Connection, _Clock]:
+    """A Pacer that has told its first `done`, after two seconds, and is in the first of the windows."""
+    (own, theirs), clock = Pipe(), _Clock()
+    pacer = Pacer(theirs, clock)
+    for window in windows:
+        own.send(window)
+    clock.now = 2.0
+    pacer.done(100)
+    assert own.recv() == 2.0
+    return pacer, own, clock
+
+
+def _run(pacer: Pacer, own: Connection, clock: _Clock, seconds: float) -> Any:
+    """Loops of one step, so long each, until a window is told of."""
+    while not own.poll():
+        clock.now += seconds
+        pacer.done(1)
+    return own.recv()
 
 
 def test_loops_that_end_just_after_a_standstill_do_not_count() -> None:
-    own, theirs = Pipe()
-    pacer = Pacer(theirs)
-    for wanted in (0.01, 0.01):
-        own.send(wanted)
-    begin, done = time.perf_counter(), 0
-    pacer.done(100)
-    assert own.recv() >= 0
-    while not own.poll():
-        time.sleep(0.02)
-        pacer.done(1)
-        done += 1
-    count, seconds = own.recv()
-    assert 0 < count < done
-    assert seconds < SETTLES_WITHIN <= time.perf_counter() - begin
+    pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5), (1.0, 0.5))
+    for _ in range(2):
+        assert _run(pacer, own, clock, 0.25) == (4, 1.0)
+        clock.now += 60.0  # in `done`, while others run
+        pacer._begin = pacer._went_on = clock.now
+
+
+def test_all_loops_count_where_none_are_to_settle() -> None:
+    pacer, own, clock = _started((1.0, 0.0), (1.0, 0.0))
+    assert _run(pacer, own, clock, 0.25) == (4, 1.0)
+    assert clock.now == 3.0
+
+
+def test_what_is_left_out_is_no_part_of_a_window_and_settles_nothing() -> None:
+    pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5))
+    clock.now += 5.0
+    pacer.leave_out(5.0)
+    assert _run(pacer, own, clock, 0.25) == (4, 1.0)
+    assert clock.now == pytest.approx(2.0 + 5.0 + 0.25 + 1.0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -192,10 +193,39 @@ finally:
 
 def test_reports_of_short_loops_wait_for_each_other_and_for_no_flush() -> None:
     keeper = Keeper()
-    writer = BackgroundWriter([keeper])
-    for step in range(3):
-        writer.write(report(step))
-    assert keeper.steps == []
-    writer.flush()
-    assert keeper.steps == [0, 1, 2]
+    writer = BackgroundWriter([keeper], together=60.0)
+    for _ in range(2):  # the second time, nothing is in a hurry any more
+        written = len(keeper.steps)
+        for step in range(3):
+            writer.write(report(written + step))
+            time.sleep(0.05)
+        assert len(keeper.steps) == written
+        begin = time.monotonic()
+        writer.flush()
+        assert keeper.steps == list(range(written + 3))
+        assert time.monotonic() - begin < 30.0
     writer.close()
+
+
+def test_a_report_that_no_other_follows_is_written_before_long() -> None:
+    keeper = Keeper()
+    writer = BackgroundWriter([keeper], together=0.01)
+    writer.write(report(0))
+    _wait_for(keeper, 1)
+    writer.close()
+
+
+def test_reports_do_not_wait_when_half_as_many_are_there_as_may_be() -> None:
+    keeper = Keeper()
+    writer = BackgroundWriter([keeper], capacity=4, together=60.0)
+    for step in range(3):  # one is in the thread's hands
+        writer.write(report(step))
+    _wait_for(keeper, 3)
+    writer.close()
+
+
+def _wait_for(keeper: Keeper, count: int) -> None:
+    end = time.monotonic() + 30.0
+    while len(keeper.steps) < count:
+        assert time.monotonic() < end, keeper.steps
+        time.sleep(0.01)

@@ -33,6 +33,7 @@ _KINDS: dict[str, Kind] = {
     "runtime.loss_scale": "dangerous",
     "runtime.inter_op_threads": "dangerous",
     "runtime.intra_op_threads": "dangerous",
+    "runtime.executor": "dangerous",
     "task": "dangerous",
     "task.name": "safe",
     "task.init_checkpoint": "safe",

@@ -20,8 +20,8 @@ class RuntimeConfig(Config):
         parameter_server or tpu.
       virtual_cpus: splits the CPU into so many devices, for real multi-replica runs without accelerators; 0: not.
       executor: how TensorFlow runs the operations of a loop: default, on all threads; single_threaded, one after the
-        other, which is faster for tiny models on one CPU (steps of less than 0.2 ms) and slower for all others. The
-        numbers are the same.
+        other, which is faster for tiny models on one CPU (steps of less than 0.2 ms) and slower for all others. Its
+        bits are always the same, and not those of default: a sum of several parts is added up in another order.
       random_seed: of Python, NumPy, TensorFlow and Keras.
       deterministic_ops: use TensorFlow's deterministic kernels, where there is a choice.
       inter_op_threads, intra_op_threads: TensorFlow's thread counts; 0: those that the run was started with, at first

@@ -34,15 +34,15 @@ class Readback:
         """
         self._structure = self._source()
         scalars, others = self._packed()
-        return tf.concat(
-            [scalars, tf.stack([tf.cast(one, tf.float64) for one in more])], 0
-        ) if more else scalars, others
+        if more:
+            scalars = tf.concat([scalars, tf.stack([tf.cast(one, tf.float64) for one in more])], 0)
+        return scalars, others
 
     @tf.autograph.experimental.do_not_convert
     def _packed(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
-        self._scalar = [t.shape.rank == 0 and (t.dtype.is_floating or t.dtype.is_integer) for t in tensors]
+        self._scalar = [t.shape.rank == 0 and _fits_float64(t.dtype) for t in tensors]
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
         scalars = [tf.cast(t, tf.float64) for t, is_scalar in zip(tensors, self._scalar, strict=True) if is_scalar]
         others = [t for t, is_scalar in zip(tensors, self._scalar, strict=True) if not is_scalar]
@@ -56,3 +56,7 @@ class Readback:
             for is_scalar, dtype in zip(self._scalar, self._dtypes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._structure, leaves), [float(one) for one in scalars]
+
+
+def _fits_float64(dtype: tf.DType) -> bool:
+    return dtype.is_floating or (dtype.is_integer and dtype.size < 8)

@@ -16,7 +16,7 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     graph for each, and no work while a batch is waited for. That cost a small step 5 % of its time.
 
     Args:
-      tensors: of a batch.
+      tensors: of a batch; constants and variables among them are there at any time.
     """
     if tf.executing_eagerly():
         yield
@@ -24,7 +24,8 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
-    batch = list(dict.fromkeys(tensor.op for tensor in tensors if tensor.graph is graph))  # others are there already
+    made_here = (tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph)
+    batch = list(dict.fromkeys(tensor.op for tensor in made_here))  # all else is there already
     after = set(batch)
     for op in graph.get_operations()[before:]:  # in the order they were made: inputs first
         if any(tensor.op in after for tensor in op.inputs) or any(one in after for one in op.control_inputs):

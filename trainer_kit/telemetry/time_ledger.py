@@ -53,15 +53,19 @@ class TimeLedger:
         if self._name == NAMES[0]:
             self._turn_to(_NOTHING)
 
-    def add_loop(self, steps: int, input_seconds: float | None, first_seconds: float) -> None:
+    def add_loop(
+        self, steps: int, input_seconds: float | None, first_seconds: float, tracing_seconds: float = 0.0
+    ) -> None:
         """Takes the seconds of a training loop, counted for "train" before, apart.
 
         Args:
           steps: that it has done.
           input_seconds: that they waited for their batches; None: not known.
           first_seconds: until the first step was done, where the loop had to be built for it; else 0 or less.
+          tracing_seconds: that beginning and writing a trace took; they are counted for "report".
         """
         self._steps += steps
+        self._move("train", "report", tracing_seconds)
         self._move("train", NAMES[0], first_seconds)
         if input_seconds is not None:
             self._input = (self._input or 0.0) + self._move("train", "input", input_seconds)
