@@ -13,13 +13,15 @@ Each section opens with equal code in two processes: what that ratio is off from
 missed by no more counts as met. The table goes to the standard output, the figures to OUT/bench.json (--growth:
 growth.json) and a picture to the .png beside it.
 
-Exit code: 0; 1 when a row could not be measured; goals that are not met change nothing. For figures worth keeping the
-machine should be otherwise idle.
+Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after the table of
+what was measured until then; goals that are not met change nothing. For figures worth keeping the machine should be
+otherwise idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import signal
@@ -42,19 +44,22 @@ COLD = ("startup", "memory")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if mistake := _mistake(options):
+        parser.error(mistake)
     if options.list:
         print("\n".join(_names(options.growth)))
         return 0
-    out, name = Path(options.show or options.out), "growth" if options.growth else "bench"
+    out, name, stopped = Path(options.show or options.out), "growth" if options.growth else "bench", False
     if options.show:
         results = Results.from_dict(json.loads((out / f"{name}.json").read_text()))
     else:
-        results = _measured(options, out / f"{name}.json")
+        results, stopped = _measured(options, out / f"{name}.json")
     print("\n".join(table.lines(results)))
     picture.write(results, out / f"{name}.png")
     print(f"\n{out / name}.json, {out / name}.png", file=sys.stderr)
-    return 1 if results.failures else 0
+    return 130 if stopped else 1 if results.failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,27 +73,46 @@ def _parser() -> argparse.ArgumentParser:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--quick", action="store_true", help="most rows with a goal, one or two rounds")
     kind.add_argument("--growth", action="store_true", help="how cost grows")
-    parser.add_argument("--only", default="", help="sections, or section/row, separated by commas")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds of each section, in place of its own number")
+    parser.add_argument("--only", help="sections, or section/row, separated by commas")
+    parser.add_argument("--rounds", type=int, help="rounds of each section, in place of its own number")
     parser.add_argument("--out", default="runs/bench", help="folder for the results (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="print the names of sections and rows")
     parser.add_argument("--show", default="", metavar="FOLDER", help="print and draw what was measured before")
     return parser
 
 
-def _measured(options: argparse.Namespace, path: Path) -> Results:
-    """Measures section by section; what is done is kept even if the rest is not."""
+def _mistake(options: argparse.Namespace) -> str:
+    """Returns what is wrong with the arguments; "" if nothing is."""
+    if options.rounds is not None and options.rounds < 1:
+        return f"--rounds: {options.rounds} is less than 1"
+    known = _known(options.growth)
+    for name in [] if options.only is None else options.only.split(","):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"see --list{' --growth' if options.growth else ''}"
+            if name in _known(not options.growth):
+                hint = "leave out --growth" if options.growth else "it needs --growth"
+            return f"--only: there is no {name!r}; {hint}"
+    shown = Path(options.show) / ("growth.json" if options.growth else "bench.json")
+    return f"--show: there is no {shown}" if options.show and not shown.is_file() else ""
+
+
+def _measured(options: argparse.Namespace, path: Path) -> tuple[Results, bool]:
+    """Measures section by section, and tells whether Ctrl-C ended it; what is done is kept even if the rest is not."""
     begin = time.perf_counter()
     described = {"quick": options.quick, "only": options.only, "rounds": options.rounds, "seconds": 0.0}
     if options.quick:
         described["left out"] = [subject.name for subject in _chosen(options) if not subject.plan.rounds]
     results = Results(machine=machine.describe(), options=described, sections=[])
-    for section in (_growth if options.growth else _sections)(options):
-        results.sections.append(section)
-        described["seconds"] = round(time.perf_counter() - begin, 1)
-        print(f"{described['seconds']:.0f} s: {section.name}", file=sys.stderr, flush=True)
-        write_json(path, results.to_dict())
-    return results
+    try:
+        for section in (_growth if options.growth else _sections)(options):
+            results.sections.append(section)
+            described["seconds"] = round(time.perf_counter() - begin, 1)
+            print(f"{described['seconds']:.0f} s: {section.name}", file=sys.stderr, flush=True)
+            write_json(path, results.to_dict())
+    except KeyboardInterrupt:
+        return results, True
+    return results, False
 
 
 def _sections(options: argparse.Namespace) -> Iterator[Section]:
@@ -106,7 +130,7 @@ def _sections(options: argparse.Namespace) -> Iterator[Section]:
 
 def _growth(options: argparse.Namespace) -> Iterator[Section]:
     with server() as running:
-        yield from growth.measure(running, list(_wanted(options)), options.rounds)
+        yield from growth.measure(running, list(_wanted(options)), options.rounds or 0)
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
@@ -115,10 +139,11 @@ def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
     for subject in subjects():
         if only and subject.name not in only:
             continue
-        if rows := only.get(subject.name):
+        rows = only.get(subject.name)
+        if options.quick:
+            subject = subject.quick(rows)
+        elif rows:
             subject = subject.only(rows)
-        elif options.quick:
-            subject = subject.quick()
         rounds = subject.plan.rounds or int(subject.name in only)
         yield replace(subject, plan=replace(subject.plan, rounds=rounds and (options.rounds or rounds)))
 
@@ -126,14 +151,15 @@ def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
 def _wanted(options: argparse.Namespace) -> dict[str, set[str]]:
     """Returns the rows that were asked for by section; none for all of a section."""
     wanted: dict[str, set[str]] = {}
-    known = _names(options.growth)
-    known += [name.partition("/")[0] for name in known]
-    for name in filter(None, options.only.split(",")):
-        if name not in known:
-            raise SystemExit(f"--only: there is no {name}; see --list{' --growth' if options.growth else ''}")
+    for name in filter(None, (options.only or "").split(",")):
         section, _, row = name.partition("/")
         wanted.setdefault(section, set()).update([row] if row else [])
     return wanted
+
+
+def _known(growing: bool) -> list[str]:
+    names = _names(growing)
+    return list(dict.fromkeys([*(name.partition("/")[0] for name in names), *names]))
 
 
 def _names(growing: bool) -> list[str]:

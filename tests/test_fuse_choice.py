@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_a_step_that_xla_cannot_compile_stays_as_it_is() -> None:
     choice = choose_fuse_steps(_trainer(_config(), _PythonTask))
     assert choice is not None
     assert choice.fuse_steps == 1
-    assert "XLA cannot compile the training step: it has no tf.py_function" in choice.reason
+    assert "XLA cannot compile the training step: it uses tf.py_function" in choice.reason
 
 
 class _SummaryTask(TinyTask):
@@ -102,7 +103,7 @@ def test_a_step_that_writes_summaries_stays_as_it_is_and_writes_them_in_the_run(
     choice = choose_fuse_steps(trainer, writer)
     assert choice is not None
     assert choice.fuse_steps == 1
-    assert "it writes a tf.summary" in choice.reason
+    assert re.fullmatch(r"XLA cannot compile the training step: it writes a tf.summary \(.*\)", choice.reason)
     with writer.as_default():
         trainer.train(tf.constant(2))
     writer.flush()
@@ -153,7 +154,7 @@ def test_steps_that_take_several_batches_stay_as_they_are(kind: type[Trainer]) -
 def test_eager_functions_are_not_fused_and_a_config_that_asks_for_both_is_refused() -> None:
     choice = choose_fuse_steps(_trainer(_config().replace(runtime={"run_eagerly": True})))
     assert choice is not None
-    assert (choice.fuse_steps, choice.reason) == (1, "runtime.run_eagerly is true; set it to false")
+    assert (choice.fuse_steps, choice.reason) == (1, "runtime.run_eagerly is true")
     with pytest.raises(ValueError, match=r"5 fuses steps of a graph; set runtime\.run_eagerly=false"):
         tiny_experiment(fuse_steps=5).replace(runtime={"run_eagerly": True})
 

@@ -22,6 +22,7 @@ from trainer_kit.errors import (
     TrainerKitError,
     explained,
 )
+from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.progress import BETWEEN
 from trainer_kit.requirements import problem_of_one_thread
 from trainer_kit.run_directory import RunDirectory
@@ -174,15 +175,23 @@ def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[
         steps_per_loop=options.steps_per_loop,
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
-        compiled=options.train_tf_while_loop and not runtime.run_eagerly,
+        to_compile=tuple(setting for setting, missing in _to_compile(run.config) if missing),
         fused=getattr(trainer, "fuse_steps", 1) > 1,
         can_fuse=options.fuse_steps == 1 and not problem_of_fusing(),
         can_use_one_thread=runtime.executor == "default" and not problem_of_one_thread(run.controller.strategy),
         cache=getattr(data, "cache", False),
         prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
+        in_memory=isinstance(getattr(getattr(trainer, "data", None), "made", None), ArraySource),
     )
     advice = verdict(times, settings)
     return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
+
+
+def _to_compile(config: Any) -> Iterator[tuple[str, bool]]:
+    """Yields the settings of compiled steps in one loop, and whether each has another value."""
+    for name in ("train_tf_function", "train_tf_while_loop"):
+        yield f"trainer.{name}=true", not getattr(config.trainer, name)
+    yield "runtime.run_eagerly=false", config.runtime.run_eagerly
 
 
 def stopped(signals: StopSignals, trainer: Any) -> bool:

@@ -19,6 +19,7 @@ from trainer_kit.errors import ExitCode
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
 _LOG = logging.getLogger(__name__)
+_SAVED, _LOST = "the last step is saved", "what came after the last checkpoint is lost"
 _MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
 _GLANCE = 0.05  # seconds between two looks at whether it has
 
@@ -129,7 +130,7 @@ class StopSignals:
             return
         print(
             f"ended after {time.monotonic() - begin:.1f} s of the grace time, {self._grace:g} s "
-            "(trainer.preemption_grace_seconds)",
+            f"(trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}",
             file=sys.stderr,
             flush=True,
         )

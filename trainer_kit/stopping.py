@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import tensorflow as tf
 
 from trainer_kit.distribution.workers import sum_over_workers, worker_count
@@ -19,6 +21,7 @@ class Stopping:
         """Makes the flags that loops look at; in strategy scope."""
         self._stop, self._stop_asked = stop_variable(), stop_variable()
         self._workers = worker_count(self._strategy)
+        self._asked_at: float | None = None
 
     def request_stop(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
@@ -26,6 +29,7 @@ class Stopping:
         Several workers end it together, after AGREE_EVERY steps at most. One that left alone would leave the others
         waiting for its gradients.
         """
+        self._asked_at = self._asked_at or time.monotonic()
         self._stop_asked.assign(True)
         if self._workers == 1:
             self._stop.assign(True)
@@ -34,6 +38,11 @@ class Stopping:
     def stop_requested(self) -> bool:
         """Whether loops stop now; with several workers, the same on all of them."""
         return bool(self._stop.numpy())
+
+    @property
+    def stopping_for(self) -> float:
+        """The seconds since this process was asked to stop; 0 if it was not."""
+        return time.monotonic() - self._asked_at if self._asked_at else 0.0
 
     @property
     def stop_agreed(self) -> bool | None:

@@ -122,4 +122,10 @@ def main(argv: Sequence[str] | None = None, act: Callable[[flags.FlagValues], No
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminated)
-    sys.exit(main())
+    code = main()
+    train_data = sys.modules.get("trainer_kit.inputs.train_data")
+    if train_data is not None and train_data.is_still_saving():  # all else is done, and the end of Python would wait
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -13,6 +13,8 @@ from trainer_kit.loops.fused_loop import FusedLoop, Stack
 from trainer_kit.loops.train_loop import TrainLoop
 from trainer_kit.metrics import MetricSet
 
+OR_NOT = "change that, or set trainer.fuse_steps to 1"
+
 
 class TrainLoops:
     """The methods of a trainer that concern the form of its loop; to be inherited from.
@@ -55,7 +57,7 @@ class TrainLoops:
           UsageError: when they cannot be.
         """
         if steps > 1 and (problem := self.problem_of_fusing()):
-            raise UsageError(f"trainer.fuse_steps={steps}: {problem}")
+            raise UsageError(f"trainer.fuse_steps={steps}: {problem}; {OR_NOT}")
         self._fuse_steps, self._train_loop = steps, None
         self._stack.clear()
         self.data.put_in_stacks(steps)
@@ -64,17 +66,17 @@ class TrainLoops:
         """Returns why training steps cannot be one program of XLA, as far as that is known before they are tried."""
         replicas, given = self._strategy.num_replicas_in_sync, self.data.feed.given
         if replicas > 1:
-            return f"there are {replicas} replicas; {ONE_REPLICA}"
+            return f"there are {replicas} replicas, and {ONE_REPLICA}"
         if isinstance(self._strategy, (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)):
-            return f"{type(self._strategy).__name__} compiles its loops by itself, or not at all; set fuse_steps=1"
+            return f"{type(self._strategy).__name__} compiles its loops by itself, or not at all"
         if not self.config.trainer.train_tf_while_loop:
-            return "trainer.train_tf_while_loop is false; set it to true"
+            return "trainer.train_tf_while_loop is false"
         if self.config.runtime.run_eagerly:
-            return "runtime.run_eagerly is true; set it to false"
+            return "runtime.run_eagerly is true"
         if self.has_own_loop:
-            return f"{type(self).__name__} makes its loop itself, by create_train_loop_fn; set fuse_steps=1"
+            return f"{type(self).__name__} makes its loop itself, by create_train_loop_fn"
         if given is not None and not isinstance(given, tf.data.Dataset):
-            return "the ready-made dataset is distributed already; give a tf.data.Dataset, or set fuse_steps=1"
+            return "the ready-made dataset is distributed already, and not a tf.data.Dataset"
         return ""
 
     @property

@@ -32,7 +32,7 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.evaluator import Evaluator
 from trainer_kit.inputs.feed import Feed, no_batch
 from trainer_kit.inputs.records import damage_in
-from trainer_kit.inputs.stacking import tell_large_stacks
+from trainer_kit.inputs.stacking import tell_of_stacks
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loop_parts import LoopParts
 from trainer_kit.loops.fused_loop import not_compiled
@@ -47,7 +47,7 @@ from trainer_kit.requirements import (
     tell_dropped_assertions,
 )
 from trainer_kit.stopping import Stopping
-from trainer_kit.train_loops import TrainLoops
+from trainer_kit.train_loops import OR_NOT, TrainLoops
 from trainer_kit.user_code import converted
 
 _LOG = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
         if self._fuse_steps > 1 and (problem := self.problem_of_fusing()):
-            raise UsageError(f"trainer.fuse_steps={self._fuse_steps}: {problem}")
+            raise UsageError(f"trainer.fuse_steps={self._fuse_steps}: {problem}; {OR_NOT}")
 
     @property
     def has_own_loop(self) -> bool:
@@ -197,7 +197,9 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
         self.state.run_state.store()
-        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty)
+        patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
+        give_up = lambda: self.stopping_for > patience  # noqa: E731
+        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty, give_up=give_up)
 
     def after_restore(self, path: str | None = None) -> None:
         """Brings data, metrics and average in line with the restored variables. Called after every restore.
@@ -248,7 +250,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
                     check_exact_resume(graph, getattr(options, "require_exact_resume", False))
                     if self._fuse_steps > 1:
                         tell_dropped_assertions(graph)
-                        tell_large_stacks(iterator.element_spec)
+                        tell_of_stacks(iterator.element_spec, self._fuse_steps, options.steps_per_loop)
                 self.input_seconds = None
                 self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
                 self.input_seconds = self.parts.waited

@@ -50,11 +50,11 @@ class Subject:
             wanted |= {by_name[name].to, *(goal.to for goal in by_name[name].goals)}
         return replace(self, contenders=tuple(one for one in self.contenders if one.name in wanted))
 
-    def quick(self) -> Subject:
-        """Returns it with the contenders and the rounds of a quick measurement."""
-        some = self.only(one.name for one in self.contenders if one.quick)
+    def quick(self, names: Iterable[str] | None = None) -> Subject:
+        """Returns it with the rounds of a quick measurement, and its contenders, or those named."""
+        some = self.only(names or (one.name for one in self.contenders if one.quick))
         left = [one.name for one in self.contenders if one not in some.contenders]
-        note = f"--quick leaves out: {', '.join(left)}" if left else ""
+        note = f"--quick leaves out: {', '.join(left)}" if left and not names else ""
         plan = replace(self.plan, rounds=self.quick_rounds, windows=min(3, self.plan.windows))
         return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
 

@@ -78,6 +78,12 @@ def test_a_dangerous_change_needs_its_flag(default: ExperimentConfig, path: str,
         assert [change.kind for change in check_resume(old, new, [allowed])] == ["dangerous"]
 
 
+def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: ExperimentConfig) -> None:
+    fused = [changed(default, "trainer.fuse_steps", steps) for steps in (5, 7, 1, "auto")]
+    kinds = [[change.kind for change in compare(fused[0].as_dict(), other)] for other in fused]
+    assert kinds == [[], ["safe"], ["dangerous"], ["dangerous"]]
+
+
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:
     with pytest.raises(ConfigError, match=r"was 0\.5 when this run began and is 0\.25 now"):
         check_resume(to_yaml(default), changed(default, "task.model.rate", 0.25), [])

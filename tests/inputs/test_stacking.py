@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from trainer_kit.config.schema import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
-from trainer_kit.inputs.stacking import problem_of_stacking, stacked, stacked_at, tell_large_stacks
+from trainer_kit.inputs.stacking import problem_of_stacking, stacked, stacked_at, tell_of_stacks
 from trainer_kit.inputs.transformations import kind_of, transformations
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
@@ -79,13 +80,25 @@ def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None
     assert stacks.options().deterministic is True
 
 
-def test_stacks_that_may_fill_the_memory_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    spec = (tf.TensorSpec([], tf.int32), {"x": tf.TensorSpec([100, 128, 224, 224, 3], tf.float32)})
-    tell_large_stacks(spec)
-    assert "the batches of one program take 7.2 GiB" in caplog.text
-    caplog.clear()
-    tell_large_stacks(stacked(tf.data.Dataset.range(8).batch(2), 3).element_spec)
-    assert caplog.text == ""
+def test_stacks_that_fill_the_memory_are_cut_or_come_in_several_shapes_are_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    large = (tf.TensorSpec([], tf.int32), {"x": tf.TensorSpec([100, 128, 224, 224, 3], tf.float32)})
+    alike, ragged = (
+        stacked(tf.data.Dataset.range(8).batch(2, drop_remainder=drop), 3).element_spec for drop in (True, False)
+    )
+    told = {
+        "the batches of one program take 7.2 GiB": (large, 100, 200),
+        "fuse_steps=3: loops of 10 steps end inside a stack": (alike, 3, 10),
+        "batches may be of several sizes": (ragged, 3, 9),
+        "": (alike, 3, 9),
+    }
+    for text, given in told.items():
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="trainer_kit"):
+            tell_of_stacks(*given)
+        assert text in caplog.text
+        assert len(caplog.records) == bool(text)
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,37 @@ def test_an_iterator_is_saved_only_where_that_is_the_way(tmp_path: Path) -> None
         run.take(2)
         run.data.save_iterator(str(tmp_path / build.__name__ / "ckpt-2.iterator"))
         assert len(list(tmp_path.glob(f"{build.__name__}/ckpt-2.iterator.*"))) == files
+
+
+def _slow(params: Any) -> tf.data.Dataset:
+    def busy(number: tf.Tensor) -> tf.Tensor:
+        rounds = tf.while_loop(lambda i, x: i < 30_000, lambda i, x: (i + 1, x), (0, 0.0))[0]
+        return number + 0 * tf.cast(rounds, number.dtype)
+
+    return tf.data.Dataset.range(50).map(busy).batch(1).prefetch(20)
+
+
+def test_a_stop_does_not_wait_for_ever_for_batches_that_are_being_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Run(_slow)
+    run.take(1)
+    begin = time.monotonic()
+    run.data.save_iterator(str(tmp_path / "ckpt-1.iterator"), give_up=lambda: True)
+    given_up = time.monotonic() - begin
+    assert "is resumed by reading the data from its start" in caplog.text
+    begin = time.monotonic()
+    run.data.save_iterator(str(tmp_path / "ckpt-2.iterator"))
+    assert len(list(tmp_path.glob("ckpt-2.iterator.*"))) == 2
+    assert given_up < 0.5 + time.monotonic() - begin
+
+
+def test_an_error_in_the_saving_of_an_iterator_is_raised(tmp_path: Path) -> None:
+    run = _Run(_shuffled)
+    run.take(2)
+    (tmp_path / "file").touch()
+    with pytest.raises(tf.errors.OpError):
+        run.data.save_iterator(str(tmp_path / "file" / "ckpt-2.iterator"))
 
 
 def test_without_the_saved_iterator_the_data_is_read_from_its_start_and_no_iterator_is_saved_any_more(

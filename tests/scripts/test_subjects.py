@@ -36,9 +36,30 @@ def test_a_quick_measurement_has_every_goal_of_its_sections_and_tells_what_it_le
         assert all(one.name in quick.note for one in subject.contenders if one not in quick.contenders)
 
 
-def test_a_name_that_is_unknown_is_refused_before_anything_runs() -> None:
-    with pytest.raises(SystemExit, match="there is no dense/nothing"):
-        bench.main(["--only=dense/nothing"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--only=dense/nothing"], "--only: there is no 'dense/nothing'; did you mean dense"),
+        (["--only="], "--only: there is no ''; see --list"),
+        (["--only=dense/ours", "--growth"], "there is no 'dense/ours'; leave out --growth"),
+        (["--only=variables"], "there is no 'variables'; it needs --growth"),
+        (["--rounds=0"], "--rounds: 0 is less than 1"),
+        (["--show=nowhere"], "--show: there is no nowhere/bench.json"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_told_before_anything_runs(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main(arguments)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_rows_that_are_named_are_measured_quickly_too() -> None:
+    dense = SUBJECTS["dense"].quick({"ours_fused"})
+    assert dense.plan.rounds == SUBJECTS["dense"].quick_rounds
+    assert {one.name for one in dense.contenders} == {"by_hand", "again", "fused_by_hand", "ours_fused"}
 
 
 def test_costs_are_compared_at_the_same_moment_and_gathered_by_decade() -> None:

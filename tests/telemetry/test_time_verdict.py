@@ -9,6 +9,7 @@ import pytest
 
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sections import fields_of
+from trainer_kit.ending import _to_compile
 from trainer_kit.telemetry.time_ledger import TimeAccount
 from trainer_kit.telemetry.time_verdict import RunSettings, verdict
 
@@ -34,10 +35,12 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
         (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
         (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
         (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop \(now 100\)$"),
-        (_times(steps=400_000), r"^short steps: 94 % of .* steps of 0\.23 ms; try trainer\.fuse_steps=auto$"),
+        (_times(steps=400_000), r"^short steps: 94 % of .* steps of 0\.23 ms; try trainer\.fuse_steps=auto, in a new"),
+        (_times(steps=8, save=30), r"^save: 30 % of the time was spent saving; a longer run does so more rarely$"),
         (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
         (_times(steps=10), r"in steps of 9400 ms; "),
-        (_times(start=40, input=19, step=20), r"^nothing stands out: 20 % of the time was spent in steps of 20 ms$"),
+        (_times(start=40, input=19, step=20), r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$"),
+        (_times(report=9, input=19, step=8), r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_what_took_the_time_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
@@ -66,11 +69,22 @@ def test_what_the_run_has_already_is_not_advised() -> None:
     short = _times(steps=400_000)
     assert verdict(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
     tiny = replace(_SETTINGS, can_fuse=False, can_use_one_thread=True, steps_per_loop=1000)
-    assert verdict(_times(steps=10**6), tiny).endswith("steps of 0.094 ms; try runtime.executor=single_threaded")
+    assert verdict(_times(steps=10**6), tiny).endswith(
+        "0.094 ms; try runtime.executor=single_threaded, in a new model_dir"
+    )
     for done in ({"can_use_one_thread": False}, {"fused": True}):
         assert verdict(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
     assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
-    assert verdict(short, replace(_SETTINGS, compiled=False)).startswith("eager steps: 94 %")
+    eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
+    assert re.search(r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", verdict(short, eager))
+    in_memory = verdict(_times(input=62), replace(_SETTINGS, in_memory=True))
+    assert in_memory.endswith("; try larger batches, or runtime.dataset_num_private_threads")
+
+
+def test_a_save_of_a_fused_run_may_have_waited_for_stacks_of_batches() -> None:
+    fused = replace(_SETTINGS, fused=True)
+    assert "lower trainer.fuse_steps where they come slowly; raise" in verdict(_times(save=30), fused)
+    assert "fuse_steps" not in verdict(_times(save=30), replace(fused, in_memory=True))
 
 
 def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
@@ -82,7 +96,8 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     bad = replace(_SETTINGS, prefetches=False)
     runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
     lines = [verdict(times, bad) for times in (*runs, _times(), _times(steps=400_000))]
-    lines += [verdict(_times(), replace(bad, compiled=False))]
+    lines += [verdict(_times(save=50), replace(bad, fused=True))]
+    lines += [verdict(_times(), replace(bad, to_compile=tuple(name for name, _ in _to_compile(ExperimentConfig()))))]
     lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False, can_use_one_thread=True))]
     named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
     config = ExperimentConfig()

@@ -85,7 +85,7 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     """
     before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
     changes = [
-        Change(path, before.get(path, ABSENT), after.get(path, ABSENT), kind_of(path))
+        _change(path, before.get(path, ABSENT), after.get(path, ABSENT))
         for path in sorted(before.keys() | after.keys())
         if not _same(before.get(path, ABSENT), after.get(path, ABSENT))
     ]
@@ -150,6 +150,12 @@ def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_
 def kind_of(path: str) -> Kind:
     """Returns whether a run stays the same one when the value at the dotted `path` changes."""
     return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
+
+
+def _change(path: str, old: Any, new: Any) -> Change:
+    """Steps that are fused give the same bits in any grouping."""
+    both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (old, new))
+    return Change(path, old, new, "safe" if both_fused else kind_of(path))
 
 
 def _flat(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:

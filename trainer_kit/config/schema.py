@@ -35,7 +35,7 @@ MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
     "TaskConfig.differential_privacy_config": "deprecated there; refused here rather than ignored",
 }
 
-ONE_REPLICA = "XLA cannot update variables that are mirrored: set fuse_steps=1, or train on one device"
+ONE_REPLICA = "XLA cannot update variables that are mirrored"
 BEST_CHECKPOINTS = "best_checkpoints"  # the folder of those with names
 RUN_NAMES = (
     "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", BEST_CHECKPOINTS, "params.yaml",
@@ -286,7 +286,10 @@ class ExperimentConfig(Config):
             return
         replicas = runtime.virtual_cpus
         if self.trainer.fuse_steps not in (1, "auto"):
-            yield "trainer.fuse_steps", f"{self.trainer.fuse_steps} needs one replica; {ONE_REPLICA}"
+            yield (
+                "trainer.fuse_steps",
+                f"{self.trainer.fuse_steps} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or train on one device",
+            )
         for path, batch in self.equal_batches():
             if batch % replicas:
                 below = batch - batch % replicas

@@ -88,13 +88,30 @@ def bytes_of(spec: Any) -> int:
     return sum(math.prod(size or 1 for size in part.shape) * part.dtype.size for part in tf.nest.flatten(spec))
 
 
-def tell_large_stacks(spec: Any) -> None:
-    """Warns when a stack, an element of this spec, is so large that some that are prefetched may fill the memory."""
-    if (size := bytes_of(spec)) > _LARGE:
+def tell_of_stacks(spec: Any, size: int, steps_per_loop: int) -> None:
+    """Tells what of these stacks, elements of this spec, may cost more than it has to. To be called once.
+
+    Args:
+      spec: of (how many, batches).
+      size: batches in a stack.
+      steps_per_loop: of the run.
+    """
+    if (taken := bytes_of(spec)) > _LARGE:
         _LOG.warning(
             "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next ones are read ahead; "
             "fewer steps gain as much",
-            size / 2**30,
+            taken / 2**30,
+        )
+    if steps_per_loop % size:
+        _LOG.warning(
+            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, and cut a program; make "
+            "trainer.steps_per_loop a multiple",
+            *(size, steps_per_loop),
+        )
+    if any(part.shape.rank > 1 and part.shape[1] is None for part in tf.nest.flatten(spec)):
+        _LOG.info(
+            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each; drop_remainder "
+            "makes them alike"
         )
 
 

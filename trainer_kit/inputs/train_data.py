@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import tensorflow as tf
@@ -30,12 +32,16 @@ _BEFORE_IT_WAS_SET = (
     "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}; it begins "
     "anew; return the data from build_inputs instead"
 )
-
-
 _AHEAD = (
     "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by reading the data from "
     "its start; make trainer.steps_per_loop and the intervals multiples of fuse_steps, or return a Source"
 )
+_TOO_SLOW = (
+    "task.train_data: the run stops before the batches that are being made are done, so this checkpoint is resumed by "
+    "reading the data from its start; where batches come slowly, choose fewer trainer.fuse_steps"
+)
+_GLANCE = 0.1  # seconds
+_SAVING = "data position"
 
 
 class TrainData:
@@ -79,6 +85,11 @@ class TrainData:
         self._saves_iterator, self._saved_iterator = False, ""
         self._told: set[str] = set()
         self.stack = 1
+
+    @property
+    def made(self) -> Any:
+        """What the task's build_inputs has returned last; None before."""
+        return self._opened
 
     @property
     def position(self) -> Position:
@@ -168,20 +179,30 @@ class TrainData:
         """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
 
-    def save_iterator(self, prefix: str, *, at_place: bool = True) -> None:
-        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it; on this thread.
+    def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Eager.
+
+        Waits for the elements that the pipeline is making: for stacks of batches that come slowly, many seconds.
 
         Args:
           prefix: of the files.
           at_place: whether the iterator stands where the run does. If it is ahead, nothing is saved, and a resume reads
             the data from its start.
+          give_up: asked while it takes long; when it says so, nothing is waited for, and a resume reads from the start.
+            Only where the run takes no further step: what is written late is right then, too.
         """
         if not self._saves_iterator or not self.feed.started:
             return
         if not at_place:
             self._tell(Resumption("skip", (_AHEAD,)))
-        else:
-            tf.train.Checkpoint(iterator=self.feed.iterator()).write(prefix)
+            return
+        checkpoint, done = tf.train.Checkpoint(iterator=self.feed.iterator()), Future[str]()
+        threading.Thread(target=_fulfil, args=(done, lambda: checkpoint.write(prefix)), name=_SAVING).start()
+        while not wait((done,), _GLANCE).done:
+            if give_up():
+                self._tell(Resumption("skip", (_TOO_SLOW,)))
+                return
+        done.result()
 
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
@@ -244,3 +265,15 @@ def open_whole(build_inputs: Callable[..., Any], params: Any, input_context: Any
     """Opens the data of one worker at its beginning; for validation."""
     made = without_idle_tuner(made_inputs(build_inputs, params, input_context))
     return positioned(lambda _: made, params, Position(), input_context)
+
+
+def is_still_saving() -> bool:
+    """Whether a thread waits for batches to be made, to save an iterator that was given up; it cannot be ended."""
+    return any(thread.name == _SAVING for thread in threading.enumerate())
+
+
+def _fulfil(future: Future[str], call: Callable[[], str]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # for the thread that waits, whatever it is
+        future.set_exception(error)

@@ -28,14 +28,20 @@ _SPELLED = {
     "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
 }  # fmt: skip
 
-_OVERDRAWN = (
-    "trainer.fuse_steps: a training step takes more than one batch from its iterator, and fused steps take one each; "
-    "set trainer.fuse_steps to 1"
-)
+_OVERDRAWN = "a training step takes more than one batch from its iterator, and fused steps take one each"
 
 
 class UnfusableError(UsageError):
-    """Steps that cannot be fused, which is known as soon as they are traced."""
+    """Steps that cannot be fused, which is known as soon as they are traced.
+
+    Args:
+      reason: why.
+      advice: what to do about it, beside not to fuse.
+    """
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(f"trainer.fuse_steps: {reason}; {advice}set trainer.fuse_steps to 1")
+        self.reason = reason
 
 
 class Stack:
@@ -136,7 +142,7 @@ class FusedLoop:
         return self._results()
 
     def _check(self, graph: tf.Graph) -> None:
-        _refuse_summaries(graph, self.fuse_steps)
+        _refuse_summaries(graph)
 
     @staticmethod
     def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
@@ -197,13 +203,13 @@ def _no_batches(iterator: Any) -> Any:
     return tf.nest.map_structure(lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec)
 
 
-def _refuse_summaries(graph: tf.Graph, size: int) -> None:
+def _refuse_summaries(graph: tf.Graph) -> None:
     """Raises UsageError when the steps write summaries: XLA's own message would not say so."""
     for node in nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
             raise UnfusableError(
-                f"trainer.fuse_steps={size}: XLA cannot compile the training step: it writes a tf.summary "
-                f"({node.name}); report it as a metric, or set trainer.fuse_steps to 1"
+                f"XLA cannot compile the training step: it writes a tf.summary ({node.name})",
+                "report it as a metric, or ",
             )
 
 
@@ -227,7 +233,7 @@ def refusal_of_xla(error: BaseException) -> str | None:
     own = [place for place in places if "site-packages" not in place] or places
     where = f" ({own[-1]})" if own else ""
     if missing := dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text)):
-        return f"it has no {', '.join(_SPELLED.get(op, op) for op in missing)}{where}"
+        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not have"
     lines = (line.strip() for line in text.splitlines())
     told = (line for line in lines if line and not line.startswith(("Graph execution error", "Detected at", "<stack")))
     return f"{next(told, 'no reason is known')}{where}"

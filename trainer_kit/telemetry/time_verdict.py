@@ -11,6 +11,7 @@ from trainer_kit.telemetry.time_ledger import TimeAccount, percent
 _SHORT_STEP = 0.5e-3  # seconds; what the host does for each op is a large part of a step that is shorter
 _TINY_STEP = 0.2e-3  # seconds; one thread runs a step that is shorter faster than several do
 _SHORT_LOOP = 5e-3  # seconds; a loop takes the host about half a millisecond beside its steps
+_ANEW = ", in a new model_dir"  # a run keeps what it was begun with
 _START = 0.5  # the share of the start from which on nothing else can be told
 
 
@@ -20,23 +21,25 @@ class RunSettings:
 
     Attributes:
       steps_per_loop, checkpoint_interval, validation_interval: of the trainer.
-      compiled: whether steps are compiled, in one loop.
+      to_compile: the settings to change for compiled steps in one loop; none where they are.
       fused: whether several steps are one program.
       can_fuse: whether steps could be fused, and are not.
       can_use_one_thread: whether runtime.executor could be single_threaded, and is not.
       cache: of the training data.
       prefetches: whether batches of the training data are made ahead.
+      in_memory: whether the training data is arrays, which have nothing to cache or to map.
     """
 
     steps_per_loop: int
     checkpoint_interval: int
     validation_interval: int
-    compiled: bool = True
+    to_compile: tuple[str, ...] = ()
     fused: bool = False
     can_fuse: bool = False
     can_use_one_thread: bool = False
     cache: bool = False
     prefetches: bool = True
+    in_memory: bool = False
 
 
 def verdict(times: TimeAccount, settings: RunSettings) -> str:
@@ -74,7 +77,9 @@ def _of_input(times: TimeAccount, settings: RunSettings) -> str:
     head = "input-bound" if share >= times.share("step") else "input"
     spent = f"{head}: {percent(share)} of the time was spent waiting for data"
     if settings.can_fuse and times.seconds["input"] + times.seconds.get("step", 0.0) < _SHORT_STEP * times.steps:
-        return f"{spent}, and steps are short; try trainer.fuse_steps=auto, which takes many batches at once"
+        return f"{spent}, and steps are short; try trainer.fuse_steps=auto, which takes many batches at once{_ANEW}"
+    if settings.in_memory:
+        return f"{spent}; try larger batches, or runtime.dataset_num_private_threads"
     first = "" if settings.prefetches else "task.train_data.prefetch_buffer_size=null (0 makes no batch ahead), "
     cache = "" if settings.cache else "task.train_data.cache=true where build_inputs looks at it, "
     return (
@@ -92,10 +97,12 @@ def _of_evaluation(times: TimeAccount, settings: RunSettings) -> str:
 
 
 def _of_save(times: TimeAccount, settings: RunSettings) -> str:
-    return (
-        f"save: {percent(times.share('save'))} of the time was spent saving; raise trainer.checkpoint_interval "
-        f"(now {settings.checkpoint_interval})"
-    )
+    spent = f"save: {percent(times.share('save'))} of the time was spent saving"
+    if settings.fused and not settings.in_memory:
+        spent += ", which waits for the batches that are being made; lower trainer.fuse_steps where they come slowly"
+    if settings.checkpoint_interval >= times.steps:
+        return f"{spent}; a longer run does so more rarely"
+    return f"{spent}; raise trainer.checkpoint_interval (now {settings.checkpoint_interval})"
 
 
 def _of_callbacks(times: TimeAccount, settings: RunSettings) -> str:
@@ -116,15 +123,20 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
     """What is left when the steps themselves are what takes the time."""
     share, each = times.share("step"), times.seconds.get("step", 0.0) / times.steps
     took = f"{percent(share)} of the time was spent in steps of {number_text(1000 * each, 2)} ms"
-    if not settings.compiled:
-        return f"eager steps: {took}; try trainer.train_tf_while_loop=true and runtime.run_eagerly=false"
+    if settings.to_compile:
+        return f"eager steps: {took}; try {' and '.join(settings.to_compile)}"
     if each * settings.steps_per_loop < _SHORT_LOOP:
         return f"short loops: {took}; raise trainer.steps_per_loop (now {settings.steps_per_loop})"
     if each < _SHORT_STEP and settings.can_fuse:
-        return f"short steps: {took}; try trainer.fuse_steps=auto"
+        return f"short steps: {took}; try trainer.fuse_steps=auto{_ANEW}"
     if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:
-        return f"short steps: {took}; try runtime.executor=single_threaded"
+        return f"short steps: {took}; try runtime.executor=single_threaded{_ANEW}"
     waits = "" if "input" in times.seconds else ", in which what they waited for data cannot be told"
+    if share < times.share("start") == max(times.share(name) for name in times.seconds):
+        return (
+            f"start-up took the most, {percent(times.share('start'))} of the time, and {took}{waits}; what to change "
+            "can be told from a longer run"
+        )
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
     return f"compute-bound: {took}{waits}; where the device has it, try runtime.mixed_precision_dtype=bfloat16"
