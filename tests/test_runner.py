@@ -295,13 +295,16 @@ class _SummarisingTask(TinyTask):
         return logs
 
 
-def test_summaries_of_the_task_itself_are_written_at_the_interval(tmp_path: Path) -> None:
+def test_summaries_of_the_task_itself_are_written_at_the_interval_and_those_of_actions_each_time(
+    tmp_path: Path,
+) -> None:
     config = tiny_experiment(summary_interval=10)
-    task = _SummarisingTask(config.task)
-    run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+    task, act = _SummarisingTask(config.task), lambda logs: tf.summary.scalar("of_an_action", logs["training_loss"])
+    run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=[act])
     train, validation = _tags(tmp_path / "train"), _tags(tmp_path / "validation")
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
     assert set(validation["mine_too"]) == {10, 20}
+    assert train["of_an_action"] == [5, 10, 15, 20]
     assert "mine_too" not in train
 
 

@@ -58,7 +58,7 @@ class Reports:
       times: what the run spends its time on.
     """
 
-    writer: Writer
+    writer: BackgroundWriter
     train_summaries: Any
     eval_summaries: Any
     history: JsonLinesWriter | None
@@ -127,8 +127,12 @@ def create_manager(
     asynchronous: bool,
     partial: bool = False,
     from_step: int | None = None,
+    reports: Reports | None = None,
 ) -> CheckpointManager:
-    """Returns the manager of the run's checkpoints. On every worker at once."""
+    """Returns the manager of the run's checkpoints; what was reported before one outlives the process with it.
+
+    On every worker at once.
+    """
     trains = trainer.optimizer is not None
     state = getattr(trainer, "state", None)
     guarded = config.trainer.recovery_max_trials >= 0
@@ -153,6 +157,7 @@ def create_manager(
         for_training=trains,
         keeps=is_chief(trainer.strategy),
         before_save=trainer.before_save if trains and state is not None else lambda _: None,
+        before_commit=reports.writer.settle if reports else lambda: None,
         sound=state.is_sound if guarded and state is not None else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
         spared=leases.needed,

@@ -392,11 +392,8 @@ class Controller(orbit.Controller):
 
     def _save(self, step: int) -> None:
         with self._phases.during("save"):
-            try:
-                self._writer.flush()  # what was measured before the checkpoint outlives the process with it
-            finally:
-                self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
-                self._saved_step = step
+            self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
+            self._saved_step = step
 
     def _run_loop(self, step: int, begun: int, end: int) -> int:
         """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""

@@ -136,7 +136,7 @@ def run_experiment(
         signals = _guard(run, params.trainer, trainer, progress, directory)
         reports = _open_reports(run, progress, directory, chief, chosen.trains, console, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
-        manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options))
+        manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options, reports))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
         early = build.create_early_stopping(directory, timeline, trainer, params.trainer, chosen.trains)
         sidecar = build.create_sidecar(directory, timeline, trainer, params, lock, reports)

@@ -109,5 +109,8 @@ class TrainLoops:
             return FusedLoop(*parts, self._stack, fuse_steps)
         options = self.config.trainer
         return TrainLoop(
-            *parts, use_tf_function=options.train_tf_function, use_tf_while_loop=options.train_tf_while_loop
+            *parts,
+            use_tf_function=options.train_tf_function,
+            use_tf_while_loop=options.train_tf_while_loop,
+            exact_waits=self.config.runtime.executor != "default",
         )

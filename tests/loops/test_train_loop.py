@@ -30,6 +30,20 @@ def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
         assert train(iterator, one_step)[0] == 1
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_reading_of_the_clock_holds_an_element_back_only_where_waits_are_to_be_exact(exact: bool) -> None:
+    counter = Counter()
+    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, exact_waits=exact)
+    iterator = iter(batches())
+    graph = train.graph(iterator)
+    assert graph is not None
+    body = next(f for f in graph.as_graph_def().library.function if any(n.op == "IteratorGetNext" for n in f.node_def))
+    (get_next,) = (node for node in body.node_def if node.op == "IteratorGetNext")
+    assert any("imestamp" in name for name in get_next.input) == exact
+    assert train(iterator, tf.constant(3))[0] == 3
+    assert train.waited is not None and train.waited > 0
+
+
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
     counter = Counter()
 

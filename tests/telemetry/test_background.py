@@ -207,6 +207,21 @@ def test_reports_of_short_loops_wait_for_each_other_and_for_no_flush() -> None:
     writer.close()
 
 
+def test_settling_waits_in_any_thread_and_leaves_errors_to_the_writing_one() -> None:
+    keeper, failing = Keeper(), Keeper(fails_on=(0,))
+    writer = BackgroundWriter([keeper, failing], together=60.0)
+    writer.write(report(0))
+    thread = threading.Thread(target=writer.settle)
+    thread.start()
+    thread.join(30.0)
+    assert not thread.is_alive()
+    assert keeper.events == ["write 0", "flush"]
+    with pytest.raises(OSError, match="no space for 0"):
+        writer.write(report(1))
+    writer.close()
+    writer.settle()
+
+
 def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], together=0.01)

@@ -52,6 +52,7 @@ class CheckpointManager(tf.train.CheckpointManager):
       keeps: False on workers that are not the chief: reading a variable can take all workers, so they save too, but to
         a folder of their own, which goes with the process.
       before_save: called with the prefix before each save, on the caller's thread.
+      before_commit: called when the files of a save are written, before its record, in the thread of the save.
       sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
       agree: returns the chief's number on every worker.
       spared: given the steps of checkpoints that are about to be rotated away, returns those that have to stay.
@@ -78,6 +79,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         for_training: bool = True,
         keeps: bool = True,
         before_save: Callable[[str], None] = lambda _: None,
+        before_commit: Callable[[], None] = lambda: None,
         sound: Callable[[], bool] = lambda: True,
         agree: Callable[[int], int] = lambda number: number,
         spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
@@ -88,7 +90,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
         self._keeps, self._for_training, self._partial = keeps, for_training, partial
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
-        self._before_save, self._sound, self._agree, self._spared = before_save, sound, agree, spared
+        self._before_save, self._before_commit = before_save, before_commit
+        self._sound, self._agree, self._spared = sound, agree, spared
         self.goes_back_to: int | None = None
         self._begun, self._start = False, self._first(from_step) if for_training else None
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
@@ -265,6 +268,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""
         files.reach("checkpoint.written", prefix)
+        self._before_commit()
         commit(prefix)
         files.reach("checkpoint.pointer", prefix)
 

@@ -31,6 +31,7 @@ class TrainLoop:
       stop: of stop_variable.
       use_tf_function: compile; otherwise all is eager.
       use_tf_while_loop: compile the loop too, not only the step.
+      exact_waits: as of a WaitingClock.
 
     Attributes:
       waited: seconds that the last call waited for batches; None where the loop is not compiled.
@@ -45,6 +46,7 @@ class TrainLoop:
         *,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
+        exact_waits: bool = True,
     ) -> None:
         compiled = graph_function if use_tf_function else eager
         self._begin, self._stop = compiled(begin), stop
@@ -52,7 +54,7 @@ class TrainLoop:
         self._results = Readback(results, compiled)
         self.waited: float | None = None
         self._flags = flags()
-        whole = self._graph(begin, step, self._results.pack, stop)
+        whole = self._graph(begin, step, self._results.pack, stop, exact_waits)
         self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
@@ -90,13 +92,13 @@ class TrainLoop:
         return self._results()
 
     @staticmethod
-    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
+    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable, exact_waits: bool) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(done < num_steps, tf.logical_not(stop))
 
             def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                clock = WaitingClock(iterator, waited)
+                clock = WaitingClock(iterator, waited, exact_waits)
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     step(clock)
                 return done + 1, clock.waited

@@ -21,7 +21,7 @@ class BackgroundWriter:
 
     Args:
       writers: each gets every report. They are used in the thread only, `close` included, but for those with a true
-        attribute `in_caller_thread`: these are called at once by `write`, `flush` and `close`.
+        attribute `in_caller_thread`: these are called at once by `write`, `flush`, `settle` and `close`.
       capacity: reports that may wait. When as many do, `write` waits: none is ever dropped.
       together: seconds that a report waits for others, unless half as many wait as may: to wake the thread for each
         one costs a loop of 20 ms 4 %.
@@ -34,6 +34,7 @@ class BackgroundWriter:
         self._together = together
         self._hurry = threading.Event()  # something waits for the thread
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closed = False
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
@@ -60,6 +61,14 @@ class BackgroundWriter:
         self._ask(lambda writer: writer.flush())
         self._raise_error()
 
+    def settle(self) -> None:
+        """Waits as `flush` does, in any thread; what a writer raises is for the next call of another method.
+
+        Returns at once after `close`.
+        """
+        if not self._closed:
+            self._ask(lambda writer: writer.flush())
+
     def close(self) -> None:
         """Writes what waits, closes all writers and ends the thread; a second call does nothing.
 
@@ -76,9 +85,10 @@ class BackgroundWriter:
     def _put(self, item: Report | _Request) -> None:
         if self._closed:
             raise RuntimeError("this BackgroundWriter is closed; write before close()")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="trainer_kit telemetry", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="trainer_kit telemetry", daemon=True)
+                self._thread.start()
         self._queue.put(item)
         if isinstance(item, _Request) or self._queue.qsize() >= self._queue.maxsize // 2:
             self._hurry.set()
