@@ -159,7 +159,7 @@ def dense() -> Subject:
         title="dense net 64-32-10, batch 32",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=3, windows=4, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=5, windows=4, seconds=0.4, warm_up=0.7),
         quick_rounds=2,
     )
 

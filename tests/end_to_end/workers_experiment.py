@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 import trainer_kit
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.fork_server import train
+from trainer_kit.trainer import Trainer
 
 LOOP, STEPS = 40, 120
 on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that something happens to
@@ -98,6 +100,8 @@ def watched_worker(hosts: Sequence[str], index: int, file: str, folder: str, *ar
 def hit_worker(hosts: Sequence[str], index: int, number: int, moment: str, count: int, *arguments: str) -> None:
     """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal `number`.
 
+    That step ends only when the run has seen the signal: others may come before it otherwise.
+
     Args:
       hosts, index: as `worker` takes them.
       number: of the signal.
@@ -105,13 +109,19 @@ def hit_worker(hosts: Sequence[str], index: int, number: int, moment: str, count
       count: of those since the start of this process.
       *arguments: of the command.
     """
-    seen = 0
+    seen, heard, request_stop = 0, threading.Event(), Trainer.request_stop
+
+    def noted(trainer: Trainer) -> None:
+        request_stop(trainer)
+        heard.set()
 
     def hit() -> None:
         nonlocal seen
         seen += 1
         if seen == count:
             os.kill(os.getpid(), signal.Signals(number))
+            assert heard.wait(20)
 
+    Trainer.request_stop = noted  # type: ignore[method-assign]
     globals()[moment] = hit
     worker(hosts, index, *arguments)

@@ -29,21 +29,28 @@ class SlowConfig(TinyConfig):
 
     Attributes:
       tells: whether the validation data says how many batches it has.
+      seconds: that each of them takes.
     """
 
     tells: bool = True
+    seconds: float = 0.1
 
 
 @register_task(SlowConfig)
 class SlowTask(TinyTask):
-    """Each batch of validation data takes 0.1 s."""
+    """Each batch of validation data takes its time."""
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
         source = super().build_inputs(params, input_context)
         if params.is_training:
             return source
         dataset = source.at(0, input_context)
-        slow = dataset.map(lambda *batch: tf.py_function(_slowly, batch, [tensor.dtype for tensor in batch]))
+
+        def slowly(*batch: Any) -> Any:
+            time.sleep(self.task_config.seconds)
+            return batch
+
+        slow = dataset.map(lambda *batch: tf.py_function(slowly, batch, [tensor.dtype for tensor in batch]))
         slow = slow.map(lambda *batch: _with_shapes(batch, dataset.element_spec))
         count = dataset.cardinality() if self.task_config.tells else tf.data.UNKNOWN_CARDINALITY
         return (
@@ -51,11 +58,6 @@ class SlowTask(TinyTask):
             if self.task_config.tells
             else slow.filter(lambda *batch: True)
         )
-
-
-def _slowly(*batch: Any) -> Any:
-    time.sleep(0.1)
-    return batch
 
 
 def _with_shapes(batch: Any, spec: Any) -> Any:
@@ -109,7 +111,7 @@ def test_a_short_evaluation_is_not_told_of(tmp_path: Path) -> None:
 def _drawn(tmp_path: Path, mode: str) -> str:
     stream = io.StringIO()
     console = ConsoleWriter(stream, interactive=True, evaluation_after=0.2)
-    launch(slow_experiment(), mode, str(tmp_path), console=console)
+    launch(slow_experiment(seconds=0.15), mode, str(tmp_path), console=console)  # the display is drawn twice a second
     return stream.getvalue()
 
 

@@ -95,14 +95,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self.goes_back_to: int | None = None
         self._begun, self._start = False, self._first(from_step) if for_training else None
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
-            super().__init__(
-                checkpoint,
-                nothing,
-                max_to_keep=max_to_keep,
-                step_counter=step_counter,
-                checkpoint_interval=checkpoint_interval,
-                init_fn=init_fn,
-            )
+            counts = {"step_counter": step_counter, "checkpoint_interval": checkpoint_interval}
+            super().__init__(checkpoint, nothing, max_to_keep=max_to_keep, init_fn=init_fn, **counts)
         self._directory = self._own_folder.name if self._own_folder else directory
         self._checkpoint_prefix = os.path.join(self._directory, "ckpt")
         self._follow_folder()
