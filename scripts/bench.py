@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = Results.from_dict(json.loads((out / f"{name}.json").read_text()))
     else:
         results, stopped = _measured(options, out / f"{name}.json")
+    if stopped and not results.sections:
+        return 130
     print("\n".join(table.lines(results)))
     picture.write(results, out / f"{name}.png")
     print(f"\n{out / name}.json, {out / name}.png", file=sys.stderr)

@@ -170,6 +170,7 @@ def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[
     if not times.steps:
         return {}, []
     data, trainer, runtime = getattr(task, "train_data", None), run.controller.trainer, run.config.runtime
+    fed = getattr(trainer, "data", None)
     problem_of_fusing = getattr(trainer, "problem_of_fusing", lambda: "it is no Trainer of ours")
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
@@ -181,7 +182,8 @@ def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[
         can_use_one_thread=runtime.executor == "default" and not problem_of_one_thread(run.controller.strategy),
         cache=getattr(data, "cache", False),
         prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
-        in_memory=isinstance(getattr(getattr(trainer, "data", None), "made", None), ArraySource),
+        saves_position=getattr(fed, "saves_position", False),
+        in_memory=isinstance(getattr(fed, "made", None), ArraySource),
     )
     advice = verdict(times, settings)
     return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]

@@ -7,6 +7,7 @@ metrics are reset, the steps run, and the results come back in one transfer.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -197,8 +198,8 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
         self.state.run_state.store()
-        patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
-        give_up = lambda: self.stopping_for > patience  # noqa: E731
+        patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
+        give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
         self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty, give_up=give_up)
 
     def after_restore(self, path: str | None = None) -> None:

@@ -255,7 +255,10 @@ def test_a_stop_does_not_wait_for_ever_for_batches_that_are_being_made(
     assert "is resumed by reading the data from its start" in caplog.text
     begin = time.monotonic()
     run.data.save_iterator(str(tmp_path / "ckpt-2.iterator"))
-    assert len(list(tmp_path.glob("ckpt-2.iterator.*"))) == 2
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "ckpt-2.iterator.index",
+        "ckpt-2.iterator.data-00000-of-00001",
+    }  # what was given up leaves a folder at most, which is removed at the next start
     assert given_up < 0.5 + time.monotonic() - begin
 
 

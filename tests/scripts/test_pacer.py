@@ -40,8 +40,9 @@ def _run(pacer: Pacer, own: Connection, clock: _Clock, seconds: float) -> Any:
 
 def test_loops_that_end_just_after_a_standstill_do_not_count() -> None:
     pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5), (1.0, 0.5))
-    for _ in range(2):
+    for begin in (2.0, 63.25):
         assert _run(pacer, own, clock, 0.25) == (4, 1.0)
+        assert clock.now == begin + 0.25 + 1.0
         clock.now += 60.0  # in `done`, while others run
         pacer._begin = pacer._went_on = clock.now
 

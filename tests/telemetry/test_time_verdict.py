@@ -82,9 +82,11 @@ def test_what_the_run_has_already_is_not_advised() -> None:
 
 
 def test_a_save_of_a_fused_run_may_have_waited_for_stacks_of_batches() -> None:
-    fused = replace(_SETTINGS, fused=True)
+    fused = replace(_SETTINGS, fused=True, saves_position=True)
     assert "lower trainer.fuse_steps where they come slowly; raise" in verdict(_times(save=30), fused)
-    assert "fuse_steps" not in verdict(_times(save=30), replace(fused, in_memory=True))
+    assert "fuse_steps" not in verdict(_times(save=30), replace(fused, saves_position=False))
+    plain = verdict(_times(save=30), replace(fused, fused=False))
+    assert "which waits for the batches that are being made; raise" in plain
 
 
 def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
@@ -96,7 +98,7 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     bad = replace(_SETTINGS, prefetches=False)
     runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
     lines = [verdict(times, bad) for times in (*runs, _times(), _times(steps=400_000))]
-    lines += [verdict(_times(save=50), replace(bad, fused=True))]
+    lines += [verdict(_times(save=50), replace(bad, fused=True, saves_position=True))]
     lines += [verdict(_times(), replace(bad, to_compile=tuple(name for name, _ in _to_compile(ExperimentConfig()))))]
     lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False, can_use_one_thread=True))]
     named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}

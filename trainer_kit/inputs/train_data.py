@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -85,6 +87,11 @@ class TrainData:
         self._saves_iterator, self._saved_iterator = False, ""
         self._told: set[str] = set()
         self.stack = 1
+
+    @property
+    def saves_position(self) -> bool:
+        """Whether checkpoints hold the state of the iterator."""
+        return self._saves_iterator
 
     @property
     def made(self) -> Any:
@@ -188,8 +195,7 @@ class TrainData:
           prefix: of the files.
           at_place: whether the iterator stands where the run does. If it is ahead, nothing is saved, and a resume reads
             the data from its start.
-          give_up: asked while it takes long; when it says so, nothing is waited for, and a resume reads from the start.
-            Only where the run takes no further step: what is written late is right then, too.
+          give_up: asked while it takes long; when it says so, nothing is saved, and a resume reads from the start.
         """
         if not self._saves_iterator or not self.feed.started:
             return
@@ -197,12 +203,17 @@ class TrainData:
             self._tell(Resumption("skip", (_AHEAD,)))
             return
         checkpoint, done = tf.train.Checkpoint(iterator=self.feed.iterator()), Future[str]()
-        threading.Thread(target=_fulfil, args=(done, lambda: checkpoint.write(prefix)), name=_SAVING).start()
+        folder = f"{prefix}_temp"  # as TensorFlow calls its own, so that it goes when the run is started again
+        write = lambda: checkpoint.write(os.path.join(folder, "position"))  # noqa: E731
+        threading.Thread(target=_fulfil, args=(done, write), name=_SAVING).start()
         while not wait((done,), _GLANCE).done:
             if give_up():
                 self._tell(Resumption("skip", (_TOO_SLOW,)))
                 return
-        done.result()
+        written = done.result()
+        for path in sorted(glob.glob(f"{glob.escape(written)}.*")):  # the index, by which it is found, comes last
+            os.replace(path, prefix + path.removeprefix(written))
+        shutil.rmtree(folder)
 
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)

@@ -21,7 +21,7 @@ class BackgroundWriter:
 
     Args:
       writers: each gets every report. They are used in the thread only, `close` included, but for those with a true
-        attribute `in_caller_thread`: these are called at once by `write`, `flush`, `settle` and `close`.
+        attribute `in_caller_thread`: these are called at once by `write`, `flush` and `close`.
       capacity: reports that may wait. When as many do, `write` waits: none is ever dropped.
       together: seconds that a report waits for others, unless half as many wait as may: to wake the thread for each
         one costs a loop of 20 ms 4 %.
@@ -64,10 +64,10 @@ class BackgroundWriter:
     def settle(self) -> None:
         """Waits as `flush` does, in any thread; what a writer raises is for the next call of another method.
 
-        Returns at once after `close`.
+        Leaves out those with a true `in_caller_thread`. Returns at once after `close`.
         """
         if not self._closed:
-            self._ask(lambda writer: writer.flush())
+            self._ask(lambda writer: writer.flush(), in_thread_only=True)
 
     def close(self) -> None:
         """Writes what waits, closes all writers and ends the thread; a second call does nothing.
@@ -93,10 +93,10 @@ class BackgroundWriter:
         if isinstance(item, _Request) or self._queue.qsize() >= self._queue.maxsize // 2:
             self._hurry.set()
 
-    def _ask(self, action: Callable[[Writer], None], *, last: bool = False) -> None:
+    def _ask(self, action: Callable[[Writer], None], *, last: bool = False, in_thread_only: bool = False) -> None:
         request = _Request(action, last)
         self._put(request)
-        for writer in self._at_once:
+        for writer in () if in_thread_only else self._at_once:
             self._guard(action, writer)
         # Ctrl-C in an earlier close() may have left a thread that came to its end since.
         while not request.done.wait(0.5) and self._thread is not None and self._thread.is_alive():

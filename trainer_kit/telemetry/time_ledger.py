@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery")
+NAMES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery", "trace")
 _TOLD_AS = {"train": "step", "evaluate": "evaluation"}  # the phases of a run whose names would say too much or little
 _NOTHING = ""  # the name of what has none
 
@@ -62,10 +62,10 @@ class TimeLedger:
           steps: that it has done.
           input_seconds: that they waited for their batches; None: not known.
           first_seconds: until the first step was done, where the loop had to be built for it; else 0 or less.
-          tracing_seconds: that beginning and writing a trace took; they are counted for "report".
+          tracing_seconds: that beginning and writing a trace took; they are counted for "trace".
         """
         self._steps += steps
-        self._move("train", "report", tracing_seconds)
+        self._move("train", "trace", tracing_seconds)
         self._move("train", NAMES[0], first_seconds)
         if input_seconds is not None:
             self._input = (self._input or 0.0) + self._move("train", "input", input_seconds)

@@ -27,6 +27,7 @@ class RunSettings:
       can_use_one_thread: whether runtime.executor could be single_threaded, and is not.
       cache: of the training data.
       prefetches: whether batches of the training data are made ahead.
+      saves_position: whether checkpoints hold the state of the data's iterator.
       in_memory: whether the training data is arrays, which have nothing to cache or to map.
     """
 
@@ -39,6 +40,7 @@ class RunSettings:
     can_use_one_thread: bool = False
     cache: bool = False
     prefetches: bool = True
+    saves_position: bool = False
     in_memory: bool = False
 
 
@@ -98,8 +100,9 @@ def _of_evaluation(times: TimeAccount, settings: RunSettings) -> str:
 
 def _of_save(times: TimeAccount, settings: RunSettings) -> str:
     spent = f"save: {percent(times.share('save'))} of the time was spent saving"
-    if settings.fused and not settings.in_memory:
-        spent += ", which waits for the batches that are being made; lower trainer.fuse_steps where they come slowly"
+    if settings.saves_position:
+        spent += ", which waits for the batches that are being made"
+        spent += "; lower trainer.fuse_steps where they come slowly" if settings.fused else ""
     if settings.checkpoint_interval >= times.steps:
         return f"{spent}; a longer run does so more rarely"
     return f"{spent}; raise trainer.checkpoint_interval (now {settings.checkpoint_interval})"
