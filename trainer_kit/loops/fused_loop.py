@@ -110,7 +110,10 @@ class FusedLoop:
     ) -> None:
         self._results, self._stack = Readback(results, graph_function), stack
         self.whole = LoopFunction(
-            self._graph(begin, step, self._results.pack, stop), "the fused training loop", _of_any_size, self._check
+            self._graph(begin, step, self._results.pack, stop),
+            "the fused training loop",
+            _of_any_size,
+            _refuse_summaries,
         )
         self.waited, self.fuse_steps, self._flags = 0.0, fuse_steps, flags()
 
@@ -140,9 +143,6 @@ class FusedLoop:
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
         return self._results()
-
-    def _check(self, graph: tf.Graph) -> None:
-        _refuse_summaries(graph)
 
     @staticmethod
     def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
