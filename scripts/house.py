@@ -63,7 +63,7 @@ MAY_USE = {
 
 # Libraries that belong to a few rooms, and all that floors 0 and 1 may import beside the standard library.
 ONLY_IN = {
-    "orbit": ("trainer", "evaluator", "callbacks", "controller", "runner", "build"),
+    "orbit": ("trainer", "evaluator", "callbacks", "controller", "runner", "build", "compat.model_garden"),
     "gin": ("config.sources", "compat.model_garden"),
     "absl.flags": ("flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),

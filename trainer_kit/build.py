@@ -25,6 +25,7 @@ from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
 from trainer_kit.early_stopping import EarlyStopping, check_metric
 from trainer_kit.errors import UsageError
+from trainer_kit.experiment import trainer_class
 from trainer_kit.fuse_choice import choose_fuse_steps
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.reconciliation import put_back_lost
@@ -70,10 +71,10 @@ class Reports:
 def create_trainer(
     config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
 ) -> Trainer:
-    """Returns a Trainer with the task's model and, to train, its optimizer. In strategy scope."""
-    model = task.build_model()
-    optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
-    return Trainer(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+    """Returns a Trainer, of the class that is registered with the task, with model and optimizer. In strategy scope."""
+    chosen = trainer_class(config.task) or Trainer
+    made: Trainer = chosen.create(config, task, train, evaluate, checkpoint_exporter)
+    return made
 
 
 def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bool = True) -> BestCheckpoints | None:

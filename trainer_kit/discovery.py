@@ -19,6 +19,7 @@ from trainer_kit.errors import UsageError, near_names, suggestion
 from trainer_kit.experiment import experiments
 
 ENTRY_POINTS = "trainer_kit.experiments"
+DOORS = "trainer_kit.doors"
 
 
 def import_user_module(name: str) -> None:
@@ -40,8 +41,9 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
     """Makes sure that the experiment `name` is registered.
 
     Imports `modules`, whatever they register. Then, as long as the name is not registered, it looks at the module
-    `experiments.<first part of the name>` in the working directory, and at entry points of the group
-    `trainer_kit.experiments`.
+    `experiments.<first part of the name>` in the working directory, at entry points of the group
+    `trainer_kit.experiments`, and asks those of `trainer_kit.doors`: each is a function that registers the experiment
+    of another framework that it is given the name of, if it knows it, and without a name all that it knows.
 
     Raises:
       UsageError: when none of these registers it, with near names; when a module cannot be imported, as
@@ -57,6 +59,9 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
             if point.name in (name, first):
                 _load(point)
     if name not in experiments:
+        ask_doors(name)
+    if name not in experiments:
+        ask_doors()
         names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
         raise UsageError(f"--experiment: none is called {name!r}; {_nearest(name, sorted(names))}")
 
@@ -88,6 +93,17 @@ def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[U
         except UsageError as error:
             broken.append(error)
     return experiments.names(), broken
+
+
+def ask_doors(name: str = "") -> None:
+    """Has the experiment `name` of another framework registered, if there is one; without a name, all that there are.
+
+    Raises:
+      UsageError: when what an entry point names cannot be imported.
+    """
+    for point in metadata.entry_points(group=DOORS):
+        with _explained("--experiment", f"{point.value} (entry point {point.name})"):
+            point.load()(name)
 
 
 def local_experiments() -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from trainer_kit.config.base import Config, is_configclass
-from trainer_kit.config.schema import ExperimentConfig, TaskConfig
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.registry import Registry
 
@@ -22,7 +22,8 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 AnyClass = TypeVar("AnyClass", bound=type)
 
 experiments: Registry[Factory] = Registry("experiment")
-_task_of: dict[type[TaskConfig], type | str] = {}
+_task_of: dict[type[Config], Callable[..., Any] | str] = {}
+_trainer_of: dict[type[Config], type | str] = {}
 
 
 def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:
@@ -53,11 +54,20 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
 
 
 @overload
-def register_task(config_class: type[TaskConfig], task: type | str) -> None: ...
+def register_task(config_class: type[Config], task: type | str, *, trainer: type | str | None = None) -> None: ...
 @overload
-def register_task(config_class: type[TaskConfig]) -> Callable[[AnyClass], AnyClass]: ...
-def register_task(config_class: type[TaskConfig], task: type | str | None = None) -> Any:
+def register_task(
+    config_class: type[Config], *, trainer: type | str | None = None
+) -> Callable[[AnyClass], AnyClass]: ...
+def register_task(
+    config_class: type[Config], task: type | str | None = None, *, trainer: type | str | None = None
+) -> Any:
     """Binds a task class to its config class; as a decorator of the task class, or with "module:Class".
+
+    Args:
+      config_class: of the task's section.
+      task: the class, or "module:Class", of the task; None: the decorated class.
+      trainer: the subclass of Trainer that trains it, or "module:Class"; None: Trainer itself.
 
     Raises:
       UsageError: when `config_class` is not made by `@configclass` or is bound to another task already.
@@ -72,6 +82,8 @@ def register_task(config_class: type[TaskConfig], task: type | str | None = None
                 f"{config_class.__qualname__} is bound to the task {known} already; "
                 f"give {task_class} a config class of its own"
             )
+        if trainer is not None:
+            _trainer_of[config_class] = trainer
         return task_class
 
     if task is None:
@@ -80,7 +92,7 @@ def register_task(config_class: type[TaskConfig], task: type | str | None = None
     return None
 
 
-def task_class(config: TaskConfig) -> Any:
+def task_class(config: Config) -> Any:
     """Returns the task class bound to the class of `config`; imports its module if it is named as "module:Class".
 
     Raises:
@@ -93,10 +105,22 @@ def task_class(config: TaskConfig) -> Any:
             f"no task is registered for {type(config).__qualname__}; decorate the task class with "
             f"@trainer_kit.register_task({type(config).__qualname__}) ({suggestion(type(config).__qualname__, known)})"
         )
-    if isinstance(bound, str):
-        module, _, name = bound.partition(":")
-        return getattr(importlib.import_module(module), name)
-    return bound
+    return _imported(bound)
+
+
+def trainer_class(config: Config) -> Any:
+    """Returns the subclass of Trainer bound to the class of `config`, a task's section; None when none is.
+
+    Imports its module if it is named as "module:Class".
+    """
+    return _imported(_trainer_of.get(type(config)))
+
+
+def _imported(bound: Any) -> Any:
+    if not isinstance(bound, str):
+        return bound
+    module, _, name = bound.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _check_decorated(name: str, section: Config, path: str = "") -> None:

@@ -116,6 +116,13 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if train else 1
         self.init_train_loops(fuse_steps if isinstance(fuse_steps, int) else 1)
 
+    @classmethod
+    def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
+        """Returns a trainer with the task's model and, to train, its optimizer. In strategy scope."""
+        model = task.build_model()
+        optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
+        return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+
     # ---- what it is made of
 
     @property

@@ -1,4 +1,7 @@
-"""Lists the experiments that there are: in ./experiments, in modules named by --import_module, in entry points."""
+"""Lists experiments: those in ./experiments, in modules named by --import_module, and in entry points.
+
+With --all also those of other frameworks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from trainer_kit.experiment import experiments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds nothing: the verb takes no arguments of its own."""
-    del parser
+    """Adds --all."""
+    parser.add_argument("--all", action="store_true", help="also those of other frameworks, such as tfm/mock")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,6 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     A package that cannot be imported is told on the standard error; the others are listed, and the exit code is 0.
     """
     names, broken = discovery.find_all_experiments(arguments.import_module)
+    if arguments.all:
+        discovery.ask_doors()
+        names = experiments.names()
     for error in broken:
         print(f"not listed: {str(error).removeprefix('--experiment: ')}", file=sys.stderr)
     if not names and not broken:

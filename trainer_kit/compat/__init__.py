@@ -1,0 +1,1 @@
+"""The doors: thin translations of other frameworks onto the one engine."""

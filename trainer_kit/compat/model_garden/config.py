@@ -1,0 +1,72 @@
+"""Model Garden's ExperimentConfig <-> ours: trainer and runtime become sections of ours, the task's stays theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from official.modeling.hyperparams.base_config import Config as TheirConfig
+
+from trainer_kit.compat.model_garden.mirror import mirror
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.experiment import register_task
+
+_TASK = "trainer_kit.compat.model_garden.tasks:create_task"
+_TRAINER = "trainer_kit.compat.model_garden.trainer:Trainer"
+
+
+@dataclass(frozen=True)
+class Sections:
+    """What a Trainer reads: the trainer and runtime sections as ours, and the task's as theirs.
+
+    Attributes:
+      task: of their class, as `Task.task_config`.
+      trainer, runtime: of ours.
+    """
+
+    task: Any
+    trainer: TrainerConfig
+    runtime: RuntimeConfig
+
+
+def convert(theirs: Any) -> ExperimentConfig:
+    """Returns their ExperimentConfig as ours, checked; a config of ours is returned as it is.
+
+    What means something else here: a strategy left at theirs, `mirrored`, is `auto`, since mirroring over one device is
+    up to 3 times as slow; and with a best metric but no folder for it, the folder is `best_ckpt`.
+
+    Raises:
+      ConfigError: when a value is one that our engine does not allow.
+    """
+    if isinstance(theirs, ExperimentConfig):
+        return theirs
+    task, trainer = mirror(theirs.task), theirs.trainer
+    register_task(type(task), _TASK, trainer=_TRAINER)
+    own_default = theirs.runtime.distribution_strategy == type(theirs.runtime)().distribution_strategy
+    runtime = {"distribution_strategy": "auto"} if own_default else {}
+    best = trainer.best_checkpoint_export_subdir or TrainerConfig().best_checkpoint_export_subdir
+    optimizer = mirror(trainer.optimizer_config)
+    converted: ExperimentConfig = mirror(
+        theirs,
+        ExperimentConfig,
+        task=task,
+        trainer=mirror(trainer, TrainerConfig, optimizer_config=optimizer, best_checkpoint_export_subdir=best),
+        runtime=mirror(theirs.runtime, RuntimeConfig, **runtime),
+    )
+    return converted
+
+
+def sections(config: Any, task: Any) -> Any:
+    """Returns what a Trainer of `task` reads of `config`.
+
+    Args:
+      config: their ExperimentConfig, ours, or anything with the sections trainer and runtime as ours.
+      task: theirs, which has its own section.
+    """
+    if isinstance(config, ExperimentConfig):
+        return Sections(task.task_config, config.trainer, config.runtime)
+    if isinstance(config, TheirConfig):
+        converted = convert(config)
+        return Sections(config.task, converted.trainer, converted.runtime)
+    return config

@@ -1,0 +1,83 @@
+"""Model Garden's experiments among ours: `tfm/<name>`, and `<name>` where nobody else uses it.
+
+Their names are known without them; Model Garden is imported, for ten seconds, when the config of one is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from trainer_kit.experiment import experiments
+
+PREFIX = "tfm/"
+_VISION = ("official.vision",)
+_NLP = ("official.nlp.tasks", "official.nlp.configs.experiment_configs")
+
+# What the release that we are installed with registers; the modules that register it.
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "mock": ("official.utils.testing.mock_task",),
+    **dict.fromkeys(
+        (
+            "bert/pretraining", "bert/pretraining_dynamic", "bert/sentence_prediction", "bert/sentence_prediction_text",
+            "bert/squad", "bert/tagging", "bert/text_wiki_pretraining", "electra/pretraining", "wmt_transformer/large",
+        ),
+        _NLP,
+    ),
+    **dict.fromkeys(
+        (
+            "image_classification", "resnet_imagenet", "resnet_rs_imagenet", "revnet_imagenet", "mobilenet_imagenet",
+            "deit_imagenet_pretrain", "vit_imagenet_pretrain", "vit_imagenet_finetune",
+            "fasterrcnn_resnetfpn_coco", "maskrcnn_resnetfpn_coco", "maskrcnn_spinenet_coco", "maskrcnn_mobilenet_coco",
+            "cascadercnn_spinenet_coco",
+            "retinanet", "retinanet_resnetfpn_coco", "retinanet_spinenet_coco", "retinanet_mobile_coco",
+            "semantic_segmentation", "seg_deeplabv3_pascal", "seg_deeplabv3plus_pascal", "seg_resnetfpn_pascal",
+            "mnv2_deeplabv3_pascal", "seg_deeplabv3plus_cityscapes", "mnv2_deeplabv3_cityscapes",
+            "mnv2_deeplabv3plus_cityscapes",
+            "video_classification", "video_classification_ucf101", "video_classification_kinetics400",
+            "video_classification_kinetics600", "video_classification_kinetics700",
+            "video_classification_kinetics700_2020",
+        ),
+        _VISION,
+    ),
+}  # fmt: skip
+
+
+def find(name: str) -> None:
+    """Registers the experiment `name` if it is theirs, and without a name all of theirs; imports nothing of theirs.
+
+    What a module of `official.projects`, or of a user's, has registered with them is known once it was imported.
+    """
+    known = {**EXPERIMENTS, **dict.fromkeys(_registered(), ())}
+    for own, modules in known.items():
+        for full in (PREFIX + own, *([own] if own == name else [])):
+            if name in ("", full) and full not in experiments:
+                experiments.register(full)(_factory(own, modules))
+
+
+def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
+    def factory() -> Any:
+        for module in modules:
+            importlib.import_module(module)
+        from official.core import exp_factory
+
+        from trainer_kit.compat.model_garden.config import convert
+
+        return convert(exp_factory.get_exp_config(name))
+
+    factory.__doc__ = f"Of Model Garden ({modules[0] if modules else 'an imported module'})."
+    factory.__qualname__ = factory.__name__ = f"get_exp_config({name!r})"
+    return factory
+
+
+def _registered() -> list[str]:
+    """The names that are registered with them now; none as long as Model Garden is not imported."""
+    module = sys.modules.get("official.core.exp_factory")
+    return list(_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
+
+
+def _names(entries: dict[str, Any], path: str) -> list[str]:
+    found = ((f"{path}{name}", entry) for name, entry in entries.items())
+    return [one for name, entry in found for one in (_names(entry, f"{name}/") if isinstance(entry, dict) else [name])]

@@ -1,0 +1,69 @@
+"""Trainer: our engine for a task of Model Garden, with the signature of their Trainer."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from official.core import base_task
+
+from trainer_kit import trainer as engine
+from trainer_kit.compat.model_garden.config import sections
+from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.config.schema import ExperimentConfig
+
+
+class Trainer(engine.Trainer):
+    """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.trainer.Trainer.
+
+    `config` is of theirs or of ours; the property `config` has their task section, and the others as ours.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        task: Any,
+        model: Any,
+        optimizer: Any,
+        train: bool = True,
+        evaluate: bool = True,
+        train_dataset: Any = None,
+        validation_dataset: Any = None,
+        checkpoint_exporter: Any = None,
+    ) -> None:
+        super().__init__(
+            sections(config, task),
+            task,
+            model,
+            optimizer,
+            train,
+            evaluate,
+            train_dataset,
+            validation_dataset,
+            checkpoint_exporter,
+        )
+
+    @classmethod
+    def create(
+        cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Trainer:
+        """Returns a Trainer with the task's model and, to train, its optimizer. In strategy scope."""
+        model = task.build_model()
+        optimizer = create_optimizer(task, config) if train else None
+        return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+
+    def _aggregates(self) -> bool:
+        own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
+        return own_reduce or type(self.task).aggregate_logs is not base_task.Task.aggregate_logs
+
+
+def create_optimizer(task: Any, params: Any) -> Any:
+    """Returns the optimizer that `task` makes of `params`, a config of theirs or of ours; in strategy scope."""
+    options = params.trainer.optimizer_config
+    if isinstance(params, ExperimentConfig):
+        options = original(options)
+    arguments: dict[str, Any] = {}
+    privacy = getattr(params.task, "differential_privacy_config", None)
+    if "dp_config" in inspect.signature(task.create_optimizer).parameters:
+        arguments["dp_config"] = privacy
+    return task.create_optimizer(options, params.runtime, **arguments)
