@@ -134,7 +134,7 @@ def create_manager(
 
     On every worker at once.
     """
-    trains = trainer.optimizer is not None
+    trains = getattr(trainer, "trains", trainer.optimizer is not None)
     state = getattr(trainer, "state", None)
     guarded = config.trainer.recovery_max_trials >= 0
     interval, loop = config.trainer.checkpoint_interval, config.trainer.steps_per_loop

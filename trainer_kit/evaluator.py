@@ -23,7 +23,6 @@ from trainer_kit.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evalua
 from trainer_kit.loops.host_variables import batch_counter
 from trainer_kit.loops.write_order import writes_after
 from trainer_kit.metrics import MetricSet, to_numpy
-from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.user_code import converted
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Evaluator(orbit.AbstractEvaluator):
     state: TrainState
     _strategy: tf.distribute.Strategy
     _global_step: tf.Variable
-    _average: MovingAverage | None
+    _average: Any  # a MovingAverage, or what is used like one; None
     _checkpoint_exporter: Any
     _stop: tf.Variable
     _is_async: bool

@@ -146,6 +146,11 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         return self._model
 
     @property
+    def trains(self) -> bool:
+        """Whether this trainer was made to train."""
+        return self._trains
+
+    @property
     def optimizer(self) -> Any:
         """The optimizer, a dict of them, or None."""
         return self._optimizer
@@ -335,7 +340,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
             if isinstance(optimizer, keras.Optimizer) and not optimizer.built:
                 optimizer.build(self._model.trainable_variables)
 
-    def _moving_average(self) -> MovingAverage | None:
+    def _moving_average(self) -> Any:
         config = self._config.trainer.optimizer_config.ema
         return MovingAverage(averaged_variables(self._model, config), config) if config is not None else None
 

@@ -20,9 +20,14 @@ from trainer_kit.checkpoints.train_state import TrainState
 class _Average:
     """Copies of the weights, as the moving average keeps them; counts how often it began anew."""
 
+    section = "average"
+
     def __init__(self, model: Any) -> None:
         self.variables = {v.path: tf.Variable(v.value) for v in model.trainable_variables}
         self.resets = 0
+
+    def begin(self) -> None:
+        self.reset()
 
     def reset(self) -> None:
         self.resets += 1

@@ -76,7 +76,7 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
             _LOG.warning("%s is restored in part; what follows keeps its initial value or is not used:\n%s", path, text)
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
-        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved))
+        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
         if whole:
             _assert_consumed(target.restore(path))
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
@@ -139,7 +139,7 @@ def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool) -> str:
     Models and optimizers of tf_keras, and tf.Module, are known to TensorFlow by structure only and are not compared.
     """
     saved = saved_shapes(path)
-    items = _without_absent(checkpoint, saved)
+    items = _without_absent(checkpoint, saved, whole)
     wanted = _wanted_shapes(items)
     rows: list[tuple[str, str, Any, Any]] = []
     rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]
@@ -181,10 +181,10 @@ def _sections(names: Iterable[str]) -> set[str]:
     return {name.split("/")[0] for name in names}
 
 
-def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """The items of `checkpoint` but for optional ones of which the file holds nothing."""
-    there = _sections(saved)
-    return {name: item for name, item in _items(checkpoint).items() if name in there or name not in OPTIONAL}
+    there, optional = _sections(saved), OPTIONAL if whole else (*OPTIONAL, "optimizer")  # of a best checkpoint
+    return {name: item for name, item in _items(checkpoint).items() if name in there or name not in optional}
 
 
 def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:

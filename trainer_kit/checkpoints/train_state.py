@@ -22,7 +22,8 @@ class TrainState:
       global_step: int64 scalar.
       model: Keras 3, tf_keras or tf.Module, built.
       optimizer: built, or a dict of them; None for evaluation, which needs no run state either.
-      average: a MovingAverage, or None.
+      average: a MovingAverage, or None; or what has its `begin` and `reset`, and with `section` and `variables` tells
+        what a checkpoint holds of it, and where.
       task: whose own variables and generators belong to the run.
       seed: of the process' random generators.
 
@@ -44,11 +45,7 @@ class TrainState:
             if model_state := untracked_model_state(model):
                 generators["model"] = model_state
         self.checkpoint = training_checkpoint(
-            global_step=global_step,
-            model=model,
-            optimizer=optimizer,
-            average=average.variables if average else None,
-            **others,
+            global_step=global_step, model=model, **{"optimizer": optimizer, **self._average_section()}, **others
         )
         self.weights = weights_checkpoint(global_step=global_step, model=model)
         self._optimizer = optimizer
@@ -66,7 +63,9 @@ class TrainState:
             self.run_state.clear()
         else:
             self.run_state.load()
-        if self._average is not None and (path is None or not holds(path, "average")):
+        if self._average is not None and path is None:
+            self._average.begin()
+        elif self._average is not None and path is not None and not holds(path, self._average.section):
             self._average.reset()
 
     def restore_weights(self, path: str) -> None:
@@ -77,7 +76,7 @@ class TrainState:
           StorageError: when it is gone or damaged.
         """
         restore(self._evaluated(), path, whole=False)
-        if self._average is not None and not holds(path, "average"):
+        if self._average is not None and not holds(path, self._average.section):
             self._average.reset()
 
     def fits(self, path: str) -> bool:
@@ -89,8 +88,10 @@ class TrainState:
         return difference(self._evaluated(), path, whole=False) == ""
 
     def _evaluated(self) -> tf.train.Checkpoint:
-        average = self._average.variables if self._average else None
-        return training_checkpoint(global_step=self._global_step, model=self._model, average=average)
+        return training_checkpoint(global_step=self._global_step, model=self._model, **self._average_section())
+
+    def _average_section(self) -> dict[str, Any]:
+        return {self._average.section: self._average.variables} if self._average is not None else {}
 
     def weights_are_sound(self) -> bool:
         """Whether all weights are finite; eager, on the host."""
@@ -98,7 +99,8 @@ class TrainState:
 
     def is_sound(self) -> bool:
         """Whether the weights, and what optimizers and the average keep of them, are finite; eager, on the host."""
-        others = [*_kept_by(self._optimizer), *(self._average.variables.values() if self._average else ())]
+        averages = getattr(self._average, "variables", None)
+        others = [*_kept_by(self._optimizer), *(averages.values() if isinstance(averages, Mapping) else ())]
         if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
             self._others_finite = len(others), tf.function(lambda: _all_finite(others), autograph=False)
         return self.weights_are_sound() and bool(self._others_finite[1]().numpy() if others else True)

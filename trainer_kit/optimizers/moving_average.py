@@ -56,6 +56,8 @@ class MovingAverage:
         self._exchange_all = tf.function(self._exchange_each, autograph=False)
         self._copy_all = tf.function(self._copy_each, autograph=False)
 
+    section = "average"  # of a checkpoint
+
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """The averages by the paths of the variables they are of; for the checkpoint."""
@@ -80,8 +82,12 @@ class MovingAverage:
             with self._strategy.scope():
                 self._move_each(self._strategy, decay)
 
+    def begin(self) -> None:
+        """Called when there was no checkpoint to restore: the averages are the weights, loaded or drawn; eager."""
+        self.reset()
+
     def reset(self) -> None:
-        """Makes the averages equal to the variables, as after loading initial weights; eager, on the host."""
+        """Makes the averages equal to the variables, as after restoring weights alone; eager, on the host."""
         self._copy_all()
 
     def swap(self) -> None:
@@ -105,14 +111,19 @@ class MovingAverage:
             self._move_each(self._strategy, tf.constant(0.0))
 
     def _exchange_each(self) -> None:
-        with self._strategy.scope():
-            for average, source in zip(self._averages, self._sources, strict=True):
-                self._strategy.extended.update(average, _exchange, args=(source,), group=False)
+        exchange(self._strategy, self._averages, self._sources)
 
 
 def _move(average: tf.Variable, value: Any, decay: tf.Tensor) -> None:
     value = tf.convert_to_tensor(value)
     average.assign(value + tf.cast(decay, value.dtype) * (average - value))
+
+
+def exchange(strategy: tf.distribute.Strategy, ones: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> None:
+    """Exchanges the values of variables, one by one, on every replica, exactly; in graph, in cross-replica context."""
+    with strategy.scope():
+        for one, other in zip(ones, others, strict=True):
+            strategy.extended.update(one, _exchange, args=(other,), group=False)
 
 
 def _exchange(average: tf.Variable, source: tf.Variable) -> None:

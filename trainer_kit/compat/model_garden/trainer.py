@@ -10,6 +10,7 @@ from official.core import base_task
 from trainer_kit import trainer as engine
 from trainer_kit.compat.model_garden.config import sections
 from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.config.schema import ExperimentConfig
 
 
@@ -31,26 +32,31 @@ class Trainer(engine.Trainer):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
+        self._given_optimizer = optimizer
         super().__init__(
             sections(config, task),
             task,
             model,
-            optimizer,
+            optimizer if train else None,
             train,
             evaluate,
             train_dataset,
             validation_dataset,
             checkpoint_exporter,
         )
+        self._optimizer = optimizer
 
     @classmethod
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Trainer:
-        """Returns a Trainer with the task's model and, to train, its optimizer. In strategy scope."""
-        model = task.build_model()
-        optimizer = create_optimizer(task, config) if train else None
+        """Returns a Trainer with the task's model and optimizer, which keeps the moving average. In strategy scope."""
+        model, optimizer = task.build_model(), create_optimizer(task, config)
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+
+    def _moving_average(self) -> Any:
+        averages = averaging(self._given_optimizer) is not None
+        return OptimizersAverage(self._given_optimizer, self._model) if averages else None
 
     def _aggregates(self) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce

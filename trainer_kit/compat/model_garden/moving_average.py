@@ -1,0 +1,68 @@
+"""The moving average that an optimizer of Model Garden keeps, as our engine uses one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from official.modeling.optimization import ExponentialMovingAverage
+
+from trainer_kit.optimizers.moving_average import exchange
+
+
+def averaging(optimizer: Any) -> Any:
+    """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for any other."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner if isinstance(inner, ExponentialMovingAverage) else None
+
+
+class OptimizersAverage:
+    """What evaluations swap in of an optimizer that averages the weights itself. Made in the scope of the strategy.
+
+    Theirs swaps by adding and subtracting, which leaves other last bits in the weights; this exchanges them.
+
+    Args:
+      optimizer: an ExponentialMovingAverage of theirs, wrapped for loss scaling or not.
+      model: whose weights are averaged, built.
+    """
+
+    section = "optimizer"  # of a checkpoint: the averages are slots of the optimizer
+
+    def __init__(self, optimizer: Any, model: Any) -> None:
+        inner = averaging(optimizer)
+        if not inner.has_shadow_copy:
+            inner.shadow_copy(model)
+        self.variables = optimizer
+        self._averages, self._weights = list(inner._average_weights), list(inner._model_weights)
+        self._strategy = tf.distribute.get_strategy()
+        self._swapped = False
+        self._exchange_all = tf.function(self._exchange_each, autograph=False)
+        self._copy_all = tf.function(self._copy_each, autograph=False)
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the model holds the averages now, and the optimizer the weights."""
+        return self._swapped
+
+    def update(self, step: Any) -> None:
+        """Does nothing: the optimizer averages as it applies gradients."""
+
+    def begin(self) -> None:
+        """Does nothing: theirs begins at zero."""
+
+    def reset(self) -> None:
+        """Makes the averages equal to the weights, as after restoring weights alone; eager, on the host."""
+        self._copy_all()
+
+    def swap(self) -> None:
+        """Exchanges weights and averages, on every replica, exactly; a second time undoes it; eager, on the host."""
+        self._exchange_all()
+        self._swapped = not self._swapped
+
+    def _exchange_each(self) -> None:
+        exchange(self._strategy, self._averages, self._weights)
+
+    def _copy_each(self) -> None:
+        with self._strategy.scope():
+            for average, weight in zip(self._averages, self._weights, strict=True):
+                self._strategy.extended.update(average, lambda one, other: one.assign(other), args=(weight,))
