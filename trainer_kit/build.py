@@ -158,7 +158,7 @@ def create_manager(
         for_training=trains,
         keeps=is_chief(trainer.strategy),
         before_save=trainer.before_save if trains and state is not None else lambda _: None,
-        before_commit=reports.writer.settle if reports else lambda: None,
+        before_files=reports.writer.settle if reports else lambda: None,
         sound=state.is_sound if guarded and state is not None else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
         spared=leases.needed,

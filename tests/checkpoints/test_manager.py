@@ -67,6 +67,32 @@ def test_a_restored_run_has_the_same_bits_dropout_state_and_slots_included(tmp_p
     assert all(np.array_equal(a, b) for a, b in zip(run.values(), again.values(), strict=True))
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_a_checkpoint_must_not_be_ahead_of_is_written_before_any_file_of_it(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    found: list[list[str]] = []
+
+    def look() -> None:
+        found.append(sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")}))
+
+    run = _Run(tmp_path, asynchronous=asynchronous, before_files=look)
+    for _ in range(2):
+        run.train()
+        run.manager.save(run.step)
+    run.manager.sync()
+    assert found == [[], ["ckpt-1"]]
+
+
+def test_the_shards_that_a_caller_asks_for_stay_and_its_options_too(tmp_path: Path) -> None:
+    run = _Run(tmp_path, asynchronous=False)
+    small = tf.train.experimental.MaxShardSizePolicy(max_shard_size=100)
+    options = tf.train.CheckpointOptions(experimental_sharding_callback=small)
+    run.manager.save(run.step, options=options)
+    assert len(list(tmp_path.glob("ckpt-0.data-*"))) > 1
+    assert options.experimental_sharding_callback is small
+
+
 def test_the_newest_stay_and_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "ckpt-notes.txt").write_text("mine")
     run = _Run(tmp_path)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 import trainer_kit
+from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.report import Report
 from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
 from trainer_kit.testing.fork_server import train
 from trainer_kit.trainer import Trainer
@@ -64,6 +67,19 @@ def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:
     """Trains until a write point is reached, and dies there; notes the points that were reached in `file`."""
     stop_at(point, occurrence)
     recorded(file, *arguments)
+
+
+def killed_behind_its_reports(*arguments: str) -> None:
+    """Trains with a history that is slow to be written, and dies when the first checkpoint has all its files."""
+    write = JsonLinesWriter.write
+
+    def slowly(writer: JsonLinesWriter, report: Report) -> None:
+        time.sleep(2)
+        write(writer, report)
+
+    JsonLinesWriter.write = slowly  # type: ignore[method-assign]
+    stop_at("checkpoint.written")
+    train(*arguments)
 
 
 def recorded(file: str, *arguments: str) -> None:

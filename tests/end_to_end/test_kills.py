@@ -22,7 +22,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.end_to_end.killed_experiment import INTERVAL, killed_at, recorded, stopped_in_step
+from tests.end_to_end.killed_experiment import (
+    INTERVAL,
+    killed_at,
+    killed_behind_its_reports,
+    recorded,
+    stopped_in_step,
+)
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.testing import WRITE_POINTS, Ended, ForkServer, compare_runs
 
@@ -134,6 +140,14 @@ def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
     return story
 
 
+def killed_late(server: ForkServer, folder: Path, kind: str) -> Story:
+    """SIGKILL when a checkpoint has all its files but its record, and the history is slow."""
+    story = Story(folder)
+    story.died(server.run(killed_behind_its_reports, *_arguments(folder, kind), timeout=SECONDS))
+    story.last = server.run("train", *_arguments(folder, kind), timeout=SECONDS)
+    return story
+
+
 def killed_as_command(server: ForkServer, folder: Path, point: str) -> Story:
     """The real command, with a module that lets it die."""
     del server
@@ -239,6 +253,14 @@ def test_a_run_of_fused_steps_that_is_killed_twice_and_started_again_changes_no_
 ) -> None:
     assert [death.code for death in story.deaths] == [-signal.SIGKILL, -signal.SIGKILL]
     assert story.starts[1], story.starts  # it went on from a checkpoint
+    assert compare_runs(reference, story.folder) == []
+
+
+@_of(killed_late, "average")
+def test_the_history_is_at_least_as_new_as_a_checkpoint_that_has_no_record_yet(story: Story, reference: Path) -> None:
+    assert story.deaths[0].code == -signal.SIGKILL, story.deaths[0].text
+    assert story.starts == [0, INTERVAL]  # it is whole, and gone on from
+    assert story.steps[0] >= INTERVAL
     assert compare_runs(reference, story.folder) == []
 
 

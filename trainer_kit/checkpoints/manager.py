@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import logging
 import os
 import tempfile
@@ -28,6 +29,7 @@ from trainer_kit.checkpoints.folder import (
 )
 from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, own_files, step_of
 from trainer_kit.checkpoints.state import restore
+from trainer_kit.checkpoints.write_order import WrittenAfter
 from trainer_kit.errors import DivergedError, StorageError
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ class CheckpointManager(tf.train.CheckpointManager):
       keeps: False on workers that are not the chief: reading a variable can take all workers, so they save too, but to
         a folder of their own, which goes with the process.
       before_save: called with the prefix before each save, on the caller's thread.
-      before_commit: called when the files of a save are written, before its record, in the thread of the save.
+      before_files: called before the variables of a save are written, in the thread of the save. A checkpoint that has
+        all its files is gone on from, with its record or without; what it must not be ahead of is on the disk before.
       sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
       agree: returns the chief's number on every worker.
       spared: given the steps of checkpoints that are about to be rotated away, returns those that have to stay.
@@ -79,7 +82,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         for_training: bool = True,
         keeps: bool = True,
         before_save: Callable[[str], None] = lambda _: None,
-        before_commit: Callable[[], None] = lambda: None,
+        before_files: Callable[[], None] = lambda: None,
         sound: Callable[[], bool] = lambda: True,
         agree: Callable[[int], int] = lambda number: number,
         spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
@@ -90,7 +93,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
         self._keeps, self._for_training, self._partial = keeps, for_training, partial
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
-        self._before_save, self._before_commit = before_save, before_commit
+        self._before_save, self._before_files = before_save, before_files
         self._sound, self._agree, self._spared = sound, agree, spared
         self.goes_back_to: int | None = None
         self._begun, self._start = False, self._first(from_step) if for_training else None
@@ -119,9 +122,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         if last is not None and (step == last or (check_interval and step < last + self._checkpoint_interval)):
             return None
         self.sync()  # of the save before: its failure is told as its own
-        options = options or tf.train.CheckpointOptions(enable_async=self._asynchronous)
+        options = copy.copy(options) if options else tf.train.CheckpointOptions(enable_async=self._asynchronous)
         if self._keeps:
             options.experimental_write_callbacks = [self._commit]
+            shards = options.experimental_sharding_callback
+            options.experimental_sharding_callback = WrittenAfter(self._before_files, shards)
         prefix = f"{self._prefix}-{step if checkpoint_number is None else int(checkpoint_number)}"
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -262,7 +267,6 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""
         files.reach("checkpoint.written", prefix)
-        self._before_commit()
         commit(prefix)
         files.reach("checkpoint.pointer", prefix)
 

@@ -10,7 +10,7 @@ in place, are read as they were meant, and brought to this form by the next resu
 Every line is handed to the operating system when it is written, so that the death of the process loses no more than a
 BackgroundWriter holds back. It is not forced to the disk one by one: that would cost milliseconds each, and a power
 failure takes the steps since the last checkpoint anyway. `flush` does force it; called before a checkpoint is
-committed, it makes the history at least as new as the checkpoint.
+written, it makes the history at least as new as the checkpoint, which a run goes on from even if it has no record yet.
 """
 
 from __future__ import annotations
