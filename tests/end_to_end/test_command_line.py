@@ -140,6 +140,18 @@ def test_a_stopped_run_saves_tells_so_and_can_go_on(
     assert list((folder / model_dir).glob("ckpt-*.index"))
 
 
+@pytest.mark.parametrize("fuse_steps", [1, 5])
+def test_deterministic_ops_train_without_a_clock_of_the_wait_for_data(
+    folder: Path, server: ForkServer, fuse_steps: int
+) -> None:
+    overrides = (
+        f"--params_override=runtime.deterministic_ops=true,trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
+    )
+    ended = _forked(server, folder, "train", f"--model_dir=deterministic{fuse_steps}", overrides).wait()
+    assert ended.code == 0, ended.text
+    assert "step with its input" in ended.text
+
+
 def test_sigterm_while_tensorflow_is_imported_asks_for_another_start(folder: Path) -> None:
     process = _start(folder, "train", "--model_dir=early")
     give_up = time.monotonic() + 60

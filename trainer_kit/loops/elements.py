@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+
+def no_waits() -> tf.Tensor:
+    """Returns what a WaitingClock begins with: 0, float64; NaN where TensorFlow's op determinism forbids clocks."""
+    return tf.constant(math.nan if is_op_determinism_enabled() else 0.0, tf.float64)
+
+
+def known_waits(seconds: float) -> float | None:
+    """Returns the seconds that a WaitingClock has added up; None if there was no clock."""
+    return None if math.isnan(seconds) else seconds
 
 
 class WaitingClock:
@@ -17,7 +29,7 @@ class WaitingClock:
 
     Args:
       iterator: over the data.
-      waited: float64 scalar, seconds before.
+      waited: of `no_waits`, or of the clock before.
       exact: whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
         reading may come some microseconds late, and where operations run one after the other at any time.
 
@@ -33,7 +45,8 @@ class WaitingClock:
 
     def __next__(self) -> Any:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        if here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None):
+        elsewhere = here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None)
+        if elsewhere or is_op_determinism_enabled():
             return next(self._iterator)
         begin = tf.timestamp()
         with tf.control_dependencies([begin] if self._exact else []):

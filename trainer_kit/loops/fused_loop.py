@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.loops.elements import OneElement, WaitingClock
+from trainer_kit.loops.elements import OneElement, WaitingClock, known_waits, no_waits
 from trainer_kit.loops.host_variables import as_int32, flags
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import LoopFunction, graph_function
@@ -101,7 +101,7 @@ class FusedLoop:
       fuse_steps: how many batches come as one element.
 
     Attributes:
-      waited: seconds that the last call waited for batches.
+      waited: seconds that the last call waited for batches; None with TensorFlow's op determinism, which has no clock.
       fuse_steps: as given.
     """
 
@@ -115,7 +115,8 @@ class FusedLoop:
             _of_any_size,
             _refuse_summaries,
         )
-        self.waited, self.fuse_steps, self._flags = 0.0, fuse_steps, flags()
+        self.waited: float | None = 0.0
+        self.fuse_steps, self._flags = fuse_steps, flags()
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
@@ -133,7 +134,8 @@ class FusedLoop:
             self._stack.forget()
             raise
         self._stack.put(*left)
-        results, (done, self.waited) = self._results.unpack(packed)
+        results, (done, waited) = self._results.unpack(packed)
+        self.waited = known_waits(waited)
         return int(done), results
 
     def graph(self, iterator: Any) -> tf.Graph:
@@ -164,7 +166,7 @@ class FusedLoop:
                 return done + end - used, (batches, end, count), waited
 
             tf.cond(fresh, begin, lambda: None)
-            begun = (tf.constant(0), left, tf.constant(0.0, tf.float64))
+            begun = (tf.constant(0), left, no_waits())
             shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
             done, left, waited = tf.while_loop(go_on, one_program, begun, shapes)
             return left, results(done, waited)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.loops.elements import WaitingClock
+from trainer_kit.loops.elements import WaitingClock, known_waits, no_waits
 from trainer_kit.loops.host_variables import as_int32, flags
 from trainer_kit.loops.readback import Readback
 from trainer_kit.loops.tracing import LoopFunction, eager, graph_function
@@ -34,7 +34,8 @@ class TrainLoop:
       exact_waits: as of a WaitingClock.
 
     Attributes:
-      waited: seconds that the last call waited for batches; None where the loop is not compiled.
+      waited: seconds that the last call waited for batches; None where the loop is not compiled, and with
+        TensorFlow's op determinism, which has no clock.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class TrainLoop:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps done so far are done.
         """
         if self.whole is not None:
-            results, (done, self.waited) = self._results.unpack(
+            results, (done, waited) = self._results.unpack(
                 self.whole(iterator, as_int32(num_steps), self._flags[fresh])
             )
+            self.waited = known_waits(waited)
             return int(done), results
         if fresh:
             self._begin()
@@ -104,7 +106,7 @@ class TrainLoop:
                 return done + 1, clock.waited
 
             tf.cond(fresh, begin, lambda: None)
-            done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), tf.constant(0.0, tf.float64)))
+            done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), no_waits()))
             return results(done, waited)
 
         return loop

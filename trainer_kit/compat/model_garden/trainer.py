@@ -8,6 +8,7 @@ from typing import Any
 from official.core import base_task
 
 from trainer_kit import trainer as engine
+from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
@@ -33,6 +34,7 @@ class Trainer(engine.Trainer):
         checkpoint_exporter: Any = None,
     ) -> None:
         self._given_optimizer = optimizer
+        build_model(task, model, train)
         super().__init__(
             sections(config, task),
             task,

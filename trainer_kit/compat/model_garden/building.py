@@ -1,0 +1,42 @@
+"""Builds the models that their tasks leave to be built by the first training step.
+
+A model without variables cannot be restored strictly, averaged or counted; so it is called once, in a graph that is
+thrown away, on what the data look like. Nothing is read and nothing is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+
+
+def build_model(task: Any, model: Any, train: bool) -> None:
+    """Makes the variables of `model` if it has none yet; eager, in strategy scope.
+
+    Args:
+      task: theirs; its train_data, or validation_data, tell what a batch looks like.
+      model: of `task.build_model`.
+      train: which of both.
+
+    Raises:
+      UsageError: when the task cannot call it on such a batch.
+    """
+    if getattr(model, "variables", None):
+        return
+    part = "train_data" if train else "validation_data"
+    spec = task.build_inputs(getattr(task.task_config, part)).element_spec
+
+    def call(batch: Any) -> Any:
+        features = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
+        return task.inference_step(features, model)
+
+    try:
+        tf.function(call).get_concrete_function(spec)
+    except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"the model {type(model).__name__} has no variables yet, and to make them {type(task).__name__}'s "
+            f"inference_step cannot be called on a batch of task.{part}: {error}; build it in build_model"
+        ) from error
