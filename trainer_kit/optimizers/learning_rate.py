@@ -85,14 +85,16 @@ class ConfiguredRates:
     config. It does so only as long as the config gives the rate that it gave when the checkpoint was saved.
 
     Args:
-      optimizer: of Keras 3, or a dict of them; made, and not restored yet. Others are left alone.
+      optimizer: of either Keras, or a dict of them; built, and not restored yet. Others are left alone.
     """
 
     def __init__(self, optimizer: Any) -> None:
         named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
         inner = {name: getattr(one, "inner_optimizer", one) for name, one in named.items()}
-        rates = {name: getattr(one, "_learning_rate", None) for name, one in inner.items()}
-        self._variables = {name: rate for name, rate in rates.items() if isinstance(rate, keras.Variable)}
+        rates = {name: _rate_of(one) for name, one in inner.items()}
+        self._variables = {
+            name: rate for name, rate in rates.items() if isinstance(rate, (keras.Variable, tf.Variable))
+        }
         self._configured = {name: float(rate.numpy()) for name, rate in self._variables.items()}
 
     def state(self) -> dict[str, float]:
@@ -104,6 +106,12 @@ class ConfiguredRates:
         for name, rate in self._configured.items():
             if before is not None and before.get(name) != rate:
                 self._variables[name].assign(rate)
+
+
+def _rate_of(optimizer: Any) -> Any:
+    """The variable, or schedule, that an optimizer has its rate in; a legacy one of tf_keras has it in a dict."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    return getattr(optimizer, "_hyper", {}).get("learning_rate") if rate is None else rate
 
 
 class Scaled(Schedule):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from official.core import base_task
@@ -10,8 +9,8 @@ from official.core import base_task
 from trainer_kit import trainer as engine
 from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
-from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
+from trainer_kit.compat.model_garden.optimizers import create_optimizer, make_whole
 from trainer_kit.config.schema import ExperimentConfig
 
 
@@ -56,6 +55,9 @@ class Trainer(engine.Trainer):
         model, optimizer = task.build_model(), create_optimizer(task, config)
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
+    def _build_optimizers(self) -> None:
+        make_whole(self._optimizer, self._model.trainable_variables)
+
     def _moving_average(self) -> Any:
         averages = averaging(self._given_optimizer) is not None
         return OptimizersAverage(self._given_optimizer, self._model) if averages else None
@@ -63,15 +65,3 @@ class Trainer(engine.Trainer):
     def _aggregates(self) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(self.task).aggregate_logs is not base_task.Task.aggregate_logs
-
-
-def create_optimizer(task: Any, params: Any) -> Any:
-    """Returns the optimizer that `task` makes of `params`, a config of theirs or of ours; in strategy scope."""
-    options = params.trainer.optimizer_config
-    if isinstance(params, ExperimentConfig):
-        options = original(options)
-    arguments: dict[str, Any] = {}
-    privacy = getattr(params.task, "differential_privacy_config", None)
-    if "dp_config" in inspect.signature(task.create_optimizer).parameters:
-        arguments["dp_config"] = privacy
-    return task.create_optimizer(options, params.runtime, **arguments)
