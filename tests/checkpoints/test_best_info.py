@@ -46,3 +46,18 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
 def test_it_is_read_without_tensorflow() -> None:
     code = "import sys, trainer_kit.checkpoints.best_info; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_in_the_form_of_model_garden_it_is_found_by_the_record_of_the_weights(tmp_path: Path) -> None:
+    noted = {"checkpoint": "ckpt-20", "step": 20, "metric": "acc", "value": 0.5, "metrics": {"acc": 0.5}}
+    record = tmp_path / "ckpt-20.commit.json"
+    record.write_text(json.dumps({"files": {}, "info": noted}))
+    for told in ({"acc": 0.5, "best_ckpt_global_step": 20.0}, {"acc": 0.5, "best_ckpt_global_step": 20}):
+        (tmp_path / "info.json").write_text(json.dumps(told))
+        assert read_info(str(tmp_path)) == noted
+    for told in (*({"best_ckpt_global_step": step} for step in (30.0, "20", float("nan"), None)), [20.0]):
+        (tmp_path / "info.json").write_text(json.dumps(told))
+        assert read_info(str(tmp_path), quiet=True) is None
+    record.unlink()
+    (tmp_path / "info.json").write_text(json.dumps({"best_ckpt_global_step": 20.0}))
+    assert read_info(str(tmp_path), quiet=True) is None

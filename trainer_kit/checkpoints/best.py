@@ -50,6 +50,7 @@ class BestCheckpoint:
       keeps: whether anything stays in the folder. False on workers that are not the chief: they decide alike and take
         part in each save, since reading a variable can take all workers, but what they save is thrown away.
       option: of the config, that names the metric; for messages.
+      folder: the files of `export_dir`, where they have another form than that of BestFolder.
 
     Attributes:
       criterion: what is kept.
@@ -65,13 +66,14 @@ class BestCheckpoint:
         min_delta: float = 0.0,
         keeps: bool = True,
         option: str = "trainer.best_checkpoint_eval_metric",
+        folder: BestFolder | None = None,
     ) -> None:
         self.export_dir, self.metric_name, self.metric_comp = export_dir, metric_name, metric_comp
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
         self._keeps, self._option = keeps, option
         if keeps:
             remove_debris(export_dir)
-        self._weights = KeptWeights(BestFolder(export_dir, keeps), self.criterion)
+        self._weights = KeptWeights(folder or BestFolder(export_dir, keeps), self.criterion)
         self._so_far = self._weights.held
 
     @property

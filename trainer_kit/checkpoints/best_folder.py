@@ -40,7 +40,7 @@ class BestFolder:
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns step -> what is noted of weights that are whole and were kept by `metric`, in the order of steps."""
-        told = read_info(self.path, quiet=True)
+        told = self.told()
         found: dict[int, dict[str, Any]] = {}
         for step in self.steps():
             noted: Any = (read_record(self.prefix(step)) or {}).get("info")
@@ -50,6 +50,10 @@ class BestFolder:
                     found[step] = info
         return found
 
+    def told(self) -> dict[str, Any] | None:
+        """Returns what info.json tells, in the form that `name` gives it; None if there is none or it is not that."""
+        return read_info(self.path, quiet=True, either_form=False)
+
     def has_info(self) -> bool:
         """Whether there is an info.json."""
         return os.path.exists(self.info_path)
@@ -58,7 +62,7 @@ class BestFolder:
         """Returns what is wrong with info.json, given steps whose weights are whole; "" if nothing is."""
         if not self.has_info():
             return "is missing"
-        told = read_info(self.path, quiet=True)
+        told = self.told()
         if told is None:
             return "is damaged"
         sound = told["step"] in whole or not problem(self.prefix(told["step"]))
@@ -70,7 +74,7 @@ class BestFolder:
         Raises:
           StorageError: when it cannot be written.
         """
-        if json.dumps(read_info(self.path, quiet=True)) == json.dumps(info):  # as text: NaN is no other than NaN
+        if json.dumps(self.told()) == json.dumps(info):  # as text: NaN is no other than NaN
             return False
         if self.writes:
             files.write_json(self.info_path, info, point="best.info")

@@ -66,7 +66,9 @@ class BestCheckpoints:
         not_evaluated: Collection[str] = (),
     ) -> bool:
         """Exports `checkpoint` to each that is to keep it; returns whether any was. See BestCheckpoint."""
-        exported = [one.maybe_export_checkpoint(checkpoint, eval_logs, step, not_evaluated) for one in self]
+        exported = [
+            one.maybe_export_checkpoint(checkpoint, eval_logs, step, not_evaluated=not_evaluated) for one in self
+        ]
         return any(exported)
 
 

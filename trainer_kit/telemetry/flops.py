@@ -38,7 +38,7 @@ class FlopsResult:
         return f"{self.flops:,} FLOPs" + (f" ({self.problem})" if self.problem else "")
 
 
-def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
+def count_flops(model: Callable[..., Any], inputs_spec: Any, report: str | None = None) -> FlopsResult:
     """Counts the operations of one forward pass of `model` on a batch of 1, in inference.
 
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, and the elementwise
@@ -50,14 +50,28 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
       model: called with the inputs, and with training=False if it takes that.
       inputs_spec: a tensor spec, or any structure of them, as a data set's `element_spec` for the features. The first
         dimension is taken as 1, the others have to be known.
+      report: local path of a file for the profiler's own account, operation by operation.
     """
     if not getattr(model, "built", True):
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
     try:
         spec = tf.nest.map_structure(_one_example, inputs_spec)
-        return _count(_trace(model, spec))
+        return count_traced(_trace(model, spec), report)
     except Exception as error:
         return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
+
+
+def count_traced(concrete: Any, report: str | None = None) -> FlopsResult:
+    """Counts the operations of one call of a concrete function, as `count_flops` does; raises what TensorFlow raises.
+
+    Args:
+      concrete: what `tf.function(...).get_concrete_function(...)` returns.
+      report: local path of a file for the profiler's own account, operation by operation.
+    """
+    graph = _inlined(concrete).graph
+    if report is not None:
+        _profile(graph, "scope", f"file:outfile={report}")
+    return _count(graph)
 
 
 def _plain(text: str, longest: int = 300) -> str:
@@ -77,13 +91,16 @@ def _trace(model: Callable[..., Any], spec: Any) -> Any:
         return model(inputs, training=False) if takes_training else model(inputs)
 
     takes_training = _takes_training(model)
-    concrete = tf.function(forward, autograph=False).get_concrete_function(spec)
+    return tf.function(forward, autograph=False).get_concrete_function(spec)
+
+
+def _inlined(concrete: Any) -> Any:
     if any(operation.type in _CALLS for operation in concrete.graph.get_operations()):
         # The one way to have called functions (a layer with a tf.function, a loaded SavedModel) put in their place.
         from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-        concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
-    return concrete.graph
+        return convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+    return concrete
 
 
 def _takes_training(model: Any) -> bool:
@@ -92,11 +109,7 @@ def _takes_training(model: Any) -> bool:
 
 
 def _count(graph: tf.Graph) -> FlopsResult:
-    options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
-    with _quiet():
-        node = tf.compat.v1.profiler.profile(
-            graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd="op", options=options
-        )
+    node = _profile(graph, "op", "none")
     operations = graph.get_operations()
     # Model Garden teaches the profiler a rule for Einsum when it is imported: the number must not depend on that.
     total = int(node.total_float_ops) - _profiled(node, "Einsum")
@@ -106,6 +119,14 @@ def _count(graph: tf.Graph) -> FlopsResult:
         return FlopsResult(total)
     names = ", ".join(f"{number} {name}" for name, number in sorted(left_out.items()))
     return FlopsResult(total, f"a lower bound, these operations are not counted: {names}")
+
+
+def _profile(graph: tf.Graph, view: str, output: str) -> Any:
+    options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": output}
+    with _quiet():
+        return tf.compat.v1.profiler.profile(
+            graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd=view, options=options
+        )
 
 
 def _profiled(node: Any, name: str) -> int:

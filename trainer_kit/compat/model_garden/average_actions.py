@@ -1,0 +1,110 @@
+"""Saving the moving average of the weights after an evaluation, as an action of Orbit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.compat.model_garden.host_values import host_value
+from trainer_kit.errors import UsageError
+
+FOLDER, NAME = "ema_checkpoints", "average_weights"
+_AVERAGING = "official.modeling.optimization.ema_optimizer"
+
+
+class EMACheckpointing:
+    """Saves a checkpoint in which the averages stand in place of the model's weights.
+
+    It goes to `ema_checkpoints/average_weights-<step>` in the folder given. The weights are back afterwards, bit by
+    bit, also when the save fails. Of several workers the chief's files stay.
+
+    Args:
+      export_dir: what holds `ema_checkpoints`.
+      optimizer: Model Garden's ExponentialMovingAverage; any other with `averaged`.
+      checkpoint: of the model.
+      max_to_keep: how many of the newest stay.
+      averaged: returns a context in which the averages are in place, for what averages otherwise; the number of a
+        checkpoint is then that of its global_step.
+
+    Raises:
+      UsageError: (a ValueError) for an optimizer that averages nothing.
+    """
+
+    def __init__(
+        self,
+        export_dir: str,
+        optimizer: Any,
+        checkpoint: tf.train.Checkpoint,
+        max_to_keep: int = 1,
+        *,
+        averaged: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        if averaged is None and not is_averaging(optimizer):
+            raise UsageError(
+                f"{type(optimizer).__name__} keeps no average of the weights; EMACheckpointing needs Model Garden's "
+                "ExponentialMovingAverage, which optimizer_config.ema asks for"
+            )
+        self._optimizer, self._checkpoint, self._max_to_keep = optimizer, checkpoint, max_to_keep
+        self._averaged = averaged or (lambda: averages_in_place(optimizer))
+        self._counter = checkpoint.global_step if averaged else optimizer.iterations
+        self._folder = os.path.join(os.fspath(export_dir), FOLDER)
+        tf.io.gfile.makedirs(self._folder)
+        self._manager: tf.train.CheckpointManager | None = None
+
+    def __call__(self, output: Any) -> None:
+        """Saves; eager, in the scope of the strategy, on every worker."""
+        del output
+        if self._manager is None:
+            keeps = tf.distribute.get_strategy().extended.should_checkpoint
+            self._manager = tf.train.CheckpointManager(
+                self._checkpoint,
+                directory=self._folder if keeps else tempfile.mkdtemp(prefix="trainer_kit_worker_"),
+                max_to_keep=self._max_to_keep,
+                checkpoint_name=NAME,
+            )
+        with self._averaged():
+            self._manager.save(checkpoint_number=int(host_value(self._counter)))
+
+
+def is_averaging(optimizer: Any) -> bool:
+    """Whether this is Model Garden's ExponentialMovingAverage; imports nothing of theirs."""
+    module = sys.modules.get(_AVERAGING)
+    return module is not None and isinstance(optimizer, module.ExponentialMovingAverage)
+
+
+@contextlib.contextmanager
+def averages_in_place(optimizer: Any) -> Iterator[None]:
+    """Exchanges the weights and the averages of Model Garden's optimizer, exactly, and back whatever happens.
+
+    Its own `swap_weights` adds and subtracts, which changes last bits, and where one is infinite makes NaN of both.
+
+    Raises:
+      UsageError: before the optimizer has averages.
+    """
+    if not optimizer.has_shadow_copy:
+        raise UsageError("the optimizer has no averages yet; call its shadow_copy(model) first")
+    _exchange_all(optimizer)
+    try:
+        yield
+    finally:
+        _exchange_all(optimizer)
+
+
+def _exchange_all(optimizer: Any) -> None:
+    for average, weight in zip(optimizer._average_weights, optimizer._model_weights, strict=True):
+        strategy = getattr(average, "distribute_strategy", None) or tf.distribute.get_strategy()
+        with strategy.scope():
+            strategy.extended.update(average, _exchange, args=(weight,), group=False)
+
+
+def _exchange(average: tf.Variable, weight: tf.Variable) -> None:
+    held = average.read_value()
+    average.assign(weight.read_value())
+    weight.assign(held)

@@ -1,0 +1,51 @@
+"""Functions that gin files know by the names that Model Garden gave them, theirs imported or not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import gin
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Returns a decorator that makes a function a gin configurable which takes its namesake's bindings.
+
+    gin refuses a short name that two modules have registered as ambiguous, unless it is the whole name of one. So ours
+    is registered under its short name alone: `get_train_actions.x = 1` is for ours, with Model Garden imported beside
+    it or not. What is bound by the whole name of theirs, which gin accepts only when theirs is imported, counts for
+    ours as well. As ever, a binding never beats an argument that the caller passed.
+
+    Args:
+      theirs: whole name of the function in Model Garden.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        module, function.__module__ = function.__module__, None  # type: ignore[assignment]
+        try:
+            with gin.unlock_config():  # the door may be imported when all is parsed
+                registered = gin.configurable(function)
+        finally:
+            function.__module__ = module
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            bound = {name: value for name, value in _bindings(theirs).items() if name not in given}
+            return registered(*args, **{**kwargs, **bound})
+
+        return call
+
+    return decorate
+
+
+def _bindings(selector: str) -> dict[str, Any]:
+    try:
+        return dict(gin.get_bindings(selector))
+    except ValueError:  # theirs is not imported
+        return {}
