@@ -49,6 +49,9 @@ _KINDS: dict[str, Kind] = {
 }
 
 
+_ENGINE = ("trainer.", "runtime.")
+
+
 class _Absent:
     """The value of a key that one of the two configs does not have."""
 
@@ -81,9 +84,13 @@ class Change:
 def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     """Returns what differs between `old`, plain nested dicts as in params.yaml, and `new`, sorted by path.
 
-    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches.
+    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches. A field of ours that
+    `old` does not have, as a record of TF Model Garden, was what it is by default.
     """
     before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
+    if before:
+        defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
+        before = {**{path: value for path, value in defaults.items() if path in after}, **before}
     changes = [
         _change(path, before.get(path, ABSENT), after.get(path, ABSENT))
         for path in sorted(before.keys() | after.keys())

@@ -30,6 +30,7 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
     ),
     ("merge", r"<<", "<"),
 )
+_TUPLE = _TAG + "python/tuple"  # as TF Model Garden writes its lists; read as a list, which makes no object
 _LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 
@@ -132,7 +133,7 @@ class _Reader:
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
                 return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
+            if isinstance(node, yaml.SequenceNode) and node.tag in (_SEQ, _TUPLE):
                 return [self._item(item, join(path, index)) for index, item in enumerate(node.value)]
             return self._scalar(node, path)
         finally:

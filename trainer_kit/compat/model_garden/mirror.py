@@ -58,7 +58,7 @@ def original(mirrored: Config) -> Any:
     theirs._locked = False
     changed = _changed(before, mirrored.as_dict())
     try:
-        theirs.override(changed, is_strict=True)
+        theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error.args[0]) if error.args else type(error).__name__
         problem = f"{type(theirs).__name__} of Model Garden does not take {changed}"

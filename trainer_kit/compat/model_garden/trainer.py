@@ -9,6 +9,7 @@ from official.core import base_task
 from trainer_kit import trainer as engine
 from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
+from trainer_kit.compat.model_garden.gin_names import configurable
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.optimizers import create_optimizer, make_whole
 from trainer_kit.config.schema import ExperimentConfig
@@ -50,10 +51,9 @@ class Trainer(engine.Trainer):
     @classmethod
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
-    ) -> Trainer:
+    ) -> Any:
         """Returns a Trainer with the task's model and optimizer, which keeps the moving average. In strategy scope."""
-        model, optimizer = task.build_model(), create_optimizer(task, config)
-        return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
+        return create_trainer(config, task, train, evaluate, checkpoint_exporter)
 
     def _build_optimizers(self) -> None:
         make_whole(self._optimizer, self._model.trainable_variables)
@@ -65,3 +65,34 @@ class Trainer(engine.Trainer):
     def _aggregates(self) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(self.task).aggregate_logs is not base_task.Task.aggregate_logs
+
+
+@configurable("official.core.train_utils.create_trainer")
+def create_trainer(
+    params: Any,
+    task: Any,
+    train: bool,
+    evaluate: bool,
+    checkpoint_exporter: Any = None,
+    trainer_cls: Any = Trainer,
+) -> Any:
+    """Returns a trainer with the task's model and optimizer; in strategy scope. gin can bind `trainer_cls`.
+
+    Args:
+      params: the experiment's config, of theirs or of ours.
+      task: of theirs.
+      train: whether it will train.
+      evaluate: whether it will evaluate.
+      checkpoint_exporter: keeps the best checkpoint.
+      trainer_cls: Trainer or a subclass of it, or of theirs.
+    """
+    model, optimizer = task.build_model(), create_optimizer(task, params)
+    return trainer_cls(
+        params,
+        task,
+        model=model,
+        optimizer=optimizer,
+        train=train,
+        evaluate=evaluate,
+        checkpoint_exporter=checkpoint_exporter,
+    )

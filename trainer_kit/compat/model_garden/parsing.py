@@ -1,0 +1,141 @@
+"""From flags to a config of theirs, with the names of official.core.train_utils and the mistakes told in our report."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pprint
+from collections.abc import Sequence
+from typing import Any
+
+from official.core import exp_factory
+
+from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.config.layers import Layer
+from trainer_kit.config.overrides import apply
+from trainer_kit.config.serialize import write_params
+from trainer_kit.config.sources import read_config_file, read_params_override
+from trainer_kit.errors import UsageError
+from trainer_kit.run_directory import RunDirectory, check_model_dir
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class ParseConfigOptions:
+    """What `parse_configuration` needs, in place of flags.
+
+    Attributes:
+      experiment: its registered name.
+      config_file: paths of YAML or JSON files, in order.
+      tpu: name or address of a TPU.
+      tf_data_service: address of a tf.data service.
+      params_override: as "a.b=1,c=[2]", as YAML text, or the path of a YAML file.
+    """
+
+    experiment: str
+    config_file: list[str]
+    tpu: str = ""
+    tf_data_service: str = ""
+    params_override: str = ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in dataclasses.asdict(self)
+
+
+class ExperimentParser:
+    """Makes the config of an experiment of theirs from flags, step by step.
+
+    Args:
+      flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
+    """
+
+    def __init__(self, flags_obj: Any) -> None:
+        self._flags_obj = flags_obj
+
+    def parse(self) -> Any:
+        """Returns the config: the experiment's defaults, config files in order, flags, overrides; the last one wins.
+
+        Raises:
+          ConfigError: for unknown keys, wrong types and broken rules.
+        """
+        params = self.base_experiment()
+        for step in (self.parse_config_file, self.parse_runtime, self.parse_data_service, self.parse_params_override):
+            params = step(params)
+        return params
+
+    def base_experiment(self) -> Any:
+        """Returns what the factory of the experiment returns.
+
+        Raises:
+          UsageError: when no experiment is named.
+          LookupError: when there is none of this name.
+        """
+        if self._flags_obj.experiment is None:
+            raise UsageError("--experiment is needed: the name of a registered experiment")
+        return exp_factory.get_exp_config(self._flags_obj.experiment)
+
+    def parse_config_file(self, params: Any) -> Any:
+        """Returns `params` with the values of the config files on them."""
+        return _overridden(params, [read_config_file(path) for path in self._flags_obj.config_file or ()])
+
+    def parse_runtime(self, params: Any) -> Any:
+        """Returns `params` with the TPU that the flags name."""
+        return _overridden(params, [Layer({"runtime": {"tpu": self._flags_obj.tpu}}, {"runtime.tpu": "--tpu"})])
+
+    def parse_data_service(self, params: Any) -> Any:
+        """Returns `params` with the address of the tf.data service that the flags name, if they do."""
+        if "tf_data_service" not in self._flags_obj or not self._flags_obj.tf_data_service:
+            return params
+        address = {"tf_data_service_address": self._flags_obj.tf_data_service}
+        parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
+        return _overridden(params, [Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})])
+
+    def parse_params_override(self, params: Any) -> Any:
+        """Returns `params` with the values of --params_override on them; it may be given several times."""
+        given = self._flags_obj.params_override or ()
+        texts = [given] if isinstance(given, str) else list(given)
+        return _overridden(params, [read_params_override(text) for text in texts])
+
+
+def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
+    """Returns the config of theirs that the flags ask for.
+
+    Args:
+      flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
+      lock_return: whether it can not be changed any more.
+      print_return: whether to log it.
+
+    Raises:
+      ConfigError: for unknown keys, wrong types and broken rules.
+      KeyError, ValueError: for a broken restriction of theirs.
+    """
+    params = ExperimentParser(flags_obj).parse()
+    params.validate()
+    if lock_return:
+        params.lock()
+    if print_return:
+        _LOG.info("the config of %s:\n%s", flags_obj.experiment, pprint.pformat(params.as_dict()))
+    return params
+
+
+def serialize_config(params: Any, model_dir: str) -> None:
+    """Writes `params`, of theirs or of ours, to `model_dir/params.yaml`, which run_experiment does by itself too.
+
+    Raises:
+      UsageError: when `model_dir` is None.
+      ConfigError: when the run that is there was started with another config, which theirs would write over.
+      StorageError: when the file cannot be written.
+    """
+    config = convert(params)
+    directory = RunDirectory(model_dir, config.trainer)
+    os.makedirs(model_dir, exist_ok=True)
+    check_model_dir(directory, config, "", ())
+    write_params(directory.params, config)
+
+
+def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
+    """Returns a config of theirs like `params` with the values of `layers` on it, each checked."""
+    return original(apply(convert(params), layers).config) if layers else params
