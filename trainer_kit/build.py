@@ -70,11 +70,10 @@ class Reports:
 
 def create_trainer(
     config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
-) -> Trainer:
+) -> Any:
     """Returns a Trainer, of the class that is registered with the task, with model and optimizer. In strategy scope."""
     chosen = trainer_class(config.task) or Trainer
-    made: Trainer = chosen.create(config, task, train, evaluate, checkpoint_exporter)
-    return made
+    return chosen.create(config, task, train, evaluate, checkpoint_exporter)
 
 
 def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bool = True) -> BestCheckpoints | None:
@@ -220,11 +219,12 @@ def create_actions(
     manager: CheckpointManager,
     given: Sequence[Any] | None,
 ) -> list[Any]:
-    """Returns the actions after training loops: those given, and the watch for a cloud's notice of preemption.
+    """Returns the actions after training loops: those given, the trainer's own, and the watch for a preemption notice.
 
     An action with methods `state()` and `restore(state)` has its state in every checkpoint.
     """
-    actions = list(given or [])
+    own = getattr(trainer, "own_train_actions", None)
+    actions = [*(given or []), *(own(config, manager.source, manager) if own else [])]
     for number, action in enumerate(actions):
         if hasattr(action, "state") and hasattr(action, "restore") and hasattr(trainer, "state"):
             restore = action.restore
@@ -239,6 +239,14 @@ def create_actions(
     ):
         actions.append(orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step))
     return actions
+
+
+def create_eval_actions(
+    config: ExperimentConfig, trainer: Any, directory: RunDirectory, given: Sequence[Any] | None
+) -> list[Any]:
+    """Returns the actions after evaluations: those given, and the trainer's own."""
+    own = getattr(trainer, "own_eval_actions", None)
+    return [*(given or []), *(own(config, directory.own) if own else [])]
 
 
 def create_recovery(

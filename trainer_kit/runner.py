@@ -148,7 +148,7 @@ def run_experiment(
             global_step=trainer.global_step,
             checkpoint_manager=manager,
             train_actions=[*build.create_actions(strategy, params, trainer, manager, train_actions), *early.actions],
-            eval_actions=eval_actions,
+            eval_actions=build.create_eval_actions(params, trainer, directory, eval_actions),
             **_reporting(reports, params, directory, save_summary),
             **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, early, sidecar),
         )

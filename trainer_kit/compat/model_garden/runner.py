@@ -1,4 +1,4 @@
-"""run_experiment with the signature of official.core.train_lib, on our engine."""
+"""run_experiment and OrbitExperimentRunner with the signatures of official.core.train_lib, on our engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,155 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit import runner
+from trainer_kit import build, runner
+from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.controller import Controller
+from trainer_kit.errors import UsageError
+from trainer_kit.modes import lookup_mode
+from trainer_kit.run_directory import RunDirectory
+
+
+class OrbitExperimentRunner:
+    """Runs an experiment of theirs; the trainer is made by the constructor, all else by `run`.
+
+    A subclass may make another trainer (`_build_trainer`) or another keeper of the best
+    (`_build_best_checkpoint_exporter`). The checkpoint manager and the controller are our engine's: they are there once
+    `run` has begun, and a subclass that makes its own is refused.
+
+    Args:
+      distribution_strategy: None: the current one.
+      task: of theirs, made in the scope of the strategy.
+      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval.
+      params: the experiment's config, of theirs or of ours.
+      model_dir: where the run keeps its files.
+      run_post_eval: evaluate once more at the end.
+      save_summary: whether TensorBoard summaries are written.
+      train_actions: called with the logs of each training loop.
+      eval_actions: called with the logs of each evaluation.
+      trainer: a ready-made one, of ours or of theirs, made in the scope of the strategy.
+      controller_cls: a subclass of orbit.Controller; orbit.Controller itself stands for ours.
+      summary_manager: in place of the one for `model_dir/train`.
+      eval_summary_manager: in place of the one for the validation summaries.
+      enable_async_checkpointing: save in the background.
+      options: keyword arguments of trainer_kit.run_experiment that theirs does not have.
+
+    Raises:
+      UsageError: for an unknown mode, or a subclass that makes its own checkpoint manager or controller.
+      ConfigError: when our engine does not allow a value of `params`.
+    """
+
+    def __init__(
+        self,
+        distribution_strategy: tf.distribute.Strategy,
+        task: Any,
+        mode: str,
+        params: Any,
+        model_dir: str,
+        run_post_eval: bool = False,
+        save_summary: bool = True,
+        train_actions: list[orbit.Action] | None = None,
+        eval_actions: list[orbit.Action] | None = None,
+        trainer: Any = None,
+        controller_cls: type[orbit.Controller] = orbit.Controller,
+        summary_manager: Any = None,
+        eval_summary_manager: Any = None,
+        enable_async_checkpointing: bool = False,
+        **options: Any,
+    ) -> None:
+        self._refuse_own_parts()
+        self.strategy = distribution_strategy or tf.distribute.get_strategy()
+        self._params, self._model_dir, self._mode, self._task = params, model_dir, mode, task
+        self._controller: Any = None
+        self._arguments: dict[str, Any] = {
+            "run_post_eval": run_post_eval,
+            "save_summary": save_summary,
+            "train_actions": train_actions,
+            "eval_actions": eval_actions,
+            "controller_cls": self._noted(Controller if controller_cls is orbit.Controller else controller_cls),
+            "summary_manager": summary_manager,
+            "eval_summary_manager": eval_summary_manager,
+            "enable_async_checkpointing": enable_async_checkpointing,
+            **options,
+        }
+        chosen = lookup_mode(mode)
+        self._config = convert(params)
+        self._trainer = trainer or self._build_trainer(task, chosen.trains, chosen.evaluates or run_post_eval)
+
+    @property
+    def params(self) -> Any:
+        """The experiment's config, as it was given."""
+        return self._params
+
+    @property
+    def model_dir(self) -> str:
+        """Where the run keeps its files."""
+        return self._model_dir
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer, as it was given or made."""
+        return self._trainer
+
+    @property
+    def controller(self) -> Any:
+        """The controller of the run.
+
+        Raises:
+          UsageError: before `run` has begun.
+        """
+        if self._controller is None:
+            raise UsageError("controller and checkpoint_manager are made by run(); ask for them in or after it")
+        return self._controller
+
+    @property
+    def checkpoint_manager(self) -> Any:
+        """The manager of the run's checkpoints.
+
+        Raises:
+          UsageError: before `run` has begun.
+        """
+        return self.controller.checkpoint_manager
+
+    def run(self) -> tuple[Any, Mapping[str, Any]]:
+        """Runs the experiment and returns (model, logs) as trainer_kit.run_experiment does."""
+        with self.strategy.scope():
+            trainer = adopted(self._trainer, self._config.runtime.random_seed)
+        return runner.run_experiment(
+            self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **self._arguments
+        )
+
+    def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
+        """Returns the trainer; to be overridden for another one."""
+        with self.strategy.scope():
+            exporter = self._build_best_checkpoint_exporter() if evaluate and self._mode != "eval" else None
+            return Trainer.create(self._config, task, train, evaluate, exporter)
+
+    def _build_best_checkpoint_exporter(self) -> Any:
+        """Returns what keeps the best checkpoint; to be overridden for another keeper."""
+        name = str(self._arguments.get("eval_name", "continuous_eval")) if self._mode == "continuous_eval" else ""
+        directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
+        return build.create_exporter(self._config, directory, build.is_chief(self.strategy))
+
+    def _refuse_own_parts(self) -> None:
+        for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
+            if hasattr(self, name):
+                raise UsageError(
+                    f"{type(self).__name__}.{name}: the engine makes the checkpoint manager and the controller; give "
+                    "controller_cls, train_actions or eval_actions, and trainer.max_to_keep, in its place"
+                )
+
+    def _noted(self, controller_cls: type[orbit.Controller]) -> type[orbit.Controller]:
+        """Returns a subclass whose object this runner knows as soon as it is made."""
+        outer = self
+
+        class Noted(controller_cls):
+            def __init__(self, *arguments: Any, **named: Any) -> None:
+                outer._controller = self
+                super().__init__(*arguments, **named)
+
+        return Noted
 
 
 def run_experiment(
@@ -30,21 +176,26 @@ def run_experiment(
     enable_async_checkpointing: bool = False,
     **options: Any,
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Runs an experiment of theirs in one mode; see trainer_kit.run_experiment, whose further options it takes."""
-    return runner.run_experiment(
+    """Runs an experiment of theirs in one mode; arguments and errors are those of OrbitExperimentRunner.
+
+    Returns:
+      (model, logs): the logs of the last evaluation, if the mode evaluates or run_post_eval is set, else {}; theirs
+      returns them with run_post_eval only.
+    """
+    return OrbitExperimentRunner(
         distribution_strategy,
         task,
         mode,
-        convert(params),
+        params,
         model_dir,
         run_post_eval,
         save_summary,
         train_actions,
         eval_actions,
         trainer,
-        Controller if controller_cls is orbit.Controller else controller_cls,
+        controller_cls,
         summary_manager,
         eval_summary_manager,
         enable_async_checkpointing,
         **options,
-    )
+    ).run()

@@ -7,6 +7,8 @@ from typing import Any
 from official.core import base_task
 
 from trainer_kit import trainer as engine
+from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
+from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
 from trainer_kit.compat.model_garden.gin_names import configurable
@@ -53,7 +55,16 @@ class Trainer(engine.Trainer):
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
         """Returns a Trainer with the task's model and optimizer, which keeps the moving average. In strategy scope."""
-        return create_trainer(config, task, train, evaluate, checkpoint_exporter)
+        made = create_trainer(config, task, train, evaluate, checkpoint_exporter)
+        return adopted(made, config.runtime.random_seed)
+
+    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+        """Returns what happens after each training loop; gin can bind it."""
+        return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
+
+    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+        """Returns what happens after each evaluation; gin can bind it."""
+        return get_eval_actions(params, self, model_dir)
 
     def _build_optimizers(self) -> None:
         make_whole(self._optimizer, self._model.trainable_variables)

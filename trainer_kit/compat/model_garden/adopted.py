@@ -1,0 +1,124 @@
+"""Trainers of theirs, and subclasses of them, under our runner.
+
+A subclass of official.core's Trainer that is not ported yet keeps its own loops. What our runner does around loops it
+does for it too: checkpoints with random state and place in the data, exact resume, stops between loops, ledgers, best.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from trainer_kit.checkpoints.names import ITERATOR
+from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.compat.model_garden.optimizers import make_whole
+from trainer_kit.distribution.datasets import has_plain_iterator
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.stopping import Stopping
+from trainer_kit.trainer import Trainer
+
+
+def adopted(trainer: Any, seed: int = 0) -> Any:
+    """Returns `trainer` as our runner can drive it: itself, if it is one of ours.
+
+    Args:
+      trainer: of ours, or of theirs; None stays None.
+      seed: of the run.
+
+    Raises:
+      UsageError: for anything else.
+    """
+    if trainer is None or isinstance(trainer, (Trainer, AdoptedTrainer)):
+        return trainer
+    missing = [name for name in ("strategy", "model", "global_step", "checkpoint") if not hasattr(trainer, name)]
+    if missing:
+        raise UsageError(
+            f"{type(trainer).__name__} has no {', '.join(missing)}; give a Trainer of trainer_kit, or one with the "
+            "attributes of Model Garden's"
+        )
+    return AdoptedTrainer(trainer, seed)
+
+
+class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
+    """A trainer of theirs with what our runner asks of one. Made in the scope of its strategy.
+
+    What is not here is that of the trainer itself.
+
+    Args:
+      inner: the trainer.
+      seed: of the run.
+    """
+
+    def __init__(self, inner: Any, seed: int) -> None:
+        self._inner, self._strategy = inner, inner.strategy
+        optimizer, dataset = getattr(inner, "optimizer", None), getattr(inner, "_train_dataset", None)
+        self.trains = dataset is not None
+        if self.trains and optimizer is not None:
+            make_whole(optimizer, inner.model.trainable_variables)
+        task, step = getattr(inner, "task", None), inner.global_step
+        self.state = TrainState(step, inner.model, optimizer if self.trains else None, None, task, seed)
+        self.data = TrainData(
+            lambda _: dataset, lambda: int(step.numpy()), dataset, one_iterator=has_plain_iterator(inner.strategy)
+        )
+        self.state.run_state.add("data", self.data.state, self.data.put_state)
+        self.sound: bool | None = True
+        self.init_stopping()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy in whose scope the trainer was made."""
+        return self._strategy
+
+    @property
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """All that a checkpoint of the run holds."""
+        return self.state.checkpoint
+
+    @property
+    def checkpoint_exporter(self) -> Any:
+        """Keeps the best checkpoint; None if there is none to keep."""
+        return getattr(self._inner, "checkpoint_exporter", None)
+
+    def train(self, num_steps: Any) -> Any:
+        """Runs the trainer's own loop, from the place in the data at which the run stands; eager, on the host."""
+        self._inner._train_iter, self.sound = self.data.iterator(), None
+        return self._inner.train(num_steps)
+
+    def evaluate(self, num_steps: Any) -> Any:
+        """Runs the trainer's own evaluation; eager, on the host."""
+        return self._inner.evaluate(num_steps)
+
+    def check_data(self) -> None:
+        """Does nothing: the trainer's loops say when there are no data."""
+
+    def validation_metric_names(self) -> None:
+        """Returns None: only a run can tell what it reports."""
+
+    def initialize(self) -> None:
+        """Called when there is no checkpoint to restore; eager, in scope."""
+        if hasattr(self._inner, "initialize"):
+            self._inner.initialize()
+        self.after_restore()
+
+    def before_save(self, prefix: str) -> None:
+        """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
+        self.state.run_state.store()
+        self.data.save_iterator(f"{prefix}{ITERATOR}")
+
+    def after_restore(self, path: str | None = None) -> None:
+        """Brings the data in line with the restored variables.
+
+        Args:
+          path: of the checkpoint that was restored; None when there was none.
+        """
+        self.data.restored(f"{path}{ITERATOR}" if path else None)
+        self.state.restored(path)
+        self.sound = None
