@@ -81,7 +81,8 @@ def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bo
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
     if metric:
-        primary = BestCheckpoint(directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps)
+        kind = getattr(trainer_class(config.task), "best_checkpoint", BestCheckpoint)
+        primary = kind(directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps)
     named = {
         name: BestCheckpoint(
             os.path.join(directory.own_named_bests, name),

@@ -9,6 +9,7 @@ from official.core import base_task
 from trainer_kit import trainer as engine
 from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
 from trainer_kit.compat.model_garden.adopted import adopted
+from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
 from trainer_kit.compat.model_garden.gin_names import configurable
@@ -22,6 +23,8 @@ class Trainer(engine.Trainer):
 
     `config` is of theirs or of ours; the property `config` has their task section, and the others as ours.
     """
+
+    best_checkpoint = BestCheckpointExporter  # whose files theirs reads too
 
     def __init__(
         self,
