@@ -16,6 +16,7 @@ from official.modeling import optimization
 
 from scripts.benchmarks import nets, samples
 from scripts.benchmarks.pacer import Pacer
+from trainer_kit.compat import model_garden as model_garden_door
 
 FOR_EVER = 10**9
 
@@ -69,10 +70,9 @@ class PeerTask(base_task.Task):
         return nets.accuracies(tf_keras, 1)
 
 
-def model_garden(pacer: Pacer, folder: str, *, net: str, loop: int, strategy: str) -> None:
-    """Trains with Model Garden's runner, in loops of `loop` steps and without a checkpoint."""
+def _garden_config(net: str, loop: int) -> config_definitions.ExperimentConfig:
     rate = {"type": "constant", "constant": {"learning_rate": samples.RATE}}
-    config = config_definitions.ExperimentConfig(
+    return config_definitions.ExperimentConfig(
         trainer=config_definitions.TrainerConfig(
             train_steps=FOR_EVER,
             steps_per_loop=loop,
@@ -82,6 +82,11 @@ def model_garden(pacer: Pacer, folder: str, *, net: str, loop: int, strategy: st
             ),
         )
     )
+
+
+def model_garden(pacer: Pacer, folder: str, *, net: str, loop: int, strategy: str) -> None:
+    """Trains with Model Garden's runner, in loops of `loop` steps and without a checkpoint."""
+    config = _garden_config(net, loop)
     distribution = distribute_utils.get_distribution_strategy(strategy)
     with distribution.scope():
         task = PeerTask(config.task, net)
@@ -90,6 +95,16 @@ def model_garden(pacer: Pacer, folder: str, *, net: str, loop: int, strategy: st
     )
     with distribution.scope():
         runner.controller.train(FOR_EVER)
+
+
+def model_garden_on_ours(pacer: Pacer, folder: str, *, net: str, loop: int) -> None:
+    """Trains the same task on our engine, through the door, with the same settings."""
+    config = _garden_config(net, loop)
+    distribution = model_garden_door.get_distribution_strategy()
+    with distribution.scope():
+        task = PeerTask(config.task, net)
+    turns = [lambda logs: pacer.done(loop)]
+    model_garden_door.run_experiment(distribution, task, "train", config, f"{folder}/run", train_actions=turns)
 
 
 def model_garden_evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:

@@ -18,6 +18,7 @@ OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_li
 LOOP = 100  # steps
 FUSE = 100  # steps in one program
 EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
+GARDEN_GOALS = {"dense": 2.0, "conv": 1.0, "transformer": 1.0}  # of Model Garden as shipped
 SHORT, LONG = 57 * 32 - 27, 1000 * 32  # examples of an evaluation; the first is that of the digits
 
 
@@ -110,6 +111,14 @@ def peers(net: str, to: str) -> Iterator[Contender]:
     ):
         options = {"net": net, "loop": LOOP, "strategy": strategy}
         yield Contender(name=name, label=label, run=f"{OTHERS}:model_garden", options=options, to=to)
+    yield Contender(
+        name="ours_garden",
+        label="the same task of Model Garden on our engine",
+        run=f"{OTHERS}:model_garden_on_ours",
+        options={"net": net, "loop": LOOP},
+        to="model_garden",
+        goals=(at_least(GARDEN_GOALS[net], "model_garden"),),
+    )
     yield Contender(
         name="lightning",
         label="PyTorch Lightning",
