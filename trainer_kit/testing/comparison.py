@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.best_info import INFO
+from trainer_kit.checkpoints.best_info import INFO, read_info
 from trainer_kit.checkpoints.ledger import Ledger, active_records
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import BEST_CHECKPOINTS
@@ -70,8 +70,9 @@ def _best_info(folder: str) -> str:
 
 
 def _best_weights(folder: str) -> str | None:
-    path, info = _best_info(folder), _read(_best_info(folder))
-    return os.path.join(os.path.dirname(path), str(info.get("checkpoint"))) if isinstance(info, dict) else None
+    place = os.path.dirname(_best_info(folder))
+    info = read_info(place, quiet=True)
+    return os.path.join(place, str(info["checkpoint"])) if info is not None else None
 
 
 def _named_bests(folder: str) -> list[str]:
