@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from official.core import task_factory
 
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.config.base import Config
+from trainer_kit.files import is_remote
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> Any:
-    """Returns their task for a task's section that `config.convert` has made; in strategy scope."""
+    """Returns their task for a task's section that `config.convert` has made; in strategy scope.
+
+    `logging_dir` is there before: some tasks write into it when they are made.
+    """
+    if logging_dir and not is_remote(logging_dir):
+        os.makedirs(logging_dir, exist_ok=True)
     return task_factory.get_task(original(config), logging_dir=logging_dir)
