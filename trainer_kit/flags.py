@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -20,7 +21,10 @@ TEXTS = {
     "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
     "profile": (None, "Steps to trace for TensorBoard, the first and the last: 10:20. Into model_dir/train."),
     "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
-    "tf_data_service": (None, "Address of a tf.data service. Refused: no reader of this release uses one yet."),
+    "tf_data_service": (
+        None,
+        "Address of a tf.data service, for tasks that read with one, as TF Model Garden's do.",
+    ),
 }
 REPEATED = {
     "config_file": "YAML or JSON file with config values; later ones win.",
@@ -69,8 +73,6 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
         raise UsageError(str(error).replace("invalid literal for int() with base 10", "not a whole number")) from error
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
-    if values.tf_data_service is not None:
-        raise UsageError("--tf_data_service: no reader of this release uses the tf.data service yet; leave it out")
     return values
 
 
@@ -101,13 +103,18 @@ def until_begun(values: flags.FlagValues) -> list[str]:
 
 def sources(values: flags.FlagValues) -> Sources:
     """Returns the sources of config values that the flags name; flags of a value's own win over every other source."""
-    given = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    given: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    origins = {"runtime.tpu": "--tpu"} if given else {}
+    if values.tf_data_service is not None:
+        address = {"tf_data_service_address": values.tf_data_service}
+        given["task"] = {"train_data": address, "validation_data": address}
+        origins["task"] = "--tf_data_service"
     return Sources(
         config_files=tuple(values.config_file),
         gin_files=tuple(values.gin_file),
         gin_params=tuple(values.gin_params),
         params_overrides=tuple(values.params_override),
-        flags=Layer(given, {"runtime.tpu": "--tpu"} if given else {}),
+        flags=Layer(given, origins),
     )
 
 

@@ -1,12 +1,17 @@
-"""Their tasks, made from configs of ours."""
+"""Their tasks, made from configs of ours.
+
+What gin files may bind is imported with them, under their names and ours: bindings are read before anything is made.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import official.core.train_lib  # noqa: F401
 from official.core import task_factory
 
+import trainer_kit.compat.model_garden.trainer  # noqa: F401
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.config.base import Config
 from trainer_kit.files import is_remote
