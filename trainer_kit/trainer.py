@@ -20,7 +20,7 @@ from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.distribution.batches import tell_uneven_batch
-from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
+from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, whole_steps, with_threads
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replica_values import (
     are_alike,
@@ -367,7 +367,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         def make() -> Any:
             path = f"task.{section}.global_batch_size"
             with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
-                return self._task_data(data, open_whole)
+                return self._task_data(data, lambda *opened: whole_steps(open_whole(*opened), opened[2]))
 
         return Feed(section, make, given)
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.distribution.datasets import distribute_dataset, with_threads
+from trainer_kit.distribution.datasets import distribute_dataset, whole_steps, with_threads
 
 EXAMPLES = 11
 
@@ -129,3 +129,30 @@ def test_a_private_thread_pool_is_an_option_of_the_dataset() -> None:
     own = with_threads(dataset, RuntimeConfig(dataset_num_private_threads=3))
     assert own.options().threading.private_threadpool_size == 3
     assert np.array_equal(np.concatenate(list(own.as_numpy_iterator())), [0, 1, 2])
+
+
+@pytest.mark.parametrize("form", ["one tensor", "a pair", "a dict in a pair"])
+def test_full_batches_end_with_the_last_step_that_every_replica_has_one_for(form: str) -> None:
+    def make(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
+        shaped: dict[str, Callable[[Any], Any]] = {
+            "one tensor": lambda x: x,
+            "a pair": lambda x: (x, x + 1),
+            "a dict in a pair": lambda x: ({"x": x, "y": {"z": x}}, x + 1),
+        }
+        dataset = tf.data.Dataset.range(EXAMPLES).batch(2, drop_remainder=True).map(shaped[form])
+        whole = whole_steps(dataset, input_context)
+        assert whole.element_spec == dataset.element_spec
+        return whole.map(lambda *parts: tf.nest.flatten(parts)[0])
+
+    strategy = mirrored(2)
+    assert shares(strategy, distribute_dataset(strategy, make)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+def test_one_replica_and_batches_of_any_size_keep_all_that_there_is() -> None:
+    full, ragged = (tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False))
+    several = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=4)
+    one_each = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=2)
+    assert whole_steps(full, None) is full
+    assert whole_steps(full, one_each) is full
+    assert whole_steps(ragged, several) is ragged
+    assert whole_steps(full, several) is not full

@@ -58,6 +58,26 @@ def distribute_dataset(
     return strategy.distribute_datasets_from_function(make, input_options)
 
 
+def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    """Returns a dataset of full batches without those at its end that not every replica would get one of.
+
+    A dataset whose batches are all of one size has left out its remainder (drop_remainder), and a batch of the config
+    is one for all replicas. (A replica without data gets an empty batch, of which convolutions on a CPU, by oneDNN, make
+    something of the wrong shape.) One with a last batch that may be smaller is returned as it is: every example counts.
+
+    Args:
+      dataset: for one worker, in batches for one replica.
+      input_context: of the worker; None: there is one replica.
+    """
+    replicas = input_context.num_replicas_in_sync // input_context.num_input_pipelines if input_context else 1
+    specs = tf.nest.flatten(dataset.element_spec)
+    full = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] for spec in specs)
+    if replicas == 1 or not full:
+        return dataset
+    windows = dataset.window(replicas, drop_remainder=True)
+    return windows.flat_map(lambda *parts: tf.data.Dataset.zip(parts if len(parts) > 1 else parts[0]))
+
+
 def with_threads(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:
     """Returns `dataset` with a thread pool of its own of runtime.dataset_num_private_threads; unchanged without it."""
     if runtime.dataset_num_private_threads is None:
