@@ -62,8 +62,9 @@ def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputCont
     """Returns a dataset of full batches without those at its end that not every replica would get one of.
 
     A dataset whose batches are all of one size has left out its remainder (drop_remainder), and a batch of the config
-    is one for all replicas. (A replica without data gets an empty batch, of which convolutions on a CPU, by oneDNN, make
-    something of the wrong shape.) One with a last batch that may be smaller is returned as it is: every example counts.
+    is one for all replicas. (A replica without data gets an empty batch, of which convolutions by oneDNN, on a CPU,
+    make something of the wrong shape.) A dataset with a last batch that may be smaller is returned as it is: every
+    example counts.
 
     Args:
       dataset: for one worker, in batches for one replica.
