@@ -38,13 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
             from trainer_kit.launcher import prepare
         strategy = prepare(config)
     with strategy.scope(), tempfile.TemporaryDirectory() as folder:
-        task = task_type(config.task, logging_dir=folder)
-        _check_run(config, task, folder)
+        _check_run(config, task_type, folder)
     print(f"{arguments.experiment} is ready to run ({time.perf_counter() - start:.1f} s)")
     return ExitCode.DONE
 
 
-def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
+def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     import tensorflow as tf
 
     from trainer_kit import build
@@ -53,6 +52,7 @@ def _check_run(config: ExperimentConfig, task: Any, folder: str) -> None:
 
     with _told("model, optimizer and metrics can be built"):
         exporter = build.create_exporter(config, RunDirectory(folder, config.trainer))
+        task = task_type(config.task, logging_dir=folder)
         trainer = build.create_trainer(config, task, checkpoint_exporter=exporter)
     names = trainer.validation_metric_names()
     if exporter is not None and names is not None:

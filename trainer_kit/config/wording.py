@@ -50,6 +50,10 @@ def show(value: Any) -> str:
 
 def hint(annotation: Any, value: Any) -> str:
     """Returns what the writer of `value` probably meant, or ""."""
+    return _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
+
+
+def _hint_for_one(annotation: Any, value: Any) -> str:
     allowed, words = _allowed(annotation)
     if isinstance(value, bool) and words:
         off = " (no distribution is 'off')" if "off" in words and not value else ""
@@ -63,6 +67,16 @@ def hint(annotation: Any, value: Any) -> str:
             return f"write {int(value)}"
     if str in allowed and isinstance(value, (int, float)):
         return f"write '{show(value)}', in quotes, for the text"
+    return ""
+
+
+def _hint_for_list(annotation: Any, value: Any) -> str:
+    """A single value where a list of such is needed."""
+    arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (tuple, list) and get_args(arm)]
+    for kinds in (_allowed(item)[0] for item in items):
+        if type(value) in kinds or (type(value) is int and float in kinds):
+            return f"write [{show(value)}] for a list of one"
     return ""
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.compat.model_garden.error_values import one_line
+from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.errors import UsageError
 
 
@@ -22,12 +24,13 @@ def build_model(task: Any, model: Any, train: bool) -> None:
       train: which of both.
 
     Raises:
-      UsageError: when the task cannot call it on such a batch.
+      UsageError, DataError: when the data are not there, or the task cannot call it on such a batch.
     """
-    if getattr(model, "variables", None):
+    if _has_variables(model):
         return
     part = "train_data" if train else "validation_data"
-    spec = task.build_inputs(getattr(task.task_config, part)).element_spec
+    with told(f"task.{part}", task.task_config):
+        spec = task.build_inputs(getattr(task.task_config, part)).element_spec
 
     def call(batch: Any) -> Any:
         features = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
@@ -38,5 +41,12 @@ def build_model(task: Any, model: Any, train: bool) -> None:
     except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet, and to make them {type(task).__name__}'s "
-            f"inference_step cannot be called on a batch of task.{part}: {error}; build it in build_model"
+            f"inference_step cannot be called on a batch of task.{part}: {one_line(error)}; build it in build_model"
         ) from error
+
+
+def _has_variables(model: Any) -> bool:
+    try:
+        return bool(getattr(model, "variables", None))
+    except ValueError:  # what a Sequential of Keras 2 says as long as it has none
+        return False

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 
-from trainer_kit.compat.model_garden.mirror import mirror
+from trainer_kit.compat.model_garden.mirror import mirror, original
+from trainer_kit.config.base import configclass
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.errors import Mistake
 from trainer_kit.experiment import register_task
 
 _TASK = "trainer_kit.compat.model_garden.tasks:create_task"
@@ -28,6 +33,42 @@ class Sections:
     task: Any
     trainer: TrainerConfig
     runtime: RuntimeConfig
+
+
+@configclass
+class _Restricted(ExperimentConfig):
+    """An ExperimentConfig with the rules of theirs, which are text: `task.model.num_classes > 0`.
+
+    A rule that the config as it is registered breaks stands for a value that only a user can know; see broken_rules.
+    """
+
+    _restrictions = ()
+    _unmet = ()
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Ours, and theirs."""
+        yield from super().rules()
+        yield from _broken(original(self), self._restrictions) if self._restrictions else ()
+
+
+def broken_rules(config: Any) -> list[Mistake]:
+    """Returns a mistake for each rule of theirs that `config`, theirs or converted, breaks, before it is run."""
+    if isinstance(config, _Restricted):
+        return [Mistake(path, problem) for path, problem in _broken(original(config), config._unmet)]
+    if isinstance(config, TheirConfig):
+        return [Mistake(path, problem) for path, problem in _broken(config, config._restrictions)]
+    return []
+
+
+def _broken(theirs: TheirConfig, restrictions: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for restriction in restrictions:
+        one = copy.copy(theirs)
+        one._restrictions = [restriction]
+        try:
+            one.validate()
+        except (KeyError, ValueError):
+            path = re.split(r"[=!<>\s]", restriction, maxsplit=1)[0]
+            yield path, f"breaks the experiment's rule {restriction!r}"
 
 
 def convert(theirs: Any) -> ExperimentConfig:
@@ -49,11 +90,15 @@ def convert(theirs: Any) -> ExperimentConfig:
     optimizer = mirror(trainer.optimizer_config)
     converted: ExperimentConfig = mirror(
         theirs,
-        ExperimentConfig,
+        _Restricted,
         task=task,
         trainer=mirror(trainer, TrainerConfig, optimizer_config=optimizer, best_checkpoint_export_subdir=best),
         runtime=mirror(theirs.runtime, RuntimeConfig, **runtime),
     )
+    unmet = tuple(one for one in theirs._restrictions if any(_broken(theirs, [one])))
+    made: Any = type(converted)
+    made._restrictions = tuple(one for one in theirs._restrictions if one not in unmet)
+    made._unmet = unmet
     return converted
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from trainer_kit.errors import UsageError
 from trainer_kit.experiment import experiments
 
 PREFIX = "tfm/"
@@ -59,12 +60,17 @@ def find(name: str) -> None:
 
 def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
     def factory() -> Any:
-        for module in modules:
-            importlib.import_module(module)
-        from official.core import exp_factory
+        try:
+            for module in modules:
+                importlib.import_module(module)
+            from official.core import exp_factory
 
-        from trainer_kit.compat.model_garden.config import convert
-
+            from trainer_kit.compat.model_garden.config import convert
+        except ImportError as error:
+            raise UsageError(
+                f"{PREFIX}{name} is of Model Garden, which cannot be imported: {error}; install tf-models-official "
+                "and what it needs"
+            ) from error
         return convert(exp_factory.get_exp_config(name))
 
     factory.__doc__ = f"Of Model Garden ({modules[0] if modules else 'an imported module'})."

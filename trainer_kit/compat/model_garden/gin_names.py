@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import gin
 
+from trainer_kit.errors import TrainerKitError
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -37,11 +39,21 @@ def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
             bound = {name: value for name, value in _bindings(theirs).items() if name not in given}
-            return registered(*args, **{**kwargs, **bound})
+            try:
+                return registered(*args, **{**kwargs, **bound})
+            except TrainerKitError as error:
+                raised = _as_raised(error)
+                raise raised from raised.__cause__
 
         return call
 
     return decorate
+
+
+def _as_raised(error: TrainerKitError) -> BaseException:
+    """Returns the error without what gin adds to its message, the name of the function that was called."""
+    before = error.__context__
+    return before if isinstance(before, TrainerKitError) else error
 
 
 def _bindings(selector: str) -> dict[str, Any]:

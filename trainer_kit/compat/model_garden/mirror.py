@@ -24,6 +24,11 @@ from trainer_kit.config.sections import fields_of
 from trainer_kit.errors import ConfigError, Mistake
 
 _ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
+_WIDER = {  # what they declare more narrowly than their own files and configs are
+    "input_size": list[int | None],
+    "include_in_weight_decay": list[str] | str | None,
+    "exclude_from_weight_decay": list[str] | str | None,
+}
 _originals: dict[type[Config], tuple[TheirConfig, dict[str, Any]]] = {}
 
 
@@ -56,7 +61,7 @@ def original(mirrored: Config) -> Any:
     kept, before = _originals[type(mirrored)]
     theirs = copy.deepcopy(kept)
     theirs._locked = False
-    changed = _changed(before, mirrored.as_dict())
+    changed = _with_tuples(_changed(before, mirrored.as_dict()), theirs)
     try:
         theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -103,8 +108,11 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any) -> tu
         return (type(section) | None if _is_optional(hint) else type(section)), section
     if value is None and (section_class := _optional_section(hint)) is not None:
         return type(mirror(section_class())) | None, None
+    if isinstance(value, (list, tuple)) and (item_class := _listed_section(hint)) is not None:
+        listed = type(mirror(item_class()))
+        return list[listed], [listed(**item.as_dict()) for item in value]  # type: ignore[valid-type]
     value = _plain(value)
-    annotation = _annotation(hint)
+    annotation = _WIDER.get(name) or _annotation(hint)
     return (annotation if _fits(value, annotation) else Any), value
 
 
@@ -119,6 +127,14 @@ def _optional_section(hint: Any) -> type[TheirConfig] | None:
     if section is None or section is TheirConfig or not issubclass(section, TheirConfig):
         return None
     return section
+
+
+def _listed_section(hint: Any) -> type[TheirConfig] | None:
+    """The class of the sections in a list of theirs; None for a list of anything else."""
+    arms = get_args(hint) if _is_optional(hint) else (hint,)
+    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
+    section = items[0] if len(items) == 1 and isinstance(items[0], type) else None
+    return section if section is not None and issubclass(section, TheirConfig) else None
 
 
 def _annotation(hint: Any) -> Any:
@@ -168,6 +184,18 @@ def _changed(before: Any, after: Any) -> Any:
         elif name not in before or value != old or isinstance(value, bool) != isinstance(old, bool):
             changed[name] = value
     return changed
+
+
+def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
+    """Returns new values with tuples where theirs are: a config of ours has lists, and their code may add tuples."""
+    typed = {}
+    for name, value in changed.items():
+        now = getattr(theirs, name, None)
+        if isinstance(value, dict) and isinstance(now, TheirConfig):
+            typed[name] = _with_tuples(value, now)
+        else:
+            typed[name] = tuple(value) if isinstance(value, list) and isinstance(now, tuple) else value
+    return typed
 
 
 def _mistakes(theirs: TheirConfig, error: ValidationError) -> list[Mistake]:

@@ -7,20 +7,47 @@ from collections.abc import Sequence
 from typing import Any
 
 import tf_keras
+from official.core import base_task
 
+from trainer_kit.compat.model_garden.config import broken_rules
 from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.refusals import told
+from trainer_kit.compat.model_garden.unset import unset_optimization, unset_values
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import ConfigError
+
+
+def check_values(task: Any, params: Any) -> None:
+    """Checks, before anything is built, the optimizer's values, rules of theirs, and the number of a model's classes.
+
+    A task may have its own way to make an optimizer. Of no classes at all Keras makes a layer, which then ends the
+    process in the first step.
+
+    Raises:
+      ConfigError: naming all that has no value.
+    """
+    own_way = task.create_optimizer.__func__ is not base_task.Task.create_optimizer.__func__
+    found = broken_rules(params) + ([] if own_way else unset_optimization(params.trainer.optimizer_config))
+    if type(task).__module__.startswith("official."):
+        found += [one for one in unset_values(task.task_config, "task.model") if found or one.path.endswith("classes")]
+    if found:
+        raise ConfigError(found)
 
 
 def create_optimizer(task: Any, params: Any) -> Any:
-    """Returns the optimizer that `task` makes of `params`, a config of theirs or of ours; in strategy scope."""
+    """Returns the optimizer that `task` makes of `params`, a config of theirs or of ours; in strategy scope.
+
+    Raises:
+      UsageError: when it cannot be made of what the config says.
+    """
     options = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
         options = original(options)
     arguments: dict[str, Any] = {}
     if "dp_config" in inspect.signature(task.create_optimizer).parameters:
         arguments["dp_config"] = getattr(params.task, "differential_privacy_config", None)
-    return task.create_optimizer(options, params.runtime, **arguments)
+    with told("trainer.optimizer_config", task.task_config, options):
+        return task.create_optimizer(options, params.runtime, **arguments)
 
 
 def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -13,6 +13,7 @@ from official.core import task_factory
 
 import trainer_kit.compat.model_garden.trainer  # noqa: F401
 from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.config.base import Config
 from trainer_kit.files import is_remote
 
@@ -21,7 +22,12 @@ def create_task(config: Config, logging_dir: str | None = None) -> Any:
     """Returns their task for a task's section that `config.convert` has made; in strategy scope.
 
     `logging_dir` is there before: some tasks write into it when they are made.
+
+    Raises:
+      UsageError, DataError: when it cannot be made of what the section says.
     """
     if logging_dir and not is_remote(logging_dir):
         os.makedirs(logging_dir, exist_ok=True)
-    return task_factory.get_task(original(config), logging_dir=logging_dir)
+    section = original(config)
+    with told("task", section):
+        return task_factory.get_task(section, logging_dir=logging_dir)

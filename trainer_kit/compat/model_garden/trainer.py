@@ -14,7 +14,8 @@ from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
 from trainer_kit.compat.model_garden.gin_names import configurable
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
-from trainer_kit.compat.model_garden.optimizers import create_optimizer, make_whole
+from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer, make_whole
+from trainer_kit.compat.model_garden.refusals import part_of, told
 from trainer_kit.config.schema import ExperimentConfig
 
 
@@ -40,17 +41,18 @@ class Trainer(engine.Trainer):
     ) -> None:
         self._given_optimizer = optimizer
         build_model(task, model, train)
-        super().__init__(
-            sections(config, task),
-            task,
-            model,
-            optimizer if train else None,
-            train,
-            evaluate,
-            train_dataset,
-            validation_dataset,
-            checkpoint_exporter,
-        )
+        with told("task", task.task_config):
+            super().__init__(
+                sections(config, task),
+                task,
+                model,
+                optimizer if train else None,
+                train,
+                evaluate,
+                train_dataset,
+                validation_dataset,
+                checkpoint_exporter,
+            )
         self._optimizer = optimizer
 
     @classmethod
@@ -68,6 +70,15 @@ class Trainer(engine.Trainer):
     def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
         """Returns what happens after each evaluation; gin can bind it."""
         return get_eval_actions(params, self, model_dir)
+
+    def initialize(self) -> None:
+        """Lets the task load its initial weights, where there is no checkpoint to restore. Eager, in scope."""
+        with told("task.init_checkpoint", self.task.task_config):
+            super().initialize()
+
+    def _task_data(self, params: Any, open_data: Any) -> Any:
+        with told(part_of(self.task.task_config, params), self.task.task_config):
+            return super()._task_data(params, open_data)
 
     def _build_optimizers(self) -> None:
         make_whole(self._optimizer, self._model.trainable_variables)
@@ -100,7 +111,10 @@ def create_trainer(
       checkpoint_exporter: keeps the best checkpoint.
       trainer_cls: Trainer or a subclass of it, or of theirs.
     """
-    model, optimizer = task.build_model(), create_optimizer(task, params)
+    check_values(task, params)
+    with told("task.model", task.task_config):
+        model = task.build_model()
+    optimizer = create_optimizer(task, params)
     return trainer_cls(
         params,
         task,

@@ -1,0 +1,50 @@
+"""Which value of a config an error of theirs is about: one that it names in quotes, or that no table of theirs has."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from trainer_kit.errors import Mistake
+
+# What configs are full of, and errors about other things name too.
+_EVERYWHERE = {"float32", "float16", "bfloat16", "channels_last", "channels_first", "relu"}
+
+
+def one_line(error: BaseException) -> str:
+    """Returns what an error says, without the places that AutoGraph, Keras and TensorFlow add, in one line."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    inside_graph = lines and lines[0] == "in user code:"
+    return (lines[-1] if inside_graph else lines[0]) if lines else type(error).__name__
+
+
+def value_in(error: Exception, task_config: Any) -> Mistake | None:
+    """Returns the value of a task's section, theirs, that the error is about; None when it tells of none."""
+    leaves = dict(_leaves(task_config.as_dict(), "task"))
+    if isinstance(error, KeyError):
+        return _unknown(error, leaves)
+    text = one_line(error)
+    quoted = set(re.findall(r"'([^']+)'", text)) - _EVERYWHERE if isinstance(error, ValueError) else set()
+    paths = [path for path, value in leaves.items() if isinstance(value, str) and value in quoted]
+    return Mistake(" or ".join(paths), text.rstrip(".")) if paths else None
+
+
+def _unknown(error: KeyError, leaves: dict[str, Any]) -> Mistake | None:
+    """A value that code of theirs has looked up in vain."""
+    place, key = traceback.extract_tb(error.__traceback__)[-1], error.args[0] if error.args else None
+    paths = [path for path, value in leaves.items() if type(value) is type(key) and value == key]
+    if "/official/" not in place.filename or not paths:
+        return None
+    where = f"official/{place.filename.rpartition('/official/')[2]}:{place.lineno}"
+    return Mistake(" or ".join(paths), f"Model Garden knows no {key!r}", f"see {where}: {place.line}")
+
+
+def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", value

@@ -1,0 +1,60 @@
+"""Files that the section of a task of theirs names, and that are not there."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from trainer_kit.errors import Mistake
+from trainer_kit.files import is_remote
+
+_PATTERNS = ("input_path",)
+_NAMES = ("_path", "_file", "_dir", "_filename", "init_checkpoint")
+_NO_FILE = ("", "dummy")  # their name for data that are made up
+_ADVICE = "set it to where they are"
+
+
+def missing_files(task_config: Any, told: str) -> list[Mistake]:
+    """Returns a mistake for each value that names a file, or a pattern of files, that is not there.
+
+    Args:
+      task_config: the task's section, theirs.
+      told: text of an error; of remote files, and they can take long to ask for, those that it names are not there.
+    """
+    return [
+        Mistake(f"task.{path}", _problem(value, told), _ADVICE if _is_pattern(path) else "set it to where it is")
+        for path, value in _paths(task_config.as_dict(), "")
+        if value not in _NO_FILE and _is_missing(value, told)
+    ]
+
+
+def _paths(values: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yields the dotted path and the value of each that names files; of several patterns each."""
+    for key, value in values.items():
+        inner = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict):
+            yield from _paths(value, inner)
+        elif str(key).endswith(_NAMES) or _is_pattern(inner):
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                parts = item.split(",") if isinstance(item, str) else ()
+                yield from ((inner, part.strip()) for part in parts)
+
+
+def _is_pattern(path: str) -> bool:
+    return any(name in path.split(".") for name in _PATTERNS)
+
+
+def _is_missing(value: str, told: str) -> bool:
+    if is_remote(value):
+        return value in told
+    found = glob.glob(value) or glob.glob(f"{glob.escape(value)}.index")  # the latter: a checkpoint's
+    return not found and not os.path.lexists(value)
+
+
+def _problem(value: str, told: str) -> str:
+    problem = f"no file matches {value!r}" if any(mark in value for mark in "*?") else f"there is no {value!r}"
+    if not is_remote(value):
+        return problem
+    return f"{problem} that can be read ({told})"

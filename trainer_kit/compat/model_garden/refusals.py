@@ -1,0 +1,120 @@
+"""What a user reads when Model Garden cannot build what a config describes: what is missing, and where it is named.
+
+Their errors tell little of the config ("object of type 'NoneType' has no len()"). Those that the config explains are
+told by its paths, what their code refuses in words is handed on, and any other error stays as it is: a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer_kit.compat.model_garden.error_values import one_line, value_in
+from trainer_kit.compat.model_garden.missing_files import missing_files
+from trainer_kit.compat.model_garden.unset import unset_choices, unset_optimization, unset_values
+from trainer_kit.errors import ConfigError, DataError, Mistake, TrainerKitError, UsageError
+
+_OPTIMIZER = "trainer.optimizer_config"
+_LIBRARIES = {  # by a folder in the path of a frame: what it gets, and which values of a config name that
+    "tensorflow_datasets": ("TensorFlow Datasets", ("tfds_name",)),
+    "tensorflow_hub": ("TensorFlow Hub", ("hub_module_url", "preprocessing_hub_module_url")),
+}
+_PREPARE = {
+    "TensorFlow Datasets": "prepare it where there is a network, by `tfds build`, and set tfds_data_dir to its folder",
+    "TensorFlow Hub": "load it where there is a network, and give the path of its folder",
+}
+
+
+@contextlib.contextmanager
+def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None]:
+    """Has errors of theirs, in what is done inside, told by what the config says.
+
+    Args:
+      part: dotted path of the section that is made use of: "task", "task.model", "task.train_data", ...
+      task_config: the task's section, theirs.
+      optimization: the section of the optimizer, theirs or ours, where that is made.
+
+    Raises:
+      ConfigError: when something that is needed has no value.
+      DataError: when a file or a dataset is not there.
+      UsageError: when a package is missing, or their code refuses a value.
+    """
+    try:
+        yield
+    except TrainerKitError:
+        raise
+    except Exception as error:
+        explained = _explained(error, part, task_config, optimization)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def part_of(task_config: Any, data: Any) -> str:
+    """Returns the dotted path of a section of data in the task's section; that of the task, if it is in none."""
+    for name, section in vars(task_config).items():
+        if section is data and data is not None:
+            return f"task.{name}"
+        inner = section if isinstance(section, Mapping) else {}
+        if found := next((key for key, one in inner.items() if one is data), None):
+            return f"task.{name}.{found}"
+    return "task"
+
+
+def _explained(error: Exception, part: str, task_config: Any, optimization: Any) -> TrainerKitError | None:
+    if isinstance(error, ImportError):
+        return UsageError(f"{part}: a package is missing: {one_line(error)}; install it, and try again")
+    if found := unset_optimization(optimization) if optimization is not None else unset_values(task_config, part):
+        return ConfigError(found)
+    if library := _library_in(error):
+        return _not_got(library, error, part, task_config)
+    absent = missing_files(task_config, one_line(error))
+    if absent and _is_about_files(error, absent):
+        return DataError(str(ConfigError(absent)))
+    if one_line(error).startswith("registration key None ") and (found := unset_choices(task_config)):
+        return ConfigError(found)
+    if named := value_in(error, task_config):
+        return ConfigError([named])
+    if _is_refusal(error):
+        return UsageError(f"{part}: Model Garden cannot use it: {_named(error)}")
+    return None
+
+
+def _library_in(error: BaseException) -> str:
+    """The library that gets things from the network, if the error comes out of one."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((name for name in _LIBRARIES if any(f"/{name}/" in file for file in files)), "")
+
+
+def _not_got(library: str, error: Exception, part: str, task_config: Any) -> TrainerKitError:
+    name, keys = _LIBRARIES[library]
+    outer, section = part, task_config
+    for step in part.split(".")[1:]:
+        section = getattr(section, step, None)
+    given = [(f"{outer}.{key}", getattr(section, key, None)) for key in keys]
+    given += [(f"task.{key}", getattr(task_config, key, None)) for key in keys]
+    path, value = next(((path, value) for path, value in given if value), (part, ""))
+    return DataError(f"{path}: {name} cannot give {value!r}: {_named(error)}; {_PREPARE[name]}")
+
+
+def _is_about_files(error: Exception, absent: list[Mistake]) -> bool:
+    text = str(error)
+    return isinstance(error, FileNotFoundError) or any(mistake.problem.split("'")[1] in text for mistake in absent)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether code of theirs raised it on purpose, or Keras while it was called by nobody's code but theirs."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not (frames[-1].line or "").startswith(("raise ", "assert ")):
+        return False
+    inside = [frame.filename for frame in frames]
+    after_us = inside[max((i for i, file in enumerate(inside) if "/trainer_kit/" in file), default=-1) + 1 :]
+    theirs_alone = all("/site-packages/" in file for file in after_us)
+    return "/official/" in inside[-1] or (theirs_alone and isinstance(error, ValueError))
+
+
+def _named(error: Exception) -> str:
+    text = one_line(error)
+    return f"{type(error).__name__}: {text}" if isinstance(error, AssertionError) else text

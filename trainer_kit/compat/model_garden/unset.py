@@ -1,0 +1,101 @@
+"""What Model Garden's experiments leave to be set, and cannot be built without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from official.modeling.hyperparams.base_config import Config as TheirConfig
+from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
+
+from trainer_kit.config.base import OneOfConfig
+from trainer_kit.errors import Mistake
+
+# By the path in a task's section: what to give. A part of the path that a task does not have has no say.
+_NEEDED = {
+    "class_names": "give the names of the classes, as a list",
+    "sentencepiece_model_path": "give the file of the SentencePiece model",
+    "model.input_size": "give height, width and channels of an image, as [224, 224, 3]",
+    "model.num_classes": "give the number of classes",
+    "train_data.num_classes": "give the number of classes",
+    "train_data.vocab_file": "give the file of the vocabulary",
+    "validation_data.vocab_file": "give the file of the vocabulary",
+}
+_IN_PLACE = {"vocab_file": "preprocessing_hub_module_url"}  # what makes another value needless
+_MAY_BE_NONE = ("staircase",)
+_NO_DATA = "give input_path, the pattern of its files, or tfds_name and tfds_split"
+
+
+def unset_optimization(options: Any) -> list[Mistake]:
+    """Returns what has no value in the section of the optimizer, theirs or ours, and is needed in every step."""
+    chosen_parts = ("optimizer", "learning_rate")
+    found = [one for part in chosen_parts for one in _unset_type(options, part, f"trainer.optimizer_config.{part}")]
+    for part in ("learning_rate", "warmup"):
+        section: Any = getattr(options, part, None)
+        chosen = section.get() if section is not None and section.type else None
+        for name, value in chosen.as_dict().items() if chosen is not None else ():
+            if value is None and name not in _MAY_BE_NONE:
+                path = f"trainer.optimizer_config.{part}.{section.type}.{name}"
+                found.append(Mistake(path, "has no value, and is needed", "give it one"))
+    return found
+
+
+def unset_values(task_config: Any, part: str) -> list[Mistake]:
+    """Returns what has no value in a task's section, theirs, and is needed for a part of the task.
+
+    Args:
+      task_config: the section.
+      part: what is made: "task", all of it; "task.model"; or one of its data, such as "task.train_data".
+    """
+    found = []
+    for path, advice in _NEEDED.items():
+        outer, _, name = path.rpartition(".")
+        section = getattr(task_config, outer, None) if outer else task_config
+        value = getattr(section, name, _SET)
+        replaced = getattr(section, _IN_PLACE.get(name, ""), None)
+        if _belongs(f"task.{path}", part) and not replaced and _is_unset(value):
+            found.append(Mistake(f"task.{path}", f"has no value ({value!r}), and is needed", advice))
+    return [*found, *_no_data(task_config, part)]
+
+
+def unset_choices(section: Any, path: str = "task") -> list[Mistake]:
+    """Returns a mistake for each choice of theirs, in a section and the sections in it, where nothing is chosen."""
+    found: list[Mistake] = []
+    for name, inner in vars(section).items():
+        if isinstance(inner, TheirConfig) and name not in section.RESERVED_ATTR:
+            where = f"{path}.{name}"
+            found += _unset_type(section, name, where) if isinstance(inner, TheirOneOfConfig) else []
+            found += unset_choices(inner, where)
+    return found
+
+
+_SET = object()
+
+
+def _belongs(path: str, part: str) -> bool:
+    """The model needs no vocabulary; a task looks at most into the data to validate with."""
+    if part == "task.model":
+        return not path.endswith("vocab_file")
+    return path.startswith(f"{part}.") and not (part == "task" and path.startswith("task.train_data"))
+
+
+def _is_unset(value: Any) -> bool:
+    negative = isinstance(value, int) and value <= 0
+    return value is None or negative or (isinstance(value, (str, list, tuple)) and not value)
+
+
+def _no_data(task_config: Any, part: str) -> Iterator[Mistake]:
+    data: Any = getattr(task_config, part.removeprefix("task."), None)
+    if hasattr(data, "input_path") and hasattr(data, "tfds_name") and not data.input_path and not data.tfds_name:
+        yield Mistake(part, "names no data", _NO_DATA)
+
+
+def _unset_type(around: Any, name: str, path: str) -> Iterator[Mistake]:
+    section = getattr(around, name, None)
+    if section is None or section.type:
+        return
+    if isinstance(section, OneOfConfig):
+        names = list(section.branches())
+    else:
+        names = [one for one, value in vars(section).items() if isinstance(value, TheirConfig)]
+    yield Mistake(f"{path}.type", "has no value, and is needed", f"choose one of: {', '.join(names)}")
