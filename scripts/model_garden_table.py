@@ -36,7 +36,7 @@ _IMAGES, _TWO_CLASSES = "task: {model: {num_classes: 2, input_size: [64, 64, 3]}
 GIVEN: dict[str, tuple[str, ...]] = {
     "mock": (_OPTIMIZER,),
     **dict.fromkeys(("image_classification", "retinanet", "semantic_segmentation"), (_OPTIMIZER, _IMAGES)),
-    "video_classification": (_OPTIMIZER, "task: {train_data: {num_classes: 2}}"),
+    "video_classification": (_OPTIMIZER, "task: {train_data: {num_classes: 2}, validation_data: {num_classes: 2}}"),
     **dict.fromkeys((name for name in EXPERIMENTS if name.startswith(("bert/", "electra/"))), (_RATE,)),
     **dict.fromkeys(("bert/sentence_prediction", "bert/sentence_prediction_text"), (_RATE, _TWO_CLASSES)),
     "bert/tagging": (_RATE, "task: {class_names: [a, b]}"),

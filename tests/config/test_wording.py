@@ -71,7 +71,9 @@ def test_a_long_value_is_cut() -> None:
         (Literal["higher", "lower"], True, "true is a truth value"),
         (Literal["higher", "lower"], "hihger", "did you mean higher?"),
         (Literal["higher", "lower"], "best", ""),
-        (list[int], 5, ""),
+        (list[int], 5, "write [5] for a list of one"),
+        (list[float] | None, 5, "write [5] for a list of one"),
+        (list[int], "x", ""),
     ],
 )
 def test_a_hint_says_what_was_probably_meant(annotation: object, value: object, said: str) -> None:

@@ -45,7 +45,7 @@ MISTAKES = [
     (
         RESNET,
         "task.model.input_size=224",
-        "224 is not a list (each item a whole number); write [224] for a list of one",
+        "(each item a whole number or null); write [224] for a list",
     ),
     (RESNET, "runtime.distribution_strategy=mirored", "did you mean mirrored?"),
     (RESNET, "task.train_data.restrictions=1", "there is no such key"),

@@ -48,7 +48,8 @@ class _Restricted(ExperimentConfig):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Ours, and theirs."""
         yield from super().rules()
-        yield from _broken(original(self), self._restrictions) if self._restrictions else ()
+        restrictions: tuple[str, ...] = self._restrictions
+        yield from _broken(original(self), restrictions) if restrictions else ()
 
 
 def broken_rules(config: Any) -> list[Mistake]:

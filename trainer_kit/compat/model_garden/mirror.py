@@ -188,7 +188,7 @@ def _changed(before: Any, after: Any) -> Any:
 
 def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
     """Returns new values with tuples where theirs are: a config of ours has lists, and their code may add tuples."""
-    typed = {}
+    typed: dict[str, Any] = {}
     for name, value in changed.items():
         now = getattr(theirs, name, None)
         if isinstance(value, dict) and isinstance(now, TheirConfig):

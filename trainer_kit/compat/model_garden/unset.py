@@ -21,7 +21,6 @@ _NEEDED = {
     "train_data.vocab_file": "give the file of the vocabulary",
     "validation_data.vocab_file": "give the file of the vocabulary",
 }
-_IN_PLACE = {"vocab_file": "preprocessing_hub_module_url"}  # what makes another value needless
 _MAY_BE_NONE = ("staircase",)
 _NO_DATA = "give input_path, the pattern of its files, or tfds_name and tfds_split"
 
@@ -52,8 +51,8 @@ def unset_values(task_config: Any, part: str) -> list[Mistake]:
         outer, _, name = path.rpartition(".")
         section = getattr(task_config, outer, None) if outer else task_config
         value = getattr(section, name, _SET)
-        replaced = getattr(section, _IN_PLACE.get(name, ""), None)
-        if _belongs(f"task.{path}", part) and not replaced and _is_unset(value):
+        needless = name == "vocab_file" and not _needs_vocabulary(section, outer)
+        if _belongs(f"task.{path}", part) and not needless and _is_unset(value):
             found.append(Mistake(f"task.{path}", f"has no value ({value!r}), and is needed", advice))
     return [*found, *_no_data(task_config, part)]
 
@@ -77,6 +76,13 @@ def _belongs(path: str, part: str) -> bool:
     if part == "task.model":
         return not path.endswith("vocab_file")
     return path.startswith(f"{part}.") and not (part == "task" and path.startswith("task.train_data"))
+
+
+def _needs_vocabulary(data: Any, name: str) -> bool:
+    """Data that are text do, unless a module of TensorFlow Hub reads them, and answers that are validated."""
+    if hasattr(data, "preprocessing_hub_module_url"):
+        return not data.preprocessing_hub_module_url
+    return name == "validation_data" and bool(getattr(data, "input_path", ""))
 
 
 def _is_unset(value: Any) -> bool:
