@@ -76,6 +76,16 @@ class Evaluator(orbit.AbstractEvaluator):
         return self._eval_set.metrics
 
     @property
+    def evaluated_task(self) -> Any:
+        """The task whose steps evaluate the validation set that is looked at."""
+        return self.task
+
+    @property
+    def evaluated_model(self) -> Any:
+        """The model, or the part of it, that they evaluate."""
+        return self.model
+
+    @property
     def checkpoint_exporter(self) -> Any:
         """Keeps the best checkpoint; None if there is none to keep."""
         return self._checkpoint_exporter
@@ -137,7 +147,7 @@ class Evaluator(orbit.AbstractEvaluator):
                 feed.end_pass()
 
     def _evaluate_set(self, name: str, num_steps: Any, state: Any) -> Any:
-        self.task.validation_set = name
+        self._turn_to(name)
         if (own := self._own_options(name)) is not None and own.steps is not None:
             num_steps = tf.constant(own.steps, tf.int32)
         iterator = self._eval_feeds[name].iterator(fresh=self.config.trainer.eval_recreate_iterator)
@@ -195,7 +205,7 @@ class Evaluator(orbit.AbstractEvaluator):
             self._stop,
             use_tf_function=options.eval_tf_function,
             in_graph=options.eval_tf_while_loop and has_state,
-            watched=(self, self.task),
+            watched=(self, self.evaluated_task),
         )
         whole = EvalLoop(self._eval_set.reset, step, self._eval_set.results, self._stop)
 
@@ -245,15 +255,16 @@ class Evaluator(orbit.AbstractEvaluator):
 
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
-        logs = converted(self.task.validation_step)(inputs, model=self.model, metrics=self.validation_metrics)
-        if self.task.loss in logs:
-            self._eval_set.update_loss(logs[self.task.loss], inputs)
+        task = self.evaluated_task
+        logs = converted(task.validation_step)(inputs, model=self.evaluated_model, metrics=self.validation_metrics)
+        if task.loss in logs:
+            self._eval_set.update_loss(logs[task.loss], inputs)
         return logs
 
     @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
         """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
-        return converted(self.task.aggregate_logs)(state, step_outputs)
+        return converted(self.evaluated_task.aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.
@@ -311,17 +322,21 @@ class Evaluator(orbit.AbstractEvaluator):
         if best is not None and place is not None:
             place[f"best_{name}"] = best[metric]
 
+    def _turn_to(self, name: str) -> None:
+        """Has steps, metrics and logs be those of this validation set from now on; eager."""
+        self.task.validation_set = name
+
     def _own_options(self, name: str) -> Any:
         return getattr(self.config.trainer, "validation_sets", {}).get(name)
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         """The logs of one validation set: what its loop read back, and what follows from the logs it aggregated."""
-        self.task.validation_set = name
+        self._turn_to(name)
         results = self._set_results.get(name)
         logs = to_numpy(self._eval_set.results()) if results is None else dict(results)
         if state is not None:
-            logs.update(self.task.reduce_aggregated_logs(state, global_step=self.global_step))
+            logs.update(self.evaluated_task.reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
 
     def _aggregates(self) -> bool:
-        return self.task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce
+        return self.evaluated_task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce

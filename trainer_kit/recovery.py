@@ -19,6 +19,7 @@ from trainer_kit.config.schema import TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import scale_learning_rate
+from trainer_kit.soundness import reported_loss
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Recovery:
         while step < end and chiefs_number(self._trainer.strategy, time.monotonic() < until):
             logs = self._trainer.train(tf.constant(1, tf.int32))
             step += 1
-            loss = float(logs.get("training_loss", 0.0))
+            loss = reported_loss(logs)
             above = step >= options.recovery_begin_steps and loss > options.loss_upper_bound
             if above or not math.isfinite(loss) or not self._trainer.state.is_sound():
                 return step

@@ -246,7 +246,8 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     task, steps = config.task.as_dict(), config.trainer.validation_steps
     task.pop("train_data", None)
     if validation_set:
-        task["validation_data"] = {validation_set: task["validation_data"][validation_set]}
+        if isinstance(sets := task.get("validation_data"), Mapping):
+            task["validation_data"] = {validation_set: sets[validation_set]}
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
     average = config.trainer.optimizer_config.as_dict().get("ema")

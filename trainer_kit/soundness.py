@@ -7,6 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit.errors import DivergedError
+from trainer_kit.scalars import flat_scalars
+
+LOSS = "training_loss"
+
+
+def reported_loss(logs: Mapping[str, Any]) -> float:
+    """Returns the training loss in the logs of a loop, 0 without one; of several tasks' the one to worry about most."""
+    if LOSS in logs:
+        return float(logs[LOSS])
+    losses = [loss for name, loss in flat_scalars(logs).items() if name.endswith(f"/{LOSS}")]
+    return next((loss for loss in losses if not math.isfinite(loss)), max(losses, default=0.0))
 
 
 class Soundness:
@@ -28,7 +39,7 @@ class Soundness:
         """
         if self._bound is None:
             return
-        loss, (bound, first_step) = float(logs.get("training_loss", 0.0)), self._bound
+        loss, (bound, first_step) = reported_loss(logs), self._bound
         if not math.isfinite(loss) or (step >= first_step and loss > bound):
             raise DivergedError(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {bound:g})")
         if getattr(self._trainer, "sound", True) is False:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -91,7 +91,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
         self._checkpoint_exporter, self._trains, self._evaluates = checkpoint_exporter, train, evaluate
-        self._global_step = orbit.utils.create_global_step()
+        self._global_step = self._new_global_step()
         check_model(model, config.runtime, self._strategy)
         self._build_optimizers()
         self._average = self._moving_average()
@@ -326,6 +326,9 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
 
     # ---- how it is done
 
+    def _new_global_step(self) -> Any:
+        return orbit.utils.create_global_step()
+
     def _keep_run_state(self) -> None:
         """Puts into every checkpoint what is no variable."""
         rates, parts = ConfiguredRates(self._optimizer), self.state.run_state
@@ -345,9 +348,13 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         return MovingAverage(averaged_variables(self._model, config), config) if config is not None else None
 
     def _open_data(self, given: Any) -> TrainData:
+        return self._data_of(self.task, lambda: self.config.task.train_data, self._global_step, given)
+
+    def _data_of(self, task: Any, params: Callable[[], Any], steps: tf.Variable, given: Any) -> TrainData:
+        """Returns the data that `task` is trained on, of which each of so many `steps` has taken a batch."""
         return TrainData(
-            lambda open_at: self._task_data(self.config.task.train_data, open_at),
-            lambda: int(self._global_step.numpy()),
+            lambda open_at: self._task_data(params(), open_at, task.build_inputs),
+            lambda: int(steps.numpy()),
             given,
             one_iterator=has_plain_iterator(self._strategy),
             deterministic_ops=getattr(self.config.runtime, "deterministic_ops", False),
@@ -361,19 +368,21 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         given = given if isinstance(given, Mapping) else {"": given}
         return {name: self._validation_feed(name, data, given.get(name)) for name, data in sets.items()}
 
-    def _validation_feed(self, name: str, data: Any, given: Any) -> Feed:
+    def _validation_feed(self, name: str, data: Any, given: Any, build_inputs: Any = None) -> Feed:
         section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
 
         def make() -> Any:
             path = f"task.{section}.global_batch_size"
             with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
-                return self._task_data(data, lambda *opened: whole_steps(open_whole(*opened), opened[2]))
+                open_data = lambda *opened: whole_steps(open_whole(*opened), opened[2])  # noqa: E731
+                return self._task_data(data, open_data, build_inputs)
 
         return Feed(section, make, given)
 
-    def _task_data(self, params: Any, open_data: Any) -> Any:
+    def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-            return with_threads(open_data(self.task.build_inputs, params, input_context), self.config.runtime)
+            opened = open_data(build_inputs or self.task.build_inputs, params, input_context)
+            return with_threads(opened, self.config.runtime)
 
         return self.distribute_dataset(dataset_fn)
 

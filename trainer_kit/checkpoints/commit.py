@@ -76,9 +76,9 @@ def _difference(prefix: str, name: str, wanted: dict[str, Any]) -> str:
 def _unreadable(prefix: str) -> str:
     import tensorflow as tf  # what has a record is checked without
 
-    iterator = prefix + ITERATOR
+    iterators = {path.rpartition(".")[0] for path in own_files(prefix) if path.startswith(prefix + ITERATOR)}
     try:
-        for part in [prefix, *([iterator] if any(path.startswith(iterator) for path in own_files(prefix)) else [])]:
+        for part in [prefix, *sorted(iterators)]:
             reader = tf.train.load_checkpoint(part)
             for name, kind in reader.get_variable_to_dtype_map().items():
                 # The state of an iterator is of a kind that Python has no value for, which is said once it was read.

@@ -33,6 +33,7 @@ from trainer_kit.errors import StorageError, UsageError
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
 _POINTER = "checkpoint"
 _NOTE = "going_back.json"
+_UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")
 _LOG = logging.getLogger(__name__)
 
 
@@ -44,7 +45,7 @@ def remove_debris(directory: str) -> None:
     if not os.path.isdir(directory):
         return
     names = sorted(os.listdir(directory))
-    unfinished = {name.removesuffix("_temp") for name in names if re.fullmatch(r"ckpt-\d+(\.iterator)?_temp", name)}
+    unfinished = {name.removesuffix("_temp") for name in names if _UNFINISHED.fullmatch(name)}
     halves = _halves(names, unfinished, set(_pointed(directory)))
     halves |= {name for name in unfinished if _is_cut_short(os.path.join(directory, name))}
     for name in names:
@@ -57,7 +58,7 @@ def remove_debris(directory: str) -> None:
 
 def remove_unfinished(prefix: str) -> None:
     """Removes what a failed save of the checkpoint `prefix` has left, unless its record says that it is whole."""
-    for folder in (f"{prefix}_temp", f"{prefix}{ITERATOR}_temp"):
+    for folder in (f"{prefix}_temp", *glob.glob(f"{glob.escape(prefix + ITERATOR)}*_temp")):
         shutil.rmtree(folder, ignore_errors=True)
     pointers = glob.glob(os.path.join(glob.escape(os.path.dirname(prefix)), f"{_POINTER}.tmp*"))
     parts = [] if os.path.exists(prefix + RECORD) else own_files(prefix)

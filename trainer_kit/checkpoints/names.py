@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from trainer_kit.errors import UsageError
 
 RECORD = ".commit.json"
-ITERATOR = ".iterator"  # in the names of the files that hold the state of a tf.data iterator
-_FILE = re.compile(r"(ckpt-\d+)\.(?:iterator\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
+ITERATOR = ".iterator"  # in the names of files that hold the state of a tf.data iterator; -<n> where there are several
+_FILE = re.compile(r"(ckpt-\d+)\.(?:iterator(?:-\d+)?\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
 
 
 def owner(file_name: str) -> str | None:

@@ -15,6 +15,7 @@ from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.config.sources import gin_second_pass
 from trainer_kit.errors import DivergedError, ExitCode
 from trainer_kit.garbage import lasting
+from trainer_kit.soundness import reported_loss
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +67,8 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
         trainer.check_data()
     with _told("train: one step on one batch"):
         logs = trainer.train(tf.constant(1))
-        print(f"      training_loss {float(logs['training_loss']):.4g}; {build.model_cost(trainer)}")
-        if not math.isfinite(logs["training_loss"]):
+        print(f"      training_loss {reported_loss(logs):.4g}; {build.model_cost(trainer)}")
+        if not math.isfinite(reported_loss(logs)):
             raise DivergedError("the loss of the first step is not finite; look at the data and at build_losses")
     with _told("evaluate: one batch"):  # the exporter refuses logs without its metric
         trainer.evaluate(tf.constant(1))

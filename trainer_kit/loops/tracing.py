@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.loops.elements import Iterators
+
 _LOG = logging.getLogger(__name__)
-_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
+_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator, Iterators)
 
 
 def graph_function(function: Callable[..., Any]) -> Any:
@@ -48,22 +50,22 @@ class LoopFunction:
     ) -> None:
         self.function, self._name = graph_function(function), name
         self._function, self._specs, self._check = function, specs, check
-        self._traced: dict[Any, Any] = {}  # by the type of the iterator
+        self._traced: dict[Any, Any] = {}  # by the kind of the iterator
         self._newest: Any = None  # spec of its elements
 
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
         if tf.config.functions_run_eagerly() or not isinstance(iterator, _ITERATORS):
             return self.function(iterator, *arguments)
-        spec = tf.type_spec_from_value(iterator)
-        traced = self._traced.get(spec) or self._trace(spec, iterator, arguments)
+        traced = self._traced.get(_kind(iterator)) or self._trace(iterator, arguments)
         return traced(tf.nest.flatten(iterator, expand_composites=True), *arguments)
 
     def graph(self, iterator: Any, *arguments: Any) -> tf.Graph:
         """Returns the graph for an iterator and arguments like these."""
-        spec = tf.type_spec_from_value(iterator)
-        return (self._traced.get(spec) or self._trace(spec, iterator, arguments)).graph
+        return (self._traced.get(_kind(iterator)) or self._trace(iterator, arguments)).graph
 
-    def _trace(self, spec: Any, iterator: Any, arguments: Sequence[Any]) -> Any:
+    def _trace(self, iterator: Any, arguments: Sequence[Any]) -> Any:
+        spec = tf.nest.map_structure(tf.type_spec_from_value, iterator)
+
         def function(tensors: Any, *arguments: Any) -> Any:
             return self._function(tf.nest.pack_sequence_as(spec, tensors, expand_composites=True), *arguments)
 
@@ -78,8 +80,15 @@ class LoopFunction:
         like = self._specs(elements) if self._specs else arguments
         traced = graph_function(function).get_concrete_function(tensors, *like)
         self._check(traced.graph)
-        self._traced[spec], self._newest = traced, elements
+        self._traced[_kind(iterator)], self._newest = traced, elements
         return traced
+
+
+def _kind(iterator: Any) -> Any:
+    """The type of an iterator, or of several, to look for the graph by."""
+    if isinstance(iterator, Iterators):
+        return tuple((name, tf.type_spec_from_value(one)) for name, one in sorted(iterator.items()))
+    return tf.type_spec_from_value(iterator)
 
 
 def _described(spec: Any) -> str:

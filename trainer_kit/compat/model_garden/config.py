@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
+from official.modeling.multitask.configs import MultiTaskConfig
 
 from trainer_kit.compat.model_garden.mirror import mirror, original
 from trainer_kit.config.base import configclass
@@ -17,8 +18,10 @@ from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import Mistake
 from trainer_kit.experiment import register_task
 
-_TASK = "trainer_kit.compat.model_garden.tasks:create_task"
-_TRAINER = "trainer_kit.compat.model_garden.trainer:Trainer"
+_DOOR = "trainer_kit.compat.model_garden"
+_TASK, _TRAINER = f"{_DOOR}.tasks:create_task", f"{_DOOR}.trainer:Trainer"
+_TASKS, _TRAINERS = f"{_DOOR}.multitask.creation:create_task", f"{_DOOR}.multitask.creation:MultiTaskTrainers"
+_SEPARATE = f"{_DOOR}.multitask.separate_evaluation:SeparateTrainers"
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ def convert(theirs: Any) -> ExperimentConfig:
     if isinstance(theirs, ExperimentConfig):
         return theirs
     task, trainer = mirror(theirs.task), theirs.trainer
-    register_task(type(task), _TASK, trainer=_TRAINER)
+    several = isinstance(theirs.task, MultiTaskConfig)
+    evaluated = _SEPARATE if hasattr(theirs, "eval_tasks") else None
+    register_task(type(task), _TASKS if several else _TASK, trainer=evaluated or (_TRAINERS if several else _TRAINER))
     own_default = theirs.runtime.distribution_strategy == type(theirs.runtime)().distribution_strategy
     runtime = {"distribution_strategy": "auto"} if own_default else {}
     best = trainer.best_checkpoint_export_subdir or TrainerConfig().best_checkpoint_export_subdir

@@ -18,7 +18,7 @@ from trainer_kit.compat.model_garden.text_files import write_text
 from trainer_kit.errors import UsageError, suggestion
 
 _LOG = logging.getLogger(__name__)
-_UNFINISHED = re.compile(r"ckpt-\d+(\.iterator)?_temp")
+_UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")
 _KEY = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 
 

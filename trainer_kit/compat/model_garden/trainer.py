@@ -14,12 +14,13 @@ from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
 from trainer_kit.compat.model_garden.gin_names import configurable
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
+from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.compat.model_garden.refusals import part_of, told
 from trainer_kit.config.schema import ExperimentConfig
 
 
-class Trainer(engine.Trainer):
+class Trainer(TaskEvaluation, engine.Trainer):
     """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.trainer.Trainer.
 
     `config` is of theirs or of ours; the property `config` has their task section, and the others as ours.
@@ -76,9 +77,9 @@ class Trainer(engine.Trainer):
         with told("task.init_checkpoint", self.task.task_config):
             super().initialize()
 
-    def _task_data(self, params: Any, open_data: Any) -> Any:
+    def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
         with told(part_of(self.task.task_config, params), self.task.task_config):
-            return super()._task_data(params, open_data)
+            return super()._task_data(params, open_data, build_inputs)
 
     def _build_optimizers(self) -> None:
         make_whole(self._optimizer, self._model.trainable_variables)
@@ -89,7 +90,7 @@ class Trainer(engine.Trainer):
 
     def _aggregates(self) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
-        return own_reduce or type(self.task).aggregate_logs is not base_task.Task.aggregate_logs
+        return own_reduce or type(self.evaluated_task).aggregate_logs is not base_task.Task.aggregate_logs
 
 
 @configurable("official.core.train_utils.create_trainer")

@@ -1,0 +1,129 @@
+"""MultiTaskBaseTrainer: every step trains all tasks, with the signature of official.modeling.multitask's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.compat.model_garden.config import Sections, convert
+from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, build_parts
+from trainer_kit.compat.model_garden.multitask.task_data import TaskData
+from trainer_kit.compat.model_garden.multitask.task_metrics import TaskMetrics
+from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.user_code import converted
+
+
+class MultiTaskBaseTrainer(Trainer):
+    """Trains several tasks of theirs in each step, by `joint_train_step`. Made in strategy scope.
+
+    It evaluates as well, once `evaluate_tasks` has told it what.
+
+    Args:
+      multi_task: of theirs.
+      multi_task_model: a MultiTaskBaseModel, or one model for all tasks.
+      optimizer: of tf_keras.
+      trainer_options: of orbit.StandardTrainer; None: as `config` has it.
+      train_datasets: in place of the tasks' own, by task; with replicas, distributed ones.
+      config: the experiment's, of theirs or of ours; None: all defaults.
+    """
+
+    has_total_loss = True
+
+    def __init__(
+        self,
+        multi_task: Any,
+        multi_task_model: Any,
+        optimizer: Any,
+        trainer_options: Any = None,
+        train_datasets: Mapping[str, Any] | None = None,
+        *,
+        config: Any = None,
+    ) -> None:
+        task = self._engine_task(multi_task)
+        build_parts(task.tasks, multi_task_model, train=True)
+        sections = sections_of(config, task.tasks, trainer_options)
+        super().__init__(sections, task, multi_task_model, optimizer, evaluate=False, train_dataset=train_datasets)
+        self._train_set: Any = TaskMetrics(task.tasks, total=self.has_total_loss)
+
+    @property
+    def multi_task(self) -> Any:
+        """Their MultiTask."""
+        return self.task.multi_task
+
+    @property
+    def multi_task_model(self) -> Any:
+        """The model of all tasks."""
+        return self.model
+
+    @property
+    def training_losses(self) -> dict[str, Any]:
+        """The metrics of the training losses by task; `total_loss` is that of all."""
+        return dict(self._train_set.losses)
+
+    @property
+    def training_metrics(self) -> dict[str, list[Any]]:
+        """The training metrics by task, without the losses."""
+        return dict(self._train_set.metrics)
+
+    def problem_of_fusing(self) -> str:
+        """Returns why training steps cannot be one program of XLA."""
+        return "several tasks take their batches from a dataset each, and those are not stacked"
+
+    def _engine_task(self, multi_task: Any) -> EngineTask:
+        return EngineTask(multi_task)
+
+    def _open_data(self, given: Any) -> Any:
+        parts = {}
+        for name, task in self.task.tasks.items():
+            params = functools.partial(getattr, task.task_config, "train_data")
+            parts[name] = self._data_of(task, params, self._steps(name), (given or {}).get(name))
+        return TaskData(parts, self._steps_of)
+
+    def _steps(self, name: str) -> Any:
+        """The variable that counts the steps of a task."""
+        del name
+        return self._global_step
+
+    def _steps_of(self, step: int) -> dict[str, int]:
+        """The tasks that a step of the run trains, and which of their own steps that is; both counted from 1."""
+        return dict.fromkeys(self.task.tasks, step)
+
+    @tf.autograph.experimental.do_not_convert
+    def _replica_train_step(self, inputs: Any) -> None:
+        def step(inputs: Any) -> Any:
+            return converted(self.multi_task.joint_train_step)(
+                inputs,
+                multi_task_model=self.multi_task_model,
+                optimizer=self.optimizer,
+                task_metrics=self.training_metrics,
+            )
+
+        self._train_set.update_losses(self._compiled(step)(inputs))
+
+    def _compiled(self, step: Any) -> Any:
+        """Returns `step` as one program of XLA where the config asks for it."""
+        return tf.function(step, jit_compile=True, autograph=False) if self.config.runtime.enable_xla else step
+
+
+def sections_of(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:
+    """Returns the config of a trainer of `tasks`; what there is none of has the defaults.
+
+    Args:
+      config: of theirs, of ours, or None.
+      tasks: of theirs, by name.
+      trainer_options: of orbit.StandardTrainer, or None.
+    """
+    config = convert(config) if config is not None else None
+    trainer = config.trainer if config is not None else TrainerConfig()
+    if trainer_options is not None:
+        loop = trainer_options.use_tf_while_loop and trainer_options.use_tf_function
+        trainer = trainer.replace(train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=loop)
+    data = {name: getattr(task.task_config, "train_data", None) for name, task in tasks.items()}
+    runtime = config.runtime if config is not None else RuntimeConfig()
+    return Sections(SimpleNamespace(train_data=data), trainer, runtime)

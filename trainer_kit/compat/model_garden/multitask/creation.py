@@ -1,0 +1,69 @@
+"""Trainers for experiments of several tasks, made from configs of ours: what our runner and the command line call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from official.core import task_factory
+from official.modeling.multitask import task_sampler
+from official.modeling.multitask.multitask import MultiTask
+
+from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBaseTrainer
+from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
+from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluator
+from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
+from trainer_kit.compat.model_garden.optimizers import create_optimizer
+from trainer_kit.config.base import Config
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.errors import UsageError, suggestion
+
+TRAINERS: dict[str, Any] = {"interleaving": MultiTaskInterleavingTrainer, "joint": MultiTaskBaseTrainer}
+
+
+class MultiTaskTrainers:
+    """Makes trainers for experiments that train several tasks."""
+
+    @classmethod
+    def create(
+        cls, config: ExperimentConfig, task: EngineTask, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
+        """Returns a trainer of the kind that trainer.trainer_type names, or an evaluator; in strategy scope."""
+        model, exporter = task.build_model(), task.checkpoint_exporter or checkpoint_exporter
+        tasks, steps = task.tasks.values(), task.multi_task.task_eval_steps
+        if not train:
+            optimizer = create_optimizer(task.multi_task, config)
+            return MultiTaskEvaluator(
+                tasks, model, None, steps, exporter, config=config, optimizer=optimizer
+            )  # fmt: skip
+        trainer = create_trainer(config, task.multi_task, model)
+        if evaluate:
+            trainer.evaluate_tasks(tasks, steps, exporter)
+        return trainer
+
+
+def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any:
+    """Returns a trainer of the kind that trainer.trainer_type names, with its optimizer; in strategy scope.
+
+    Raises:
+      UsageError: when there is no such kind.
+    """
+    options: Any = config.trainer
+    kind = options.trainer_type
+    if kind not in TRAINERS:
+        raise UsageError(f"trainer.trainer_type: there is no {kind!r}; {suggestion(kind, list(TRAINERS))}")
+    arguments: dict[str, Any] = {"config": config}
+    if kind == "interleaving":
+        sampling = original(options.task_sampler)
+        arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, multi_task.task_weights)
+    return TRAINERS[kind](multi_task, model, create_optimizer(multi_task, config), **arguments)
+
+
+def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
+    """Returns their MultiTask, as our engine has it, for a task's section that `config.convert` has made; in scope.
+
+    It is of the class that is registered with their task_factory for the class of its config, if one is.
+    """
+    theirs = original(config)
+    registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
+    return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))

@@ -1,0 +1,108 @@
+"""How a trainer of ours evaluates several tasks of theirs: each is a validation set with its own steps and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_kit.compat.model_garden.multitask.engine_task import part_for
+from trainer_kit.config.evaluation import ValidationSetConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.evaluator import Evaluator
+from trainer_kit.inputs.feed import Feed
+from trainer_kit.metrics import MetricSet
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One task that is evaluated.
+
+    Attributes:
+      task: of theirs.
+      model: or the part of it that is the task's.
+      metrics: of the task, with the loss.
+      steps: batches in an evaluation; None: as many as are asked for.
+    """
+
+    task: Any
+    model: Any
+    metrics: MetricSet
+    steps: int | None
+
+
+class TaskEvaluation(Evaluator):
+    """The methods of a trainer that concern the evaluation of several tasks; without any, nothing is different."""
+
+    _tasks_evaluated: dict[str, Evaluated] | None = None
+    _evaluates: bool
+    _validation_feed: Any
+
+    def evaluate_tasks(
+        self, tasks: Iterable[Any], steps: Mapping[str, int | None] | None = None, checkpoint_exporter: Any = None
+    ) -> None:
+        """Has evaluations be those of `tasks` from now on, whatever this was made to evaluate; eager.
+
+        Args:
+          tasks: of theirs; each evaluates the model's part of its name, on its own validation_data.
+          steps: batches in an evaluation by the name of the task; all others go by what `evaluate` is asked for.
+          checkpoint_exporter: keeps the best checkpoint by metrics such as `task|metric`.
+
+        Raises:
+          UsageError: when two tasks have one name, or the model has no part for one.
+        """
+        found: dict[str, Evaluated] = {}
+        with self._strategy.scope():
+            for task in tasks:
+                if task.name in found:
+                    raise UsageError(f"two tasks to evaluate are called {task.name!r}; give each a name of its own")
+                metrics = MetricSet("validation_loss", task.build_metrics(training=False), exact=True)
+                own = (steps or {}).get(task.name) or None
+                found[task.name] = Evaluated(task, part_for(self.model, task.name), metrics, own)
+            self.init_evaluation([], {name: self._feed_of(name, one.task) for name, one in found.items()})
+        self._tasks_evaluated, self._evaluates = found, True
+        self._checkpoint_exporter = checkpoint_exporter
+
+    @property
+    def evaluated_task(self) -> Any:
+        """The task of theirs that is evaluated, of several."""
+        return super().evaluated_task if self._current is None else self._current.task
+
+    @property
+    def evaluated_model(self) -> Any:
+        """The model, or the part of it that is the task's."""
+        return super().evaluated_model if self._current is None else self._current.model
+
+    def validation_metric_names(self) -> list[str] | None:
+        """Returns the names that `eval_end` will report, as `task|metric`; None if only a run can tell."""
+        if self._tasks_evaluated is None:
+            return super().validation_metric_names()
+        if type(self).eval_end is not Evaluator.eval_end:
+            return None
+        names: list[str] = []
+        for name, one in self._tasks_evaluated.items():
+            self._turn_to(name)
+            if self._aggregates():
+                return None
+            names += [f"{name}|{metric}" for metric in one.metrics.names()]
+        return names
+
+    @property
+    def _current(self) -> Evaluated | None:
+        return (self._tasks_evaluated or {}).get(self.task.validation_set)
+
+    def _turn_to(self, name: str) -> None:
+        super()._turn_to(name)
+        if self._tasks_evaluated is not None:
+            self._eval_set = self._tasks_evaluated[name].metrics
+
+    def _own_options(self, name: str) -> Any:
+        own = super()._own_options(name)
+        steps = self._tasks_evaluated[name].steps if self._tasks_evaluated is not None else None
+        if steps is None or (own is not None and own.steps is not None):
+            return own
+        return (own or ValidationSetConfig()).replace(steps=steps)
+
+    def _feed_of(self, name: str, task: Any) -> Feed:
+        feed: Feed = self._validation_feed(name, task.task_config.validation_data, None, task.build_inputs)
+        return feed

@@ -1,0 +1,72 @@
+"""Experiments that train one task and evaluate others on its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from official.core import task_factory
+from official.modeling.multitask.multitask import MultiTask
+
+from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.multitask.creation import MultiTaskTrainers
+from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
+from trainer_kit.compat.model_garden.trainer import create_trainer
+from trainer_kit.config.schema import ExperimentConfig
+
+
+class SeparateEvaluation:
+    """A task that is trained, and those that are evaluated; what our engine gets as the task of a run.
+
+    Args:
+      train_task: of theirs.
+      eval_tasks: of theirs.
+      checkpoint_exporter: keeps the best checkpoint, in place of the engine's own.
+    """
+
+    def __init__(self, train_task: Any, eval_tasks: list[Any], checkpoint_exporter: Any = None) -> None:
+        self.train_task, self.eval_tasks = train_task, eval_tasks
+        self.checkpoint_exporter = checkpoint_exporter
+
+    def begin(self, trainer: Any, config: ExperimentConfig, checkpoint_exporter: Any) -> None:
+        """Has `trainer` evaluate the tasks, each over as many batches as the config's eval_tasks say; eager."""
+        steps: dict[str, int | None] = {}
+        for routine in original(config).eval_tasks:
+            steps.update(dict.fromkeys((routine.task_config.name, routine.task_name), routine.eval_steps))
+        trainer.evaluate_tasks(self.eval_tasks, steps, checkpoint_exporter)
+
+
+class SeparateTrainers:
+    """Makes trainers for such experiments, when our runner or the command line asks for one."""
+
+    @classmethod
+    def create(
+        cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
+        """Returns a trainer of the task that is trained, which evaluates the others; in strategy scope.
+
+        Args:
+          config: of the experiment.
+          task: a SeparateEvaluation, or the task that is trained: the others are then made from the config.
+          train: whether it will train.
+          evaluate: whether it will evaluate.
+          checkpoint_exporter: keeps the best checkpoint.
+        """
+        if not isinstance(task, SeparateEvaluation):
+            task = SeparateEvaluation(task, _eval_tasks(config, task))
+        if isinstance(task.train_task, MultiTask):
+            engine_task = EngineTask(task.train_task)
+            trainer = MultiTaskTrainers.create(config, engine_task, train, False)
+        else:
+            trainer = create_trainer(config, task.train_task, train, False)
+        if evaluate:
+            task.begin(trainer, config, task.checkpoint_exporter or checkpoint_exporter)
+        return trainer
+
+
+def _eval_tasks(config: ExperimentConfig, train_task: Any) -> list[Any]:
+    routines = original(config).eval_tasks
+    names = [routine.task_name or routine.task_config.name for routine in routines]
+    return [
+        task_factory.get_task(routine.task_config, logging_dir=train_task.logging_dir, name=name)
+        for routine, name in zip(routines, names, strict=True)
+    ]

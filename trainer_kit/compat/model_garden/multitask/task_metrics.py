@@ -1,0 +1,70 @@
+"""The training metrics of several tasks: a set for each, where a trainer has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.metrics import MetricSet
+from trainer_kit.soundness import LOSS
+
+TOTAL = "total_loss"
+
+
+class TaskMetrics:
+    """Metric sets by task, with the methods of one. Made in strategy scope.
+
+    Args:
+      tasks: of theirs, by name.
+      total: whether there is a loss of all tasks together.
+    """
+
+    def __init__(self, tasks: Mapping[str, Any], *, total: bool) -> None:
+        self._sets = {TOTAL: MetricSet(LOSS, [])} if total else {}
+        self._sets |= {name: MetricSet(LOSS, task.build_metrics(training=True)) for name, task in tasks.items()}
+
+    @property
+    def losses(self) -> dict[str, Any]:
+        """The metrics of the losses by task, and of the total loss if there is one."""
+        return {name: one.loss for name, one in self._sets.items()}
+
+    @property
+    def loss(self) -> Any:
+        """The metric of the total loss; None if there is none."""
+        return self.losses.get(TOTAL)
+
+    @property
+    def metrics(self) -> dict[str, list[Any]]:
+        """The metrics by task, without the losses."""
+        return {name: one.metrics for name, one in self._sets.items() if name != TOTAL}
+
+    @tf.autograph.experimental.do_not_convert
+    def update_losses(self, losses: Mapping[str, tf.Tensor]) -> None:
+        """Adds the losses of one batch, by task; in graph, on a replica.
+
+        Raises:
+          UsageError: for the loss of a task that is not one of these.
+        """
+        for name, loss in losses.items():
+            if name not in self._sets:
+                known = ", ".join(self._sets)
+                raise UsageError(f"the training step returned a loss of {name!r}, which is none of {known}")
+            self._sets[name].update_loss(loss)
+
+    @tf.autograph.experimental.do_not_convert
+    def reset(self) -> None:
+        """Starts all anew; eager or in graph, in cross-replica context."""
+        for one in self._sets.values():
+            one.reset()
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns the results of each task by its name; in cross-replica context."""
+        return {name: one.results() for name, one in self._sets.items()}
+
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, always in the same order."""
+        return [variable for one in self._sets.values() for variable in one.variables()]

@@ -1,0 +1,165 @@
+"""run_experiment for several tasks, with the signatures of official.modeling.multitask.train_lib, on our engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from official.core import train_utils
+
+from trainer_kit import build, runner
+from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_trainer
+from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
+from trainer_kit.compat.model_garden.multitask.factories import actions_of
+from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.modes import lookup_mode
+from trainer_kit.run_directory import RunDirectory
+
+__all__ = ["TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"]
+
+
+def run_experiment(
+    *,
+    distribution_strategy: tf.distribute.Strategy,
+    task: Any,
+    model: Any,
+    mode: str,
+    params: Any,
+    model_dir: str,
+    run_post_eval: bool = False,
+    trainer: Any = None,
+    eval_summary_manager: Any = None,
+    best_ckpt_exporter_creator: Any | None = train_utils.maybe_create_best_ckpt_exporter,
+    **options: Any,
+) -> Any:
+    """Trains, or evaluates, several tasks in one mode; all modes are those of trainer_kit.run_experiment.
+
+    Args:
+      distribution_strategy: in whose scope task and model were made.
+      task: their MultiTask.
+      model: their MultiTaskBaseModel, or one model for all tasks.
+      mode: such as train_and_eval.
+      params: a MultiTaskExperimentConfig, or ours of it.
+      model_dir: where the run keeps its files.
+      run_post_eval: evaluate once more at the end.
+      trainer: of `get_trainer`, or made in the scope of the strategy.
+      eval_summary_manager: in place of the one for the validation summaries.
+      best_ckpt_exporter_creator: called with params and model_dir; theirs stands for our own best checkpoint.
+      **options: further keyword arguments of trainer_kit.run_experiment.
+
+    Returns:
+      The model; with run_post_eval (model, the logs of the last evaluation by task).
+
+    Raises:
+      UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
+    """
+    config = convert(params)
+    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir)
+    engine_task = EngineTask(task, model, exporter)
+    if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
+        exporter = exporter or _default_exporter(config, model_dir)
+        trainer.evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
+    model, logs = runner.run_experiment(
+        distribution_strategy,
+        engine_task,
+        mode,
+        config,
+        model_dir,
+        run_post_eval,
+        trainer=trainer,
+        eval_summary_manager=eval_summary_manager,
+        **{"enable_async_checkpointing": False, **options},
+    )
+    return (model, logs) if run_post_eval else model
+
+
+def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any) -> Any:
+    """Returns the trainer of several tasks that trainer.trainer_type names, with its optimizer.
+
+    Args:
+      distribution_strategy: in whose scope task and model were made.
+      params: a MultiTaskExperimentConfig, or ours of it.
+      task: their MultiTask.
+      model: their MultiTaskBaseModel, or one model for all tasks.
+
+    Raises:
+      UsageError: when there is no such kind of trainer.
+    """
+    with distribution_strategy.scope():
+        return create_trainer(convert(params), task, model)
+
+
+def run_experiment_with_multitask_eval(
+    *,
+    distribution_strategy: tf.distribute.Strategy,
+    train_task: Any,
+    eval_tasks: list[Any],
+    mode: str,
+    params: Any,
+    model_dir: str,
+    run_post_eval: bool = False,
+    save_summary: bool = True,
+    trainer: Any | None = None,
+    eval_summary_manager: Any = None,
+    best_ckpt_exporter_creator: Any | None = train_utils.maybe_create_best_ckpt_exporter,
+    train_actions_factory: Any | None = None,
+    eval_actions_factory: Any | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Trains one task, and evaluates others on its model, in one mode; see trainer_kit.run_experiment.
+
+    Args:
+      distribution_strategy: in whose scope the tasks were made.
+      train_task: of theirs; it builds the model.
+      eval_tasks: of theirs, each with a name of its own.
+      mode: such as train_and_eval.
+      params: a MultiEvalExperimentConfig, or ours of it.
+      model_dir: where the run keeps its files.
+      run_post_eval: evaluate once more at the end.
+      save_summary: whether TensorBoard summaries are written.
+      trainer: a Trainer of ours, made in the scope of the strategy.
+      eval_summary_manager: in place of the one for the validation summaries.
+      best_ckpt_exporter_creator: called with params and model_dir; theirs stands for our own best checkpoint.
+      train_actions_factory: called with params, trainer, model_dir and checkpoint_manager, all by name.
+      eval_actions_factory: called with params, the evaluator and model_dir.
+      **options: further keyword arguments of trainer_kit.run_experiment.
+
+    Returns:
+      (model, the logs of the last evaluation by task), or (model, {}) without run_post_eval.
+
+    Raises:
+      UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
+    """
+    config, evaluates = convert(params), lookup_mode(mode).evaluates or run_post_eval
+    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir)
+    separate = SeparateEvaluation(train_task, eval_tasks, exporter)
+    if trainer is not None and evaluates and lookup_mode(mode).trains:
+        separate.begin(trainer, config, exporter or _default_exporter(config, model_dir))
+    model, logs = runner.run_experiment(
+        distribution_strategy,
+        separate,
+        mode,
+        config,
+        model_dir,
+        run_post_eval,
+        save_summary,
+        trainer=trainer if lookup_mode(mode).trains else None,
+        controller_cls=actions_of(train_actions_factory, eval_actions_factory, params, model_dir),
+        eval_summary_manager=eval_summary_manager,
+        **{"enable_async_checkpointing": False, **options},
+    )
+    return model, logs if run_post_eval else {}
+
+
+def _own_exporter(creator: Any, params: Any, model_dir: str) -> Any:
+    """What keeps the best checkpoint if the caller creates it; None: our engine does."""
+    theirs = train_utils.maybe_create_best_ckpt_exporter
+    return None if creator is None or creator is theirs else creator(params, model_dir)
+
+
+def _default_exporter(config: ExperimentConfig, model_dir: str) -> Any:
+    """What our engine would keep the best checkpoint with, for a ready-made trainer; in strategy scope."""
+    chief = build.is_chief(tf.distribute.get_strategy())
+    return build.create_exporter(config, RunDirectory(model_dir, config.trainer), chief)
