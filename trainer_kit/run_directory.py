@@ -17,12 +17,14 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.config import yaml_loader
 from trainer_kit.config.drift import Change, check_resume
+from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.config.schema import BEST_CHECKPOINTS, ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
 
 FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
+_SECTIONS = ("task", "trainer", "runtime")
 _LOG = logging.getLogger(__name__)
 
 
@@ -246,12 +248,14 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     task, steps = config.task.as_dict(), config.trainer.validation_steps
     task.pop("train_data", None)
     if validation_set:
-        if isinstance(sets := task.get("validation_data"), Mapping):
-            task["validation_data"] = {validation_set: sets[validation_set]}
+        if validation_set in validation_sets(config.task):
+            task["validation_data"] = {validation_set: task["validation_data"][validation_set]}
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
     average = config.trainer.optimizer_config.as_dict().get("ema")
     values = [task, average, steps, config.runtime.mixed_precision_dtype]
+    if more := {name: value for name, value in config.as_dict().items() if name not in _SECTIONS}:
+        values.append(more)  # such as tasks that are only evaluated
     return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
 
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
+from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.config import Sections, convert
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, build_parts
 from trainer_kit.compat.model_garden.multitask.task_data import TaskData
-from trainer_kit.compat.model_garden.multitask.task_metrics import TaskMetrics
+from trainer_kit.compat.model_garden.multitask.task_metrics import TOTAL, TaskMetrics
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.config.schema import TrainerConfig
@@ -104,7 +105,16 @@ class MultiTaskBaseTrainer(Trainer):
                 task_metrics=self.training_metrics,
             )
 
-        self._train_set.update_losses(self._compiled(step)(inputs))
+        losses = self._compiled(step)(inputs)
+        if type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
+            losses = {**losses, TOTAL: self._total(losses)}
+        self._train_set.update_losses(losses)
+
+    @tf.autograph.experimental.do_not_convert
+    def _total(self, losses: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """The weighted sum that their step returns too, but in float64, so that the order of many does not matter."""
+        weights = {name: self.multi_task.task_weight(name) for name in losses if name != TOTAL}
+        return tf.add_n([tf.cast(losses[name], tf.float64) * weight for name, weight in weights.items()])
 
     def _compiled(self, step: Any) -> Any:
         """Returns `step` as one program of XLA where the config asks for it."""
