@@ -86,6 +86,11 @@ class Evaluator(orbit.AbstractEvaluator):
         return self.model
 
     @property
+    def evaluated_metrics(self) -> list[Any]:
+        """The metrics that they update."""
+        return self.validation_metrics
+
+    @property
     def checkpoint_exporter(self) -> Any:
         """Keeps the best checkpoint; None if there is none to keep."""
         return self._checkpoint_exporter
@@ -256,7 +261,7 @@ class Evaluator(orbit.AbstractEvaluator):
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
         task = self.evaluated_task
-        logs = converted(task.validation_step)(inputs, model=self.evaluated_model, metrics=self.validation_metrics)
+        logs = converted(task.validation_step)(inputs, model=self.evaluated_model, metrics=self.evaluated_metrics)
         if task.loss in logs:
             self._eval_set.update_loss(logs[task.loss], inputs)
         return logs
@@ -316,7 +321,8 @@ class Evaluator(orbit.AbstractEvaluator):
 
     def _add_best(self, logs: dict[str, Any]) -> None:
         """Adds the best so far to the logs of the validation set that it is of, if that was evaluated."""
-        best, metric = self._checkpoint_exporter.best_ckpt_logs, self.config.trainer.best_checkpoint_eval_metric
+        exporter, options = self._checkpoint_exporter, self.config.trainer
+        best, metric = exporter.best_ckpt_logs, getattr(exporter, "metric_name", options.best_checkpoint_eval_metric)
         own, _, name = metric.partition("|") if self.has_validation_sets else ("", "", metric)
         place = logs.get(own) if own else logs
         if best is not None and place is not None:

@@ -122,15 +122,23 @@ def separate() -> Any:
     """One regression is trained, and evaluated on two sets: all of the data, and one batch of it."""
     single = multi_task.config_joint(data())
     one = ToldConfig(single.task.task_routines[0].task_config.as_dict())
-    routines = tuple(
-        configs.TaskRoutine(task_name=name, task_config=one, eval_steps=steps) for name, steps in EVALUATED
-    )
+    routines = tuple(_routine(name, one, steps) for name, steps in EVALUATED)
     config = configs.MultiEvalExperimentConfig(task=one, eval_tasks=routines)
     trainer = single.trainer.as_dict()
     trainer = {name: value for name, value in trainer.items() if name not in ("trainer_type", "task_sampler")}
     config.override({"trainer": trainer, "runtime": single.runtime.as_dict()})
     config.override({"trainer": {**BEST, "best_checkpoint_eval_metric": "all|sum_error"}})
     return config
+
+
+def _routine(name: str, config: Any, steps: int | None) -> Any:
+    named = ToldConfig({**config.as_dict(), "name": name})  # theirs finds the steps by this name
+    return configs.TaskRoutine(task_name=name, task_config=named, eval_steps=steps)
+
+
+def eval_tasks(config: Any) -> list[Any]:
+    """The tasks of `config.eval_tasks`; in strategy scope."""
+    return [task_factory.get_task(one.task_config, name=one.task_name) for one in config.eval_tasks]
 
 
 @exp_factory.register_config_factory("tiny_bad_joint")

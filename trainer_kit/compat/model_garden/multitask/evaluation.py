@@ -73,6 +73,11 @@ class TaskEvaluation(Evaluator):
         """The model, or the part of it that is the task's."""
         return super().evaluated_model if self._current is None else self._current.model
 
+    @property
+    def evaluated_metrics(self) -> list[Any]:
+        """The metrics of the task."""
+        return super().evaluated_metrics if self._current is None else self._current.metrics.metrics
+
     def validation_metric_names(self) -> list[str] | None:
         """Returns the names that `eval_end` will report, as `task|metric`; None if only a run can tell."""
         if self._tasks_evaluated is None:

@@ -47,5 +47,15 @@ class MultiTaskEvaluator(Trainer):
         """The tasks that are evaluated."""
         return self._eval_tasks
 
+    @property
+    def validation_losses(self) -> dict[str, Any]:
+        """The metrics of the validation losses by task."""
+        return {name: one.metrics.loss for name, one in (self._tasks_evaluated or {}).items()}
+
+    @property
+    def validation_metrics(self) -> Any:
+        """The validation metrics by task, without the losses."""
+        return {name: one.metrics.metrics for name, one in (self._tasks_evaluated or {}).items()}
+
     def _new_global_step(self) -> Any:
         return super()._new_global_step() if self._given_step is None else self._given_step

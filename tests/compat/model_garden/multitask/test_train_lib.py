@@ -1,0 +1,196 @@
+"""Their train_lib beside ours: the same seed and data, the same curves of each task. And what ours adds to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from official.modeling.multitask import configs, multitask
+from official.modeling.multitask import train_lib as theirs
+
+from tests.compat.model_garden.multitask import registered
+from tests.compat.model_garden.tiny import multi_task
+from tests.compat.model_garden.tiny.curves import read_curves
+from trainer_kit.compat.model_garden.best import BestCheckpointExporter
+from trainer_kit.compat.model_garden.multitask import train_lib as ours
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import UsageError
+
+CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_interleaving}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the data."""
+    folder = tmp_path_factory.mktemp("data")
+    multi_task.write(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINY_DATA", str(folder))
+        yield folder
+
+
+def best(config: Any) -> Any:
+    """The config, with a best checkpoint by the error of one task."""
+    config.override({"trainer": registered.BEST})
+    return config
+
+
+def run(train_lib: Any, config: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+    """Runs several tasks, from the seed on."""
+    seed_everything(1)
+    strategy = options.pop("strategy", tf.distribute.get_strategy())
+    with strategy.scope():
+        task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
+    return train_lib.run_experiment(
+        distribution_strategy=strategy,
+        task=task,
+        model=model,
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        **options,
+    )
+
+
+def run_separate(train_lib: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+    """Trains one task and evaluates two."""
+    config = registered.separate()
+    seed_everything(1)
+    task = registered.ToldTask(config.task)
+    return train_lib.run_experiment_with_multitask_eval(
+        distribution_strategy=tf.distribute.get_strategy(),
+        train_task=task,
+        eval_tasks=registered.eval_tasks(config),
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        **options,
+    )
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Asserts that the curves of two runs are the same."""
+    expected, found = read_curves(one), read_curves(other)
+    assert {50} < set(expected["train"]) and set(expected["validation"]) == {25, 50}
+    for part, steps in expected.items():
+        for step, values in steps.items():
+            seen = found[part][step]
+            assert {name: seen.get(name) for name in values} == pytest.approx(values, abs=1e-5), (part, step)
+
+
+def best_step(folder: Path) -> int:
+    """The step of the best weights."""
+    info = json.loads((folder / "best_ckpt" / "info.json").read_text())
+    prefix = str(folder / "best_ckpt" / info["checkpoint"])
+    return int(tf.train.load_variable(prefix, "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_curves_of_each_task_are_theirs(kind: str, data: Path, tmp_path: Path) -> None:
+    run(theirs, best(CONFIGS[kind](data)), tmp_path / "theirs")
+    run(ours, best(CONFIGS[kind](data)), tmp_path / "ours")
+    assert_alike(tmp_path / "theirs", tmp_path / "ours")
+    assert tf.train.latest_checkpoint(str(tmp_path / "theirs" / "best_ckpt"))
+    assert best_step(tmp_path / "ours") == 50
+
+
+def test_one_task_is_trained_and_others_are_evaluated_as_theirs_are(data: Path, tmp_path: Path) -> None:
+    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True)
+    _, expected = run_separate(theirs, tmp_path / "theirs", run_post_eval=True)
+    assert_alike(tmp_path / "theirs", tmp_path / "ours")
+    assert set(logs) == {"all", "some"}
+    for name, metrics in expected.items():
+        assert {key: logs[name][key] for key in metrics} == pytest.approx({k: float(v) for k, v in metrics.items()})
+    assert model.trainable_variables
+    assert best_step(tmp_path / "ours") == 50
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(kind: str, data: Path, tmp_path: Path) -> None:
+    config = CONFIGS[kind](data)
+    run(ours, config, tmp_path, mode="train")
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-50"))}
+    assert {"model", "optimizer", "global_step"} < names
+    logs = run(theirs, config, tmp_path, mode="eval", run_post_eval=True)[1]
+    again = run(ours, config, tmp_path, mode="eval", run_post_eval=True)[1]
+    for task, metrics in logs.items():
+        assert again[task] == pytest.approx({name: float(value) for name, value in metrics.items()})
+
+
+def test_with_post_eval_the_logs_come_with_the_model(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    model, logs = run(ours, config, tmp_path, mode="train", run_post_eval=True)
+    assert isinstance(model, multi_task.SharedModel)
+    assert set(logs) == {"sum", "difference"}
+    assert set(logs["sum"]) == {"sum_error", "validation_loss"}
+    assert isinstance(run(ours, config, tmp_path, mode="train"), multi_task.SharedModel)
+
+
+def test_a_ready_made_trainer_is_used_and_keeps_the_best(data: Path, tmp_path: Path) -> None:
+    config = best(multi_task.config_interleaving(data))
+    task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
+    trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
+    result = ours.run_experiment(
+        distribution_strategy=tf.distribute.get_strategy(),
+        task=task,
+        model=model,
+        mode="train_and_eval",
+        params=config,
+        model_dir=str(tmp_path),
+        trainer=trainer,
+    )
+    assert result is model
+    assert int(trainer.global_step.numpy()) == 50
+    assert sum(int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS) == 50
+    assert best_step(tmp_path) == 50
+
+
+def test_the_best_can_be_kept_by_what_the_caller_creates(data: Path, tmp_path: Path) -> None:
+    made: list[BestCheckpointExporter] = []
+
+    def create(params: Any, model_dir: str) -> BestCheckpointExporter:
+        assert isinstance(params, configs.MultiTaskExperimentConfig)
+        made.append(BestCheckpointExporter(f"{model_dir}/own", "difference|validation_loss", "lower"))
+        return made[0]
+
+    run(ours, multi_task.config_joint(data), tmp_path, best_ckpt_exporter_creator=create)
+    assert made[0].best_ckpt_path == str(tmp_path / "own" / "best_ckpt-2")
+
+
+def test_the_factories_of_actions_see_the_run(data: Path, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {"train": [], "eval": []}
+
+    def train_actions(params: Any, trainer: Any, model_dir: str, checkpoint_manager: Any) -> list[Any]:
+        seen.update(params=params, trainer=trainer, model_dir=model_dir, manager=checkpoint_manager)
+        return [lambda logs: seen["train"].append(float(logs["training_loss"]))]
+
+    def eval_actions(params: Any, evaluator: Any, model_dir: str) -> list[Any]:
+        assert params is seen["params"] and evaluator is seen["trainer"] and model_dir == seen["model_dir"]
+        return [lambda logs: seen["eval"].append(sorted(logs))]
+
+    run_separate(ours, tmp_path, train_actions_factory=train_actions, eval_actions_factory=eval_actions)
+    assert len(seen["train"]) == 6 and seen["eval"] == [["all", "some"]] * 2
+    assert seen["manager"].directory == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_on_several_replicas_the_curves_are_theirs_too(kind: str, data: Path, tmp_path: Path) -> None:
+    for name, train_lib in (("theirs", theirs), ("ours", ours)):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        run(train_lib, CONFIGS[kind](data), tmp_path / name, strategy=strategy)
+    assert_alike(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    config.override({"trainer": {"trainer_type": "jiont"}})
+    with pytest.raises(UsageError, match="there is no 'jiont'.*joint"):
+        run(ours, config, tmp_path)
+    config = best(multi_task.config_joint(data))
+    config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
+    with pytest.raises(UsageError, match=r"sum\|sum_error"):
+        run(ours, config, tmp_path)
