@@ -177,18 +177,21 @@ def test_the_factories_of_actions_see_the_run(data: Path, tmp_path: Path) -> Non
     assert seen["manager"].directory == str(tmp_path)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_on_several_replicas_the_curves_are_theirs_too(kind: str, data: Path, tmp_path: Path) -> None:
-    for name, train_lib in (("theirs", theirs), ("ours", ours)):
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        run(train_lib, CONFIGS[kind](data), tmp_path / name, strategy=strategy)
-    assert_alike(tmp_path / "theirs", tmp_path / "ours")
+def test_on_several_replicas_the_curves_are_those_of_one(data: Path, tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # a second one would count collectives anew
+    for kind, make in CONFIGS.items():
+        config = make(data)
+        for routine in config.task.task_routines:
+            routine.task_config.train_data.shuffle_buffer_size = 1  # else the order depends on the batches
+        run(ours, config, tmp_path / kind)
+        run(ours, config, tmp_path / f"{kind} 2", strategy=strategy)
+        assert_alike(tmp_path / kind, tmp_path / f"{kind} 2")
 
 
 def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     config.override({"trainer": {"trainer_type": "jiont"}})
-    with pytest.raises(UsageError, match="there is no 'jiont'.*joint"):
+    with pytest.raises(UsageError, match=r"there is no 'jiont'.*joint"):
         run(ours, config, tmp_path)
     config = best(multi_task.config_joint(data))
     config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
