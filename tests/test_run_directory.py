@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit import files
+from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, UsageError
@@ -252,6 +253,19 @@ def test_a_hash_tells_apart_what_evaluations_depend_on_and_nothing_else() -> Non
     assert config_hash(config) == config_hash(config.replace(task={"train_data": {"seed": 3}}))
     assert config_hash(config) == config_hash(_config(train_steps=51))
     assert len(config_hash(config)) == 12
+
+
+@configclass
+class Evaluating(ExperimentConfig):
+    """With a section of its own."""
+
+    eval_tasks: tuple[str, ...] = ()
+
+
+def test_a_set_that_is_no_validation_data_has_the_hash_of_all_that_is_evaluated() -> None:
+    config = Evaluating(task=_config().task, trainer=_config().trainer)
+    assert config_hash(config, "one") == config_hash(config, "other") == config_hash(config)
+    assert config_hash(config.replace(eval_tasks=("one",)), "one") != config_hash(config, "one")
 
 
 def test_the_thread_counts_of_the_first_start_are_kept_and_every_start_is_noted(

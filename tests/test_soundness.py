@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.errors import DivergedError
-from trainer_kit.soundness import Soundness
+from trainer_kit.soundness import Soundness, reported_loss
 
 
 class _Trainer:
@@ -57,3 +57,22 @@ def test_without_a_bound_anything_will_do() -> None:
     free.check(5, {"training_loss": math.nan})
     free.require(5)
     assert (trainer.sound, trainer.looks) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("logs", "loss"),
+    [
+        ({"training_loss": 2.0, "other": 9.0}, 2.0),
+        ({"one": {"training_loss": 2.0, "error": 9.0}, "other": {"training_loss": 3.0}}, 3.0),
+        ({"one": {"training_loss": math.inf}, "other": {"training_loss": 3.0}}, math.inf),
+        ({"error": 9.0}, 0.0),
+    ],
+)
+def test_of_the_losses_of_several_tasks_the_worst_one_counts(logs: dict[str, Any], loss: float) -> None:
+    assert reported_loss(logs) == loss
+
+
+def test_the_loss_of_one_task_above_the_bound_is_a_divergence() -> None:
+    logs = {"one": {"training_loss": 0.5}, "other": {"training_loss": math.nan}}
+    with pytest.raises(DivergedError, match="training_loss is nan at step 5"):
+        Soundness(_Trainer(True), (1.0, 5)).check(5, logs)

@@ -15,6 +15,8 @@ OWN = (
     "ckpt-10.commit.json",
     "ckpt-10.iterator.index",
     "ckpt-10.iterator.data-00000-of-00001",
+    "ckpt-10.iterator-1.index",
+    "ckpt-10.iterator-12.data-00000-of-00001",
 )
 FOREIGN = (
     "ckpt-10",
@@ -23,6 +25,7 @@ FOREIGN = (
     "ckpt-10.index.bak",
     "ckpt-10.meta",
     "ckpt-10.iterator.commit.json",
+    "ckpt-10.iterator-one.index",
     "ckpt-10.data-0-of-1",
     "ckpt-final.index",
     "ckpt-.index",

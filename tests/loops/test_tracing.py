@@ -7,6 +7,7 @@ import logging
 import pytest
 import tensorflow as tf
 
+from trainer_kit.loops.elements import Iterators, OneElement
 from trainer_kit.loops.tracing import LoopFunction
 
 
@@ -41,3 +42,28 @@ def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCa
         assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
     assert "the training loop is traced again" in caplog.text
     assert "its batches are int64(4,), float32(4,), and were int64(2,), float32(2,);" in caplog.text
+
+
+def test_several_iterators_go_into_one_graph_and_each_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    traced = []
+
+    def function(iterators: Iterators) -> tf.Tensor:
+        traced.append(iterators)
+        both = next(iterators)
+        return tf.stack([both["a"][0][0], both["b"][0][0], next(iterators["b"])[0][0]])
+
+    loop = LoopFunction(function, "the training loop")
+    iterators = Iterators(b=_iterator(2), a=_iterator(2))
+    with caplog.at_level(logging.WARNING):
+        assert [loop(iterators).numpy().tolist() for _ in range(2)] == [[0, 0, 2], [2, 4, 6]]
+        assert loop(Iterators(a=_iterator(2), b=_iterator(2))).numpy().tolist() == [0, 0, 2]
+    assert len(traced) == 1 and caplog.text == ""
+    loop(Iterators(a=_iterator(4), b=_iterator(2)))
+    assert "the training loop is traced again" in caplog.text
+    assert set(iterators.element_spec) == {"a", "b"}
+
+
+def test_one_element_of_several_iterators_is_handed_out_by_name() -> None:
+    element = OneElement({"a": 1, "b": 2})
+    assert next(element["b"]) == 2
+    assert next(element) == {"a": 1, "b": 2}

@@ -26,8 +26,13 @@ def create_task(config: Config, logging_dir: str | None = None) -> Any:
     Raises:
       UsageError, DataError: when it cannot be made of what the section says.
     """
-    if logging_dir and not is_remote(logging_dir):
-        os.makedirs(logging_dir, exist_ok=True)
+    make_folder(logging_dir)
     section = original(config)
     with told("task", section):
         return task_factory.get_task(section, logging_dir=logging_dir)
+
+
+def make_folder(logging_dir: str | None) -> None:
+    """Makes a local folder if there is none."""
+    if logging_dir and not is_remote(logging_dir):
+        os.makedirs(logging_dir, exist_ok=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from official.modeling.multitask import configs, multitask
@@ -82,11 +82,20 @@ def assert_alike(one: Path, other: Path) -> None:
             assert {name: seen.get(name) for name in values} == pytest.approx(values, abs=1e-5), (part, step)
 
 
+def best_prefix(folder: Path) -> str:
+    """The best checkpoint of a run."""
+    return str(tf.train.latest_checkpoint(str(folder / "best_ckpt")))
+
+
 def best_step(folder: Path) -> int:
     """The step of the best weights."""
-    info = json.loads((folder / "best_ckpt" / "info.json").read_text())
-    prefix = str(folder / "best_ckpt" / info["checkpoint"])
-    return int(tf.train.load_variable(prefix, "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+    return int(tf.train.load_variable(best_prefix(folder), "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+def best_weights(folder: Path) -> dict[str, Any]:
+    """The best weights by name."""
+    reader = tf.train.load_checkpoint(best_prefix(folder))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.startswith("model/")}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -94,8 +103,11 @@ def test_the_curves_of_each_task_are_theirs(kind: str, data: Path, tmp_path: Pat
     run(theirs, best(CONFIGS[kind](data)), tmp_path / "theirs")
     run(ours, best(CONFIGS[kind](data)), tmp_path / "ours")
     assert_alike(tmp_path / "theirs", tmp_path / "ours")
-    assert tf.train.latest_checkpoint(str(tmp_path / "theirs" / "best_ckpt"))
-    assert best_step(tmp_path / "ours") == 50
+    assert best_step(tmp_path / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
+    ours_best, theirs_best = (best_weights(tmp_path / name) for name in ("ours", "theirs"))
+    assert len(theirs_best) == 6
+    for name, value in theirs_best.items():
+        np.testing.assert_allclose(ours_best[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_one_task_is_trained_and_others_are_evaluated_as_theirs_are(data: Path, tmp_path: Path) -> None:
@@ -193,6 +205,9 @@ def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     config.override({"trainer": {"trainer_type": "jiont"}})
     with pytest.raises(UsageError, match=r"there is no 'jiont'.*joint"):
         run(ours, config, tmp_path)
+    theirs_one = theirs.base_trainer.MultiTaskBaseTrainer
+    with pytest.raises(UsageError, match=r"base_trainer\.MultiTaskBaseTrainer cannot evaluate several tasks"):
+        run(ours, multi_task.config_joint(data), tmp_path, trainer=theirs_one.__new__(theirs_one))
     config = best(multi_task.config_joint(data))
     config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
     with pytest.raises(UsageError, match=r"sum\|sum_error"):

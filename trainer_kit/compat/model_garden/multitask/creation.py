@@ -8,12 +8,14 @@ from official.core import task_factory
 from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
+from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBaseTrainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluator
 from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
 from trainer_kit.compat.model_garden.optimizers import create_optimizer
+from trainer_kit.compat.model_garden.tasks import make_folder
 from trainer_kit.config.base import Config
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
@@ -23,6 +25,8 @@ TRAINERS: dict[str, Any] = {"interleaving": MultiTaskInterleavingTrainer, "joint
 
 class MultiTaskTrainers:
     """Makes trainers for experiments that train several tasks."""
+
+    best_checkpoint = BestCheckpointExporter
 
     @classmethod
     def create(
@@ -62,8 +66,10 @@ def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     """Returns their MultiTask, as our engine has it, for a task's section that `config.convert` has made; in scope.
 
-    It is of the class that is registered with their task_factory for the class of its config, if one is.
+    It is of the class that is registered with their task_factory for the class of its config, if one is. `logging_dir`
+    is there before: some tasks write into it when they are made.
     """
+    make_folder(logging_dir)
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
     return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))

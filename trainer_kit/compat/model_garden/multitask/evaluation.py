@@ -111,3 +111,17 @@ class TaskEvaluation(Evaluator):
     def _feed_of(self, name: str, task: Any) -> Feed:
         feed: Feed = self._validation_feed(name, task.task_config.validation_data, None, task.build_inputs)
         return feed
+
+
+def evaluating(trainer: Any) -> TaskEvaluation:
+    """Returns `trainer`, which has to be one of ours.
+
+    Raises:
+      UsageError: for one of theirs.
+    """
+    if not isinstance(trainer, TaskEvaluation):
+        raise UsageError(
+            f"{type(trainer).__module__}.{type(trainer).__name__} cannot evaluate several tasks on our engine; give a "
+            "trainer of trainer_kit.compat.model_garden, whose arguments are the same, or none"
+        )
+    return trainer

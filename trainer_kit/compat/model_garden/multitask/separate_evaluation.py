@@ -7,9 +7,11 @@ from typing import Any
 from official.core import task_factory
 from official.modeling.multitask.multitask import MultiTask
 
+from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.multitask.creation import MultiTaskTrainers
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
+from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
 from trainer_kit.compat.model_garden.trainer import create_trainer
 from trainer_kit.config.schema import ExperimentConfig
 
@@ -32,11 +34,13 @@ class SeparateEvaluation:
         steps: dict[str, int | None] = {}
         for routine in original(config).eval_tasks:
             steps.update(dict.fromkeys((routine.task_config.name, routine.task_name), routine.eval_steps))
-        trainer.evaluate_tasks(self.eval_tasks, steps, checkpoint_exporter)
+        evaluating(trainer).evaluate_tasks(self.eval_tasks, steps, checkpoint_exporter)
 
 
 class SeparateTrainers:
     """Makes trainers for such experiments, when our runner or the command line asks for one."""
+
+    best_checkpoint = BestCheckpointExporter
 
     @classmethod
     def create(

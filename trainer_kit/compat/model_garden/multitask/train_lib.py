@@ -11,6 +11,7 @@ from trainer_kit import build, runner
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_trainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
+from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
 from trainer_kit.compat.model_garden.multitask.factories import actions_of
 from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
 from trainer_kit.config.schema import ExperimentConfig
@@ -60,7 +61,7 @@ def run_experiment(
     engine_task = EngineTask(task, model, exporter)
     if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
         exporter = exporter or _default_exporter(config, model_dir)
-        trainer.evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
+        evaluating(trainer).evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
     model, logs = runner.run_experiment(
         distribution_strategy,
         engine_task,
