@@ -33,7 +33,7 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
 
     Args:
       part: dotted path of the section that is made use of: "task", "task.model", "task.train_data", ...
-      task_config: the task's section, theirs.
+      task_config: the task's section, theirs; None: of several tasks, whose errors stay as they are.
       optimization: the section of the optimizer, theirs or ours, where that is made.
 
     Raises:
@@ -46,7 +46,7 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
     except TrainerKitError:
         raise
     except Exception as error:
-        explained = _explained(error, part, task_config, optimization)
+        explained = None if task_config is None else _explained(error, part, task_config, optimization)
         if explained is None:
             raise
         raise explained from error
@@ -54,7 +54,7 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
 
 def part_of(task_config: Any, data: Any) -> str:
     """Returns the dotted path of a section of data in the task's section; that of the task, if it is in none."""
-    for name, section in vars(task_config).items():
+    for name, section in vars(task_config).items() if task_config is not None else ():
         if section is data and data is not None:
             return f"task.{name}"
         inner = section if isinstance(section, Mapping) else {}

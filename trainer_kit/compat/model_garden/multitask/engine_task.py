@@ -24,6 +24,7 @@ class EngineTask:
 
     loss = "loss"
     validation_set = ""
+    task_config = None  # each of the tasks has its own
 
     def __init__(self, multi_task: Any, model: Any = None, checkpoint_exporter: Any = None) -> None:
         self.multi_task, self.checkpoint_exporter = multi_task, checkpoint_exporter

@@ -94,7 +94,7 @@ class TaskEvaluation(Evaluator):
 
     @property
     def _current(self) -> Evaluated | None:
-        return (self._tasks_evaluated or {}).get(self.task.validation_set)
+        return self._tasks_evaluated.get(self.task.validation_set) if self._tasks_evaluated is not None else None
 
     def _turn_to(self, name: str) -> None:
         super()._turn_to(name)
