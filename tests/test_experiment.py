@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.experiment import get_experiment, register_experiment, register_task, task_class
+from trainer_kit.experiment import get_experiment, register_experiment, register_task, task_class, trainer_class
 
 _numbers = itertools.count()
 
@@ -102,3 +104,41 @@ def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monk
     register_task(LateTaskConfig, "late_task_module:LateTask")
     assert "late_task_module" not in sys.modules
     assert task_class(LateTaskConfig()) is sys.modules["late_task_module"].LateTask
+
+
+def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @configclass
+    class OwnTrainerConfig(TaskConfig):
+        pass
+
+    @configclass
+    class NamedTrainerConfig(TaskConfig):
+        pass
+
+    class OwnTrainer: ...
+
+    @register_task(OwnTrainerConfig, trainer=OwnTrainer)
+    class OwnTask: ...
+
+    (tmp_path / "late_trainer_module.py").write_text("class LateTrainer: ...\nclass LateTask: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    register_task(NamedTrainerConfig, "late_trainer_module:LateTask", trainer="late_trainer_module:LateTrainer")
+    assert "late_trainer_module" not in sys.modules
+    assert task_class(OwnTrainerConfig()) is OwnTask
+    assert trainer_class(OwnTrainerConfig()) is OwnTrainer
+    assert trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
+    assert trainer_class(KnownTaskConfig()) is None  # the engine's own
+
+
+def test_a_config_class_that_was_made_for_one_experiment_goes_with_it() -> None:
+    def make() -> weakref.ref[type]:
+        @configclass
+        class PassingConfig(TaskConfig):
+            pass
+
+        register_task(PassingConfig, "some.module:Task", trainer="some.module:Trainer")
+        return weakref.ref(PassingConfig)
+
+    seen = make()
+    gc.collect()
+    assert seen() is None

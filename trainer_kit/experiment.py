@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from trainer_kit.config.base import Config, is_configclass
 from trainer_kit.config.schema import ExperimentConfig
@@ -22,8 +23,9 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 AnyClass = TypeVar("AnyClass", bound=type)
 
 experiments: Registry[Factory] = Registry("experiment")
-_task_of: dict[type[Config], Callable[..., Any] | str] = {}
-_trainer_of: dict[type[Config], type | str] = {}
+# Of classes that are there: a config class may be made for one experiment alone, and go with it.
+_task_of: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
+_trainer_of: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
 
 
 def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:

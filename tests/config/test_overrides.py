@@ -6,11 +6,28 @@ from typing import Any
 
 import pytest
 
+from trainer_kit.config.base import Config, configclass
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import Resolved, apply
-from trainer_kit.config.schema import DataConfig, ExperimentConfig
+from trainer_kit.config.schema import DataConfig, ExperimentConfig, TaskConfig
 from trainer_kit.config.sections import leaves
 from trainer_kit.errors import ConfigError, Mistake
+
+
+@configclass
+class Place(Config):
+    folder: str = "here"
+    depth: int = 1
+
+
+@configclass
+class PlacesConfig(TaskConfig):
+    """Fields that may be a section or something else, and mappings that merge."""
+
+    merges_values = True
+    place: Place | str | None = Place()
+    sizes: dict[str, int] | None = None
+    places: tuple[Place, ...] = (Place(), Place(depth=2))
 
 
 def on(default: ExperimentConfig, *layers: dict[str, Any]) -> Resolved:
@@ -307,3 +324,33 @@ def test_what_is_said_of_a_validation_set_is_said_of_one_that_there_is(default: 
     named = {"trainer": {"continuous_eval": {"validation_sets": ["dev", "tset"]}}}
     assert "did you mean test?" in str(refused(default, _sets(dev={}, test={}), named))
     assert "cannot name" in str(refused(default, {"task": {"validation_data": {"a|b": {}}}}))
+
+
+def test_what_may_be_a_section_or_something_else_can_be_given_as_either() -> None:
+    config = ExperimentConfig(task=PlacesConfig())
+    assert on(config, {"task": {"place": "there"}}).config.task == PlacesConfig(place="there")
+    assert on(config, {"task": {"place": None}}).config.task == PlacesConfig(place=None)
+    assert on(config, {"task": {"place": {"depth": 2}}}).config.task == PlacesConfig(place=Place(depth=2))
+    later = on(config, {"task": {"place": "there"}}, {"task": {"place": {"folder": "x", "depth": 3}}})
+    assert later.config.task == PlacesConfig(place=Place(folder="x", depth=3))
+    found = refused(config, {"task": {"place": 3}}, {"task": {"place": {"deepth": 2}}})
+    assert "3 is not a section or text or null" in str(found["task.place"])
+    assert "did you mean task.place.depth" in str(found["task.place.deepth"])
+
+
+def test_a_mapping_replaces_the_one_before_or_merges_with_it_as_its_class_says() -> None:
+    layers = {"sizes": {"a": 1, "b": 2}}, {"sizes": {"b": 3}}
+    merged = on(ExperimentConfig(task=PlacesConfig()), *({"task": layer} for layer in layers))
+    assert merged.config.task == PlacesConfig(sizes={"a": 1, "b": 3})
+    paths = [{"task": {"train_data": {"input_path": path}}} for path in ({"a": "1", "b": "2"}, {"b": "3"})]
+    assert on(ExperimentConfig(), *paths).config.task.train_data == DataConfig(input_path={"b": "3"})
+
+
+def test_a_list_of_sections_that_is_as_long_merges_item_by_item_as_its_class_says() -> None:
+    config = ExperimentConfig(task=PlacesConfig())
+    merged = on(config, {"task": {"places": [{}, {"folder": "x"}]}}, {"task": {"places": [{"depth": 5}, {}]}})
+    assert merged.config.task == PlacesConfig(places=(Place(depth=5), Place(folder="x", depth=2)))
+    other = on(config, {"task": {"places": [{"folder": "x"}]}})
+    assert other.config.task == PlacesConfig(places=(Place(folder="x"),))
+    found = refused(config, {"task": {"places": [{}, {"folder": 1}]}})
+    assert set(found) == {"task.places.1.folder"}

@@ -58,9 +58,12 @@ class Config:
     Attributes:
       one_or_several: names of sections that may also be given several times, as a dict by name: in this class and in
         those that inherit from it, whatever class they give the section.
+      merges_values: whether a mapping that is a value, and a list of sections as long as the one before, change only
+        what they name when another source gives them; else they replace the one before.
     """
 
     one_or_several: tuple[str, ...] = ()
+    merges_values: bool = False
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yields (field name, message) for each broken rule across fields; none by default."""

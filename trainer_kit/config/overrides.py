@@ -141,7 +141,7 @@ class _Merge:
                 and _gives_names(value, None if self._layer.complete else current, inner)
             ):
                 self._named(section, name, inner or named, value, where)
-            elif inner is not None and value is not None:
+            elif inner is not None and value is not None and not _instead(info.annotation, value):
                 self._section(section, name, inner, value, where)
             elif listed is not None and isinstance(value, (list, tuple)):
                 self._listed(section, name, listed, value, where)
@@ -194,10 +194,11 @@ class _Merge:
             del self._report.given[where]
 
     def _listed(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
-        """A list of sections: replaced whole."""
-        built: list[Any] = []
+        """A list of sections: replaced whole, unless its class merges it item by item."""
+        built, now = [], around.values.get(name)
+        merges = around.config_class.merges_values and isinstance(now, list) and len(now) == len(value)
         for index, item in enumerate(value):
-            holder = _Section(config_class, {})
+            holder = _Section(config_class, {"item": copy.deepcopy(now[index])} if now and merges else {})
             self._section(holder, "item", config_class, item, join(where, index))
             built.append(holder.values.get("item"))
         if all(isinstance(item, _Section) for item in built):
@@ -206,7 +207,9 @@ class _Merge:
 
     def _leaf(self, section: _Section, name: str, value: Any, where: str) -> None:
         section.type_given |= name == "type"
-        info = fields_of(section.config_class)[name]
+        info, now = fields_of(section.config_class)[name], section.values.get(name)
+        if section.config_class.merges_values and isinstance(value, Mapping) and isinstance(now, Mapping):
+            value = {**now, **value}
         try:
             section.values[name] = checker(section.config_class, name).validate_python(value)
         except ValidationError:
@@ -226,6 +229,11 @@ class _Merge:
     def _unknown(self, section: _Section, name: str, where: str) -> None:
         advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
         self._refuse(where, "there is no such key", advice)
+
+
+def _instead(annotation: Any, value: Any) -> bool:
+    """Whether `value` is for a field that may be a section or something else, and is something else."""
+    return section_class(annotation) is None and not isinstance(value, Mapping)
 
 
 def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Config] | None) -> bool:

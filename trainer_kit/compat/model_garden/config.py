@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
-from trainer_kit.compat.model_garden.mirror import mirror, original
-from trainer_kit.config.base import configclass
+from trainer_kit.compat.model_garden.mirror import mirror, original, told_under
+from trainer_kit.config.base import Config, configclass
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
-from trainer_kit.errors import Mistake
+from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.experiment import register_task
 
 _DOOR = "trainer_kit.compat.model_garden"
@@ -36,6 +36,14 @@ class Sections:
     task: Any
     trainer: TrainerConfig
     runtime: RuntimeConfig
+
+
+@configclass
+class _Separate(Config):
+    """A task's section in an experiment that is evaluated by others: equal sections have one class, and this another.
+
+    The trainer is bound to the class.
+    """
 
 
 @configclass
@@ -86,26 +94,46 @@ def convert(theirs: Any) -> ExperimentConfig:
     """
     if isinstance(theirs, ExperimentConfig):
         return theirs
-    task, trainer = mirror(theirs.task), theirs.trainer
+    trainer = theirs.trainer
     several = isinstance(theirs.task, MultiTaskConfig)
     evaluated = _SEPARATE if hasattr(theirs, "eval_tasks") else None
-    register_task(type(task), _TASKS if several else _TASK, trainer=evaluated or (_TRAINERS if several else _TRAINER))
-    own_default = theirs.runtime.distribution_strategy == type(theirs.runtime)().distribution_strategy
-    runtime = {"distribution_strategy": "auto"} if own_default else {}
     best = trainer.best_checkpoint_export_subdir or TrainerConfig().best_checkpoint_export_subdir
-    optimizer = mirror(trainer.optimizer_config)
-    converted: ExperimentConfig = mirror(
-        theirs,
-        _Restricted,
-        task=task,
-        trainer=mirror(trainer, TrainerConfig, optimizer_config=optimizer, best_checkpoint_export_subdir=best),
-        runtime=mirror(theirs.runtime, RuntimeConfig, **runtime),
+    own_default = theirs.runtime.distribution_strategy == type(theirs.runtime)().distribution_strategy
+    chosen = {"distribution_strategy": "auto"} if own_default else {}
+
+    def mirrored_trainer() -> Config:
+        optimizer = _together(optimizer_config=lambda: mirror(trainer.optimizer_config))
+        made: Config = mirror(trainer, TrainerConfig, best_checkpoint_export_subdir=best, **optimizer)
+        return made
+
+    parts = _together(
+        task=lambda: mirror(theirs.task, _Separate if evaluated else Config),
+        trainer=mirrored_trainer,
+        runtime=lambda: mirror(theirs.runtime, RuntimeConfig, **chosen),
     )
+    trains = evaluated or (_TRAINERS if several else _TRAINER)
+    register_task(type(parts["task"]), _TASKS if several else _TASK, trainer=trains)
+    converted: ExperimentConfig = mirror(theirs, _Restricted, **parts)
     unmet = tuple(one for one in theirs._restrictions if any(_broken(theirs, [one])))
     made: Any = type(converted)
     made._restrictions = tuple(one for one in theirs._restrictions if one not in unmet)
     made._unmet = unmet
     return converted
+
+
+def _together(**sections: Callable[[], Config]) -> dict[str, Config]:
+    """Returns the sections by name; raises the mistakes of all of them in one ConfigError, by their whole paths."""
+    made: dict[str, Config] = {}
+    mistakes: list[Mistake] = []
+    for name, make in sections.items():
+        try:
+            with told_under(name):
+                made[name] = make()
+        except ConfigError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
+    return made
 
 
 def sections(config: Any, task: Any) -> Any:

@@ -7,33 +7,67 @@ Their tasks never see it: they get a copy of their own object, with the changes 
 
 from __future__ import annotations
 
-import collections.abc
+import collections
+import contextlib
 import copy
+import dataclasses
 import functools
 import types
-import typing
+import weakref
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 
+from trainer_kit.compat.model_garden.mirror_types import (
+    annotation,
+    beside_section,
+    fits,
+    hints_of,
+    listed_section,
+    optional_section,
+)
 from trainer_kit.config.base import Config, OneOfConfig, configclass
+from trainer_kit.config.layers import join
 from trainer_kit.config.sections import fields_of
 from trainer_kit.errors import ConfigError, Mistake
 
-_ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
 _WIDER = {  # what they declare more narrowly than their own files and configs are
     "input_size": list[int | None],
     "include_in_weight_decay": list[str] | str | None,
     "exclude_from_weight_decay": list[str] | str | None,
 }
-_originals: dict[type[Config], tuple[TheirConfig, dict[str, Any]]] = {}
+_KEPT = 1000  # classes: some 30 experiments of different values; one costs 4 ms and 50 KB
+
+
+class Mirrored:
+    """What a class that `mirror` made has beside the fields.
+
+    Attributes:
+      made_of: theirs, the base class, the changes and the classes around it that it was made of.
+      before: the values of theirs, as plain nested dicts.
+    """
+
+    merges_values = True  # as theirs
+    made_of: ClassVar[tuple[TheirConfig, type[Config], dict[str, Any], tuple[type, ...]]]
+    before: ClassVar[dict[str, Any]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert isinstance(self, Config)
+        return _unpickled, (*self.made_of, self.as_dict())
+
+
+_made: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
+_newest: collections.deque[type[Config]] = collections.deque(maxlen=_KEPT)  # all others go with their last object
 
 
 def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
     """Returns a config of ours with the fields and the values of `theirs`.
+
+    Mirrors of equal objects of one class are equal.
 
     Args:
       theirs: any of their config objects; a copy of it is kept for `original`.
@@ -43,25 +77,21 @@ def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> 
     Raises:
       ConfigError: when `base` does not allow a value of theirs.
     """
-    cls = _mirror_class(theirs, base, changes)
-    try:
-        mirrored = cls()
-    except ValidationError as error:
-        raise ConfigError(_mistakes(theirs, error)) from None
-    _originals[cls] = (copy.deepcopy(theirs), mirrored.as_dict())
-    return mirrored
+    return _mirror(theirs, base, changes, ())
 
 
 def original(mirrored: Config) -> Any:
     """Returns a config object of theirs, like the one that `mirrored` was made from, with the values it has now.
 
+    Nothing in it is locked.
+
     Raises:
       ConfigError: when their class does not take a value.
     """
-    kept, before = _originals[type(mirrored)]
-    theirs = copy.deepcopy(kept)
-    theirs._locked = False
-    changed = _with_tuples(_changed(before, mirrored.as_dict()), theirs)
+    assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
+    theirs = copy.deepcopy(mirrored.made_of[0])
+    _unlock(theirs)
+    changed = _with_tuples(_changed(mirrored.before, mirrored.as_dict()), theirs)
     try:
         theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -71,18 +101,46 @@ def original(mirrored: Config) -> Any:
     return theirs
 
 
-def _mirror_class(theirs: TheirConfig, base: type[Config], changes: dict[str, Any]) -> type[Config]:
+@contextlib.contextmanager
+def told_under(name: str) -> Iterator[None]:
+    """Puts the name of a section before the paths of the mistakes that are found in it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(dataclasses.replace(one, path=join(name, one.path)) for one in error.mistakes) from None
+
+
+def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]) -> Any:
+    """Mirrors `theirs`, which is in the missing sections of the classes `around`."""
+    key = (base, around, _key(theirs), _key(changes))
+    cls = _made.get(key)
+    if cls is None:
+        cls = _mirror_class(theirs, base, changes, around)
+    try:
+        mirrored = cls()
+    except ValidationError as error:
+        raise ConfigError(_mistakes(theirs, error)) from None
+    if key not in _made:
+        cls.made_of, cls.before = (copy.deepcopy(theirs), base, changes, around), mirrored.as_dict()  # type: ignore[attr-defined]
+        _made[key] = cls
+        _newest.append(cls)
+    return mirrored
+
+
+def _mirror_class(
+    theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]
+) -> type[Config]:
     values = {**dict(_values(theirs)), **changes}
     if base is Config and isinstance(theirs, TheirOneOfConfig):
         base = OneOfConfig
-    fields = {name: _field(theirs, base, name, value) for name, value in values.items()}
+    fields = {name: _field(theirs, base, name, value, around) for name, value in values.items()}
     body = {
-        "__annotations__": {name: annotation for name, (annotation, _) in fields.items()},
+        "__annotations__": {name: hint for name, (hint, _) in fields.items()},
         "__module__": __name__,
         "__doc__": type(theirs).__doc__,
         **{name: _default(value) for name, (_, value) in fields.items()},
     }
-    made = types.new_class(type(theirs).__name__, (base,), exec_body=lambda namespace: namespace.update(body))
+    made = types.new_class(type(theirs).__name__, (Mirrored, base), exec_body=lambda namespace: namespace.update(body))
     return configclass(made)
 
 
@@ -92,71 +150,86 @@ def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any) -> tuple[Any, Any]:
+def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]) -> tuple[Any, Any]:
     """Returns annotation and default value of a field of the mirror of `theirs`."""
-    hint = typing.get_type_hints(type(theirs)).get(name, Any)
-    if name in fields_of(base) and not isinstance(value, (Config, TheirConfig)):
+    hint: Any = hints_of(theirs.__class__).get(name, Any)
+    ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__)
+    if name in fields_of(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
         known = fields_of(base)[name]
+        value = _on_default(value, known) if isinstance(value, TheirConfig) else value
         return Annotated[(known.annotation, *known.metadata)] if known.metadata else known.annotation, value
     if base is OneOfConfig and name == "type":
-        branches = tuple(name for name, one in _values(theirs) if isinstance(one, TheirConfig))
-        return (Literal[branches] | None if branches and value in (None, *branches) else Any), value
-    section = mirror(value) if isinstance(value, TheirConfig) else value
+        return _type_annotation(theirs, value), value
+    with told_under(name):
+        section = _mirror(value, Config, {}, around) if isinstance(value, TheirConfig) else value
     if isinstance(section, Config):
         if base is OneOfConfig:
             return type(section) | None, None  # OneOfConfig makes the one that is chosen
-        return (type(section) | None if _is_optional(hint) else type(section)), section
-    if value is None and (section_class := _optional_section(hint)) is not None:
-        return type(mirror(section_class())) | None, None
-    if isinstance(value, (list, tuple)) and (item_class := _listed_section(hint)) is not None:
-        listed = type(mirror(item_class()))
-        return list[listed], [listed(**item.as_dict()) for item in value]  # type: ignore[valid-type]
+        return Union[(type(section), *beside_section(hint))], section
+    section_class = optional_section(hint)
+    if value is None and section_class not in (None, *around) and (missing := _missing(section_class, around)):
+        return type(missing) | None, None
+    if isinstance(value, (list, tuple)) and (item_class := listed_section(hint)) is not None:
+        listed = type(_mirror(item_class(), Config, {}, (*around, item_class)))
+        with contextlib.suppress(ValidationError):  # of items that have fields of their own, such as a task's config
+            return list[listed], [listed(**item.as_dict()) for item in value]  # type: ignore[valid-type]
     value = _plain(value)
-    annotation = _WIDER.get(name) or _annotation(hint)
-    return (annotation if _fits(value, annotation) else Any), value
+    ours = _WIDER.get(name) or annotation(hint)
+    return (ours if fits(value, ours) else Any), value
 
 
-def _is_optional(hint: Any) -> bool:
-    return get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
+def _on_default(value: TheirConfig, field: FieldInfo) -> dict[str, Any]:
+    """Returns a section that only our engine knows, which came back from their object with what was changed in it."""
+    default = field.get_default(call_default_factory=True)
+    return {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
 
 
-def _optional_section(hint: Any) -> type[TheirConfig] | None:
-    """The class of a section of theirs that may be missing; None for any other field, and for one without fields."""
-    arms = [arm for arm in get_args(hint) if arm is not type(None)] if _is_optional(hint) else [hint]
-    section = arms[0] if len(arms) == 1 and isinstance(arms[0], type) else None
-    if section is None or section is TheirConfig or not issubclass(section, TheirConfig):
-        return None
-    return section
+def _type_annotation(theirs: TheirConfig, value: Any) -> Any:
+    """Returns the annotation of the `type` of a choice: the names of its sections, if it chooses between sections."""
+    branches = tuple(name for name, one in _values(theirs) if isinstance(one, TheirConfig))
+    others = {name for name, _ in _values(theirs)} - {"type", *branches}
+    return Literal[branches] | None if branches and value not in others else Any
 
 
-def _listed_section(hint: Any) -> type[TheirConfig] | None:
-    """The class of the sections in a list of theirs; None for a list of anything else."""
-    arms = get_args(hint) if _is_optional(hint) else (hint,)
-    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
-    section = items[0] if len(items) == 1 and isinstance(items[0], type) else None
-    return section if section is not None and issubclass(section, TheirConfig) else None
-
-
-def _annotation(hint: Any) -> Any:
-    """Returns `hint` with what only they know replaced: their sections by mappings, objects by anything."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return Union[tuple(_annotation(arg) for arg in args)]  # noqa: UP007
-    if origin is tuple:
-        return types.GenericAlias(tuple, tuple(arg if arg is Ellipsis else _annotation(arg) for arg in args))
-    if origin in (list, collections.abc.Sequence):
-        return types.GenericAlias(list, (_annotation(args[0]),))
-    if isinstance(hint, type) and issubclass(hint, TheirConfig):
-        return dict[str, Any]
-    return hint if hint in (int, float, bool, str, type(None)) else Any
-
-
-def _fits(value: Any, annotation: Any) -> bool:
+def _missing(section_class: Any, around: tuple[type, ...]) -> Config | None:
+    """Returns the mirror of a section that is None until it is given; None when its class has no defaults."""
     try:
-        TypeAdapter(annotation, config=_ARBITRARY).validate_python(value)
-    except ValidationError:
-        return False
-    return True
+        section = section_class()
+    except TypeError:
+        return None
+    mirrored: Config = _mirror(section, Config, {}, (*around, section_class))
+    return mirrored
+
+
+def _unlock(theirs: Any) -> None:
+    for value in theirs if isinstance(theirs, (list, tuple)) else vars(theirs).values():
+        if isinstance(value, (list, tuple, TheirConfig)):
+            _unlock(value)
+    if isinstance(theirs, TheirConfig):
+        theirs._locked = False
+
+
+def _unpickled(
+    theirs: TheirConfig,
+    base: type[Config],
+    changes: dict[str, Any],
+    around: tuple[type, ...],
+    values: dict[str, Any],
+) -> Any:
+    return _mirror(theirs, base, changes, around).replace(**values)
+
+
+def _key(value: Any) -> Any:
+    """Returns what is equal for two values of which the same mirror is made."""
+    if isinstance(value, TheirConfig):
+        return type(value), tuple((name, _key(one)) for name, one in vars(value).items() if name != "_locked")
+    if isinstance(value, dict):
+        return tuple((name, _key(one)) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_key(one) for one in value)
+    if isinstance(value, Config):
+        return type(value), repr(value)
+    return (type(value), repr(value)) if isinstance(value, TheirConfig.IMMUTABLE_TYPES) else (id(value), object())
 
 
 def _plain(value: Any) -> Any:
@@ -169,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 def _default(value: Any) -> Any:
     if isinstance(value, (list, dict)):
-        return Field(default_factory=functools.partial(copy.deepcopy, value))
+        return Field(default_factory=functools.partial(copy.deepcopy, value), validate_default=True)
     return Field(default=value, validate_default=True)
 
 
