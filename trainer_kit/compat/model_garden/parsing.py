@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import pprint
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from official.core import exp_factory
@@ -62,8 +62,12 @@ class ExperimentParser:
           ConfigError: for unknown keys, wrong types and broken rules.
         """
         params = self.base_experiment()
-        for step in (self.parse_config_file, self.parse_runtime, self.parse_data_service, self.parse_params_override):
-            params = step(params)
+        steps = self._layers_of()
+        if all(getattr(type(self), name) is getattr(ExperimentParser, name) for name in steps):
+            # All at once: a later one may mend what an earlier one breaks, and all mistakes are in one report.
+            return _overridden(params, [layer for read in steps.values() for layer in read(params)])
+        for name in steps:
+            params = getattr(self, name)(params)
         return params
 
     def base_experiment(self) -> Any:
@@ -79,25 +83,48 @@ class ExperimentParser:
 
     def parse_config_file(self, params: Any) -> Any:
         """Returns `params` with the values of the config files on them."""
-        return _overridden(params, [read_config_file(path) for path in self._flags_obj.config_file or ()])
+        return _overridden(params, self._file_layers(params))
 
     def parse_runtime(self, params: Any) -> Any:
         """Returns `params` with the TPU that the flags name."""
-        return _overridden(params, [Layer({"runtime": {"tpu": self._flags_obj.tpu}}, {"runtime.tpu": "--tpu"})])
+        return _overridden(params, self._runtime_layers(params))
 
     def parse_data_service(self, params: Any) -> Any:
         """Returns `params` with the address of the tf.data service that the flags name, if they do."""
-        if "tf_data_service" not in self._flags_obj or not self._flags_obj.tf_data_service:
-            return params
-        address = {"tf_data_service_address": self._flags_obj.tf_data_service}
-        parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
-        return _overridden(params, [Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})])
+        return _overridden(params, self._data_service_layers(params))
 
     def parse_params_override(self, params: Any) -> Any:
         """Returns `params` with the values of --params_override on them; it may be given several times."""
+        return _overridden(params, self._override_layers(params))
+
+    def _layers_of(self) -> dict[str, Callable[[Any], list[Layer]]]:
+        """The steps in order, and what each puts on the config."""
+        return {
+            "parse_config_file": self._file_layers,
+            "parse_runtime": self._runtime_layers,
+            "parse_data_service": self._data_service_layers,
+            "parse_params_override": self._override_layers,
+        }
+
+    def _file_layers(self, params: Any) -> list[Layer]:
+        del params
+        return [read_config_file(path) for path in self._flags_obj.config_file or ()]
+
+    def _runtime_layers(self, params: Any) -> list[Layer]:
+        del params
+        return [Layer({"runtime": {"tpu": self._flags_obj.tpu}}, {"runtime.tpu": "--tpu"})]
+
+    def _data_service_layers(self, params: Any) -> list[Layer]:
+        if "tf_data_service" not in self._flags_obj or not self._flags_obj.tf_data_service:
+            return []
+        address = {"tf_data_service_address": self._flags_obj.tf_data_service}
+        parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
+        return [Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})]
+
+    def _override_layers(self, params: Any) -> list[Layer]:
+        del params
         given = self._flags_obj.params_override or ()
-        texts = [given] if isinstance(given, str) else list(given)
-        return _overridden(params, [read_params_override(text) for text in texts])
+        return [read_params_override(text) for text in ([given] if isinstance(given, str) else given)]
 
 
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
