@@ -8,13 +8,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
+from official.modeling.optimization import ExponentialMovingAverage, OptimizerFactory
 from official.modeling.optimization import OptimizationConfig as GardenConfig
-from official.modeling.optimization import OptimizerFactory
 
 from trainer_kit.config.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
-from trainer_kit.optimizers.learning_rate import create_learning_rate, current_learning_rate, scale_learning_rate
+from trainer_kit.optimizers.learning_rate import (
+    ConfiguredRates,
+    create_learning_rate,
+    current_learning_rate,
+    scale_learning_rate,
+)
 
 STEPS = (0, 1, 4, 5, 6, 19, 20, 21, 49, 50, 51, 99, 100, 101, 1000)
 
@@ -128,3 +134,39 @@ def test_a_learning_rate_can_be_scaled_again_and_again_by_what_it_was_made_with(
 
 def test_what_has_no_learning_rate_of_keras_3_cannot_be_scaled() -> None:
     assert not scale_learning_rate(object(), 0.5)
+
+
+def _legacy(rate: Any) -> Any:
+    optimizer = tf_keras.optimizers.legacy.Adam(rate)
+    optimizer._create_all_weights([tf.Variable(1.0)])
+    return optimizer
+
+
+RATED: dict[str, Any] = {
+    "Keras 3": keras.optimizers.Adam,
+    "Keras 2": tf_keras.optimizers.Adam,
+    "legacy": _legacy,
+    "legacy, scaled": lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(_legacy(rate)),
+    "averaging": lambda rate: ExponentialMovingAverage(_legacy(rate)),
+}
+
+
+@pytest.mark.parametrize("kind", RATED)
+def test_a_rate_that_the_config_changes_wins_and_another_one_stays(kind: str) -> None:
+    for configured, found in ((0.5, 0.25), (0.75, 0.75)):
+        before = ConfiguredRates(RATED[kind](0.5)).state()
+        optimizer = RATED[kind](configured)
+        rates = ConfiguredRates(optimizer)
+        optimizer.learning_rate = 0.25  # as it was restored
+        rates.restore(before)
+        assert float(current_learning_rate(optimizer)) == found
+        rates.restore(None)  # by a checkpoint that tells no rates
+        assert float(current_learning_rate(optimizer)) == found
+
+
+def test_schedules_and_what_has_no_rate_are_left_alone() -> None:
+    schedule = tf_keras.optimizers.schedules.CosineDecay(0.5, 10)
+    for optimizer in (tf_keras.optimizers.Adam(schedule), tf_keras.optimizers.legacy.Adam(schedule), None, object()):
+        rates = ConfiguredRates(optimizer)
+        assert rates.state() == {}
+        rates.restore({"": 0.5})

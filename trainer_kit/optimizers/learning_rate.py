@@ -109,9 +109,9 @@ class ConfiguredRates:
 
 
 def _rate_of(optimizer: Any) -> Any:
-    """The variable, or schedule, that an optimizer has its rate in; a legacy one of tf_keras has it in a dict."""
+    """The variable, or schedule, that an optimizer has its rate in; a legacy one of tf_keras shows it as it is."""
     rate = getattr(optimizer, "_learning_rate", None)
-    return getattr(optimizer, "_hyper", {}).get("learning_rate") if rate is None else rate
+    return getattr(optimizer, "learning_rate", None) if rate is None else rate
 
 
 class Scaled(Schedule):

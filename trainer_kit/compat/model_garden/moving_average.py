@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from official.modeling.optimization import ExponentialMovingAverage
+from official.modeling.optimization.ema_optimizer import maybe_merge_call
 
 from trainer_kit.optimizers.moving_average import exchange
 
@@ -14,6 +15,19 @@ def averaging(optimizer: Any) -> Any:
     """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for any other."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ExponentialMovingAverage) else None
+
+
+class _Wrapped(ExponentialMovingAverage):
+    """Theirs under a scale of losses, which passes an argument that theirs does not take: no step would be possible."""
+
+    def apply_gradients(
+        self, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True
+    ) -> Any:
+        """Applies gradients and moves the averages; in replica context."""
+        aggregates = {"experimental_aggregate_gradients": experimental_aggregate_gradients}
+        result = self._optimizer.apply_gradients(grads_and_vars, name, **aggregates)
+        maybe_merge_call(self.update_average, tf.distribute.get_strategy())
+        return result
 
 
 class OptimizersAverage:
@@ -30,6 +44,8 @@ class OptimizersAverage:
 
     def __init__(self, optimizer: Any, model: Any) -> None:
         inner = averaging(optimizer)
+        if type(inner) is ExponentialMovingAverage and inner is not optimizer:
+            inner.__class__ = _Wrapped
         if not inner.has_shadow_copy:
             inner.shadow_copy(model)
         self.variables = optimizer

@@ -8,13 +8,14 @@ from typing import Any
 
 import tf_keras
 from official.core import base_task
+from official.modeling.optimization import optimizer_factory
 
 from trainer_kit.compat.model_garden.config import broken_rules
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.compat.model_garden.unset import unset_optimization, unset_values
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.errors import ConfigError
+from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 
 def check_values(task: Any, params: Any) -> None:
@@ -43,11 +44,26 @@ def create_optimizer(task: Any, params: Any) -> Any:
     options = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
         options = original(options)
-    arguments: dict[str, Any] = {}
+    _check_released(options.optimizer.type)
+    privacy, arguments = getattr(params.task, "differential_privacy_config", None), {}
     if "dp_config" in inspect.signature(task.create_optimizer).parameters:
-        arguments["dp_config"] = getattr(params.task, "differential_privacy_config", None)
-    with told("trainer.optimizer_config", task.task_config, options):
+        arguments["dp_config"] = privacy
+    elif privacy is not None:
+        raise UsageError(
+            f"task.differential_privacy_config: {type(task).__name__}.create_optimizer takes no dp_config; remove it, "
+            "or give it that argument"
+        )
+    section = getattr(task, "task_config", None)  # several tasks have one each
+    with told("trainer.optimizer_config", section, options):
         return task.create_optimizer(options, params.runtime, **arguments)
+
+
+def _check_released(kind: str | None) -> None:
+    known = optimizer_factory.LEGACY_OPTIMIZERS_CLS
+    if isinstance(known.get(kind), str):  # in the place of a class that was never published
+        names = ", ".join(name for name, one in known.items() if not isinstance(one, str))
+        path, problem = "trainer.optimizer_config.optimizer.type", f"the release of Model Garden has no {kind}"
+        raise ConfigError([Mistake(path, problem, f"it has: {names}")])
 
 
 def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -1,0 +1,241 @@
+"""Our Trainer for tasks of Model Garden, beside theirs: what it is made of, what it evaluates, what gin binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+import tensorflow as tf
+from official.core import base_trainer, task_factory
+from official.core import train_utils as theirs
+
+from tests.compat.model_garden.garden_task import (
+    SmallTask,
+    begun,
+    bits,
+    full_precision,
+    half_precision,
+    small_config,
+    small_trainer,
+)
+from trainer_kit import build
+from trainer_kit.checkpoints.state import saved_shapes
+from trainer_kit.compat.model_garden.adopted import AdoptedTrainer
+from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
+from trainer_kit.experiment import task_class, trainer_class
+
+AVERAGING: dict[str, Any] = {
+    "optimizer": {"type": "adam"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
+    "ema": {"average_decay": 0.9},
+}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    gin.clear_config()
+    full_precision()
+
+
+def _their_trainer(config: Any) -> Any:
+    task = task_factory.get_task(config.task)
+    return theirs.create_trainer(config, task, train=True, evaluate=True)
+
+
+def _weights(trainer: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def _mirrored() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does(ours: bool) -> None:
+    config = small_config(optimizer={"type": "adam"})
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = _their_trainer(config)
+    trainer = small_trainer(config, ours=ours)
+    assert type(trainer) is Trainer and trainer.trains
+    assert trainer.config.task is (trainer.task.task_config if ours else config.task)
+    assert trainer.config.trainer == convert(config).trainer
+    logs, expected = trainer.train(tf.constant(4)), other.train(tf.constant(4))
+    assert set(logs) == set(expected)
+    for name, value in expected.items():
+        assert float(logs[name]) == pytest.approx(float(value), rel=1e-5)
+    for one, two in zip(_weights(trainer), _weights(other), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+    evaluated, expected = trainer.evaluate(tf.constant(-1)), other.evaluate(tf.constant(-1))
+    assert {name: float(value) for name, value in evaluated.items()} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-5
+    )
+
+
+def test_an_evaluator_has_the_optimizer_that_theirs_has_and_does_not_train() -> None:
+    trainer = small_trainer(small_config(**AVERAGING), train=False)
+    assert not trainer.trains and trainer.optimizer is not None
+    assert trainer.train_metrics == []
+    assert set(trainer.evaluate(tf.constant(-1))) == {"accuracy", "validation_loss"}
+
+
+def _evaluated(trainer: Trainer) -> dict[str, float]:
+    logs = trainer.evaluate(tf.constant(-1))
+    return {name: float(value) for name, value in logs.items() if not name.startswith("best")}
+
+
+def _trained(folder: Path, strategy: Any = None) -> tuple[Trainer, dict[str, float]]:
+    """Returns a trainer after 4 steps, saved and the best kept in `folder`, and what it evaluated."""
+    config = small_config(**AVERAGING)
+    config.trainer.best_checkpoint_eval_metric = "accuracy"
+    directory = build.RunDirectory(str(folder), convert(config).trainer)
+    exporter = build.create_exporter(convert(config), directory)
+    trainer = small_trainer(config, strategy=strategy, checkpoint_exporter=exporter)
+    manager = begun(trainer, config, folder)
+    trainer.train(tf.constant(4))
+    manager.save()
+    return trainer, _evaluated(trainer)
+
+
+def _plainly_evaluated(values: Any) -> dict[str, float]:
+    """What a model with the weights `values` gives, in a trainer that averages nothing."""
+    plain = small_trainer(small_config(), train=False)
+    for variable, value in zip(plain.model.trainable_variables, values, strict=True):
+        variable.assign(value)
+    return _evaluated(plain)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_evaluator_evaluates_the_averages_of_a_checkpoint_and_of_the_best_one(devices: int, tmp_path: Path) -> None:
+    strategy = _mirrored() if devices == 2 else None
+    trained, expected = _trained(tmp_path, strategy)
+    averages = [variable.numpy() for variable in trained.optimizer._average_weights]
+    assert expected == pytest.approx(_plainly_evaluated(averages))
+    assert expected != pytest.approx(_plainly_evaluated(_weights(trained)))
+    evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=strategy)
+    for folder in (tmp_path, tmp_path / "best_ckpt"):
+        path, is_best = tf.train.latest_checkpoint(str(folder)), folder != tmp_path
+        assert any(name.startswith("optimizer") for name in saved_shapes(path)) != is_best
+        with evaluator.strategy.scope():
+            evaluator.state.restore_weights(path)
+        before = bits(evaluator.model.variables)
+        assert (bits(trained.model.variables) == before) != is_best  # the best has the averages in the model's place
+        assert _evaluated(evaluator) == pytest.approx(expected)
+        assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 4
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+def test_an_evaluation_changes_no_bit_of_the_weights(devices: int, half: bool) -> None:
+    config = small_config(**AVERAGING)
+    if half:
+        config.runtime.mixed_precision_dtype = "float16"
+        config.runtime.loss_scale = "dynamic"
+        half_precision()
+    trainer = small_trainer(config, strategy=_mirrored() if devices == 2 else None)
+    trainer.train(tf.constant(3))
+    inner = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
+    held = [*trainer.model.variables, *inner._average_weights]
+    before = bits(held)
+    first = trainer.evaluate(tf.constant(-1))
+    assert bits(held) == before
+    assert trainer.evaluate(tf.constant(-1)) == first  # nothing was left behind
+    assert bits(held) == before
+    trainer.train(tf.constant(1))
+    assert bits(held) != before
+
+
+def test_theirs_leaves_other_weights_and_evaluates_no_averages_in_half_precision() -> None:
+    config = small_config(**AVERAGING)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = _their_trainer(config)
+        other.train(tf.constant(3))
+        before = bits(other.model.variables)
+        other.evaluate(tf.constant(-1))
+        assert bits(other.model.variables) != before
+        config.runtime.mixed_precision_dtype, config.runtime.loss_scale = "float16", "dynamic"
+        half_precision()
+        with pytest.raises((TypeError, AttributeError, ValueError)):
+            _their_trainer(config).train(tf.constant(1))
+
+
+class _Failing(Trainer):
+    """Raises in the second evaluation, when the averages are in place."""
+
+    def eval_end(self, aggregated_logs: Any = None) -> Any:
+        self.evaluations = getattr(self, "evaluations", 0) + 1
+        if self.evaluations == 2:
+            assert self._average.swapped
+            raise RuntimeError("out of memory")
+        return super().eval_end(aggregated_logs)
+
+
+def test_the_weights_come_back_when_an_evaluation_raises() -> None:
+    trainer = small_trainer(small_config(**AVERAGING), trainer_cls=_Failing)
+    trainer.train(tf.constant(3))
+    before, first = bits(trainer.model.variables), trainer.evaluate(tf.constant(-1))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.evaluate(tf.constant(-1))
+    assert bits(trainer.model.variables) == before
+    assert trainer.evaluate(tf.constant(-1)) == first
+
+
+class MyTrainer(Trainer):
+    """What a gin file names."""
+
+
+gin.external_configurable(MyTrainer, module="tests.door")
+
+
+@pytest.mark.parametrize(
+    "name", ["create_trainer", "train_utils.create_trainer", "official.core.train_utils.create_trainer"]
+)
+@pytest.mark.parametrize("made", ["MyTrainer", "tests.door.MyTrainer"])
+def test_gin_chooses_the_trainer_by_the_short_and_by_the_whole_name(name: str, made: str) -> None:
+    gin.parse_config(f"{name}.trainer_cls = @{made}")
+    config = small_config()
+    task = task_factory.get_task(config.task)
+    assert isinstance(create_trainer(config, task, train=True, evaluate=True), MyTrainer)
+    assert type(create_trainer(config, task, True, True, trainer_cls=Trainer)) is Trainer  # what is passed wins
+    converted = convert(config)
+    own = build.create_trainer(converted, task_class(converted.task)(converted.task))
+    assert isinstance(own, MyTrainer)
+
+
+def test_the_engine_makes_it_for_the_tasks_of_converted_configs() -> None:
+    converted = convert(small_config(**AVERAGING))
+    task = task_class(converted.task)(converted.task)
+    assert isinstance(task, SmallTask) and trainer_class(converted.task) is Trainer
+    trainer = build.create_trainer(converted, task, train=False)
+    assert type(trainer) is Trainer and not trainer.trains
+
+
+def test_a_trainer_of_theirs_that_gin_chooses_is_driven_by_our_runner() -> None:
+    gin.parse_config("create_trainer.trainer_cls = @official.core.base_trainer.Trainer")
+    converted = convert(small_config())
+    made = build.create_trainer(converted, task_class(converted.task)(converted.task))
+    assert isinstance(made, AdoptedTrainer) and isinstance(made._inner, base_trainer.Trainer)
+    assert int(made.global_step) == 0
+
+
+class _Aggregating(SmallTask):
+    def aggregate_logs(self, state: Any, step_outputs: Any) -> Any:
+        return (state or 0) + 1
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> Any:
+        return {"batches": aggregated_logs}
+
+
+def test_a_task_that_aggregates_logs_gets_them() -> None:
+    config = small_config()
+    for task_type, names in ((SmallTask, set()), (_Aggregating, {"batches"})):
+        task = task_type(config.task)
+        trainer = create_trainer(config, task, train=False, evaluate=True)
+        logs = trainer.evaluate(tf.constant(-1))
+        assert set(logs) == {"accuracy", "validation_loss", *names}
+        assert logs.get("batches", 5) == 5
