@@ -89,7 +89,7 @@ def run_experiment(
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval (continuous_train_and_eval: `launch`).
       params: the experiment's config.
       model_dir: where the run keeps its files.
-      run_post_eval: evaluate once more at the end.
+      run_post_eval: evaluate once more at the end, if the mode does not do just that.
       save_summary: whether TensorBoard summaries are written.
       train_actions: called with the logs of each training loop.
       eval_actions: called with the logs of each evaluation.
@@ -166,7 +166,7 @@ def run_experiment(
                 _begin(timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
             logs, reason = until_stopped(MODE_ENTRIES[mode], described)
-            if run_post_eval and not stopped(signals, trainer):
+            if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         conclude(described, signals, manager, reports, trainer, mode, logs, reason)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone

@@ -10,7 +10,7 @@ import pytest
 from official.common import distribute_utils
 from official.common import flags as their_flags
 from official.core import actions as their_actions
-from official.core import train_utils
+from official.core import base_trainer, train_lib, train_utils
 
 from trainer_kit.compat.model_garden import (
     actions,
@@ -19,8 +19,12 @@ from trainer_kit.compat.model_garden import (
     gin_record,
     model_stats,
     nested,
+    optimizers,
+    parsing,
     results,
+    runner,
     strategy,
+    trainer,
 )
 
 FUNCTIONS = {
@@ -30,7 +34,12 @@ FUNCTIONS = {
         model_stats: ["write_model_params", "try_count_params", "try_count_flops"],
         gin_record: ["save_gin_config"],
         best: ["BestCheckpointExporter", "maybe_create_best_ckpt_exporter"],
+        optimizers: ["create_optimizer"],
+        parsing: ["ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"],
+        trainer: ["create_trainer"],
     },
+    base_trainer: {trainer: ["Trainer"]},
+    train_lib: {runner: ["OrbitExperimentRunner", "run_experiment"]},
     distribute_utils: {strategy: ["get_distribution_strategy", "configure_cluster", "get_strategy_scope"]},
     their_flags: {flags: ["define_flags"]},
     their_actions: {
@@ -41,6 +50,27 @@ FUNCTIONS = {
     },
 }
 METHODS = {
+    parsing.ExperimentParser: (
+        train_utils.ExperimentParser,
+        [
+            *("parse", "base_experiment", "parse_config_file", "parse_runtime", "parse_data_service"),
+            "parse_params_override",
+        ],
+    ),
+    parsing.ParseConfigOptions: (train_utils.ParseConfigOptions, ["__contains__"]),
+    trainer.Trainer: (
+        base_trainer.Trainer,
+        [
+            *("strategy", "config", "task", "model", "optimizer", "global_step", "checkpoint", "checkpoint_exporter"),
+            *("train_loss", "validation_loss", "train_metrics", "validation_metrics", "initialize", "join"),
+            *("train_loop_end", "next_train_inputs", "train_step", "eval_begin", "next_eval_inputs", "eval_step"),
+            *("eval_end", "eval_reduce", "distribute_dataset", "create_train_loop_fn", "create_eval_loop_fn"),
+        ],
+    ),
+    runner.OrbitExperimentRunner: (
+        train_lib.OrbitExperimentRunner,
+        ["params", "model_dir", "trainer", "checkpoint_manager", "controller", "run"],
+    ),
     best.BestCheckpointExporter: (
         train_utils.BestCheckpointExporter,
         [
@@ -66,7 +96,11 @@ NAMED = [
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
+    return [(one.name, one.kind, _told(one.default)) for one in inspect.signature(function).parameters.values()]
+
+
+def _told(default: Any) -> Any:
+    return default.__name__ if inspect.isclass(default) and default is not inspect.Parameter.empty else default
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [one[1:] for one in NAMED], ids=[one[0] for one in NAMED])
@@ -76,4 +110,5 @@ def test_the_parameters_are_theirs_and_what_is_added_is_keyword_only(ours: Any, 
         return
     expected, found = _parameters(theirs), _parameters(ours)
     assert found[: len(expected)] == expected
-    assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind, _ in found[len(expected) :])
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    assert all(kind in by_name for _, kind, _ in found[len(expected) :])
