@@ -55,13 +55,19 @@ def _write(path: Path, name: str, steps: int = 1) -> None:
     importlib.invalidate_caches()
 
 
-def _install(folder: Path, module: str, points: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def _install(
+    folder: Path,
+    module: str,
+    points: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    group: str = discovery.ENTRY_POINTS,
+) -> None:
     """Installs what a wheel would: a distribution with entry points, beside its module."""
     info = folder / f"{module}_project-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}-project\nVersion: 1.0\n")
     lines = [f"{name} = {target}" for name, target in points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{discovery.ENTRY_POINTS}]", *lines, ""]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
     monkeypatch.syspath_prepend(folder)
 
 
@@ -269,3 +275,60 @@ def test_what_is_broken_and_was_not_named_does_not_hide_the_others(
     assert f"{name}_installed (entry point {name}_point) cannot be imported" in second
     with pytest.raises(UsageError, match="no_such_library"):
         discovery.find_all_experiments([f"experiments.{name}_broken"])
+
+
+_DOOR = """
+from trainer_kit import ExperimentConfig, TrainerConfig
+from trainer_kit.experiment import experiments
+
+asked = []
+
+def find(name):
+    asked.append(name)
+    for own in ("{0}/theirs", "{0}/others"):
+        if name in ("", own) and own not in experiments:
+            experiments.register(own)(lambda: ExperimentConfig(trainer=TrainerConfig(train_steps=7)))
+"""
+
+
+def _door(here: Path, name: str, monkeypatch: pytest.MonkeyPatch, text: str = _DOOR) -> None:
+    """Installs a door to another framework, which knows two experiments."""
+    (here / "site").mkdir()
+    (here / "site" / f"{name}_door.py").write_text(text.format(name))
+    _install(here / "site", f"{name}_door", {name: f"{name}_door:find"}, monkeypatch, discovery.DOORS)
+
+
+def test_a_door_is_asked_for_what_is_nowhere_else(here: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _door(here, name, monkeypatch)
+    _write(here / "experiments" / f"{name}_local.py", f"{name}_local")
+    discovery.find_experiment(f"{name}_local")
+    assert f"{name}_door" not in sys.modules
+    discovery.find_experiment(f"{name}/theirs")
+    assert _steps(f"{name}/theirs") == 7
+    assert sys.modules[f"{name}_door"].asked == [f"{name}/theirs"]
+    assert f"{name}/others" not in experiments
+
+
+def test_all_that_doors_know_is_among_the_near_names_of_a_miss(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _door(here, name, monkeypatch)
+    with pytest.raises(UsageError, match=f"none is called '{name}/theris'; did you mean {name}/theirs"):
+        discovery.find_experiment(f"{name}/theris")
+    discovery.ask_doors()  # a second time
+    assert f"{name}/others" in experiments
+
+
+def test_what_doors_know_is_not_among_all_experiments_until_they_are_asked(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _door(here, name, monkeypatch)
+    assert f"{name}/theirs" not in discovery.find_all_experiments()[0]
+    discovery.ask_doors()
+    assert {f"{name}/theirs", f"{name}/others"} <= set(discovery.find_all_experiments()[0])
+
+
+def test_a_broken_door_is_told_with_its_entry_point(here: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _door(here, name, monkeypatch, text="import no_such_library\n")
+    with pytest.raises(UsageError, match=rf"{name}_door:find \(entry point {name}\) cannot be imported"):
+        discovery.find_experiment(f"{name}/theirs")

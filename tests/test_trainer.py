@@ -14,10 +14,12 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
+from trainer_kit.build import create_trainer
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
+from trainer_kit.experiment import register_task
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
 from trainer_kit.trainer import Trainer
 
@@ -493,3 +495,32 @@ def test_a_missing_section_is_named(missing: str) -> None:
     task = TinyTask(TinyConfig())
     with pytest.raises(AttributeError, match=missing):
         Trainer(partial, task, task.build_model(), None)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_trainer_makes_model_and_optimizer_itself(train: bool) -> None:
+    config = tiny_experiment()
+    made = Trainer.create(config, TinyTask(config.task), train=train, evaluate=True)
+    assert type(made) is Trainer and made.model.built
+    assert made.trains == train == (made.optimizer is not None)
+
+
+def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
+    @trainer_kit.configclass
+    class OwnConfig(TinyConfig):
+        pass
+
+    class Own(Trainer):
+        @classmethod
+        def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
+            made = super().create(config, task, train, evaluate, checkpoint_exporter)
+            made.made_by = cls
+            return made
+
+    register_task(OwnConfig, TinyTask, trainer=Own)
+    config = tiny_experiment().replace(task=OwnConfig())
+    assert type(create_trainer(tiny_experiment(), TinyTask(tiny_experiment().task))) is Trainer
+    own = create_trainer(config, TinyTask(config.task), evaluate=False)
+    assert type(own) is own.made_by is Own
+    own.train(tf.constant(2))
+    assert int(own.global_step.numpy()) == 2

@@ -263,3 +263,56 @@ def _weights(run: _Run) -> list[Any]:
 def _weights_at(run: _Run, number: int) -> list[Any]:
     run.go_on(number)
     return _weights(run)
+
+
+class _OptimizersAverage(_Average):
+    """Averages that are the optimizer's own."""
+
+    section = "optimizer"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.begins, self.variables = 0, _Kept(model)
+
+    def begin(self) -> None:
+        self.begins += 1
+
+
+class _Kept(tf.Module):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.averages = [tf.Variable(v.value) for v in model.trainable_variables]
+
+
+def _averaging_run() -> tuple[Any, _OptimizersAverage, TrainState]:
+    model = _keras_three()
+    average = _OptimizersAverage(model)
+    step = tf.Variable(0, dtype=tf.int64)
+    return model, average, TrainState(step, model, None, average, _Task(), seed=3)
+
+
+def test_an_average_that_is_the_optimizers_is_saved_and_evaluated_as_its_section(tmp_path: Path) -> None:
+    _, average, state = _averaging_run()
+    for variable in average.variables.averages:
+        variable.assign(tf.fill(variable.shape, 4.0))
+    path = state.checkpoint.write(str(tmp_path / "ckpt-1"))
+    assert {name.split("/")[0] for name in saved_shapes(path)} == {"global_step", "model", "optimizer"}
+    _, average, state = _averaging_run()
+    assert state.fits(path)
+    state.restore_weights(path)
+    assert average.resets == 0 and all((one.numpy() == 4.0).all() for one in average.variables.averages)
+    state.restored(path)
+    assert (average.resets, average.begins) == (0, 0)
+    state.restored(None)
+    assert (average.resets, average.begins) == (0, 1)
+
+
+def test_weights_without_the_optimizers_average_are_their_own_average(tmp_path: Path) -> None:
+    _, _, state = _averaging_run()
+    path = state.weights.write(str(tmp_path / "ckpt-1"))
+    assert not any(name.startswith("optimizer") for name in saved_shapes(path))
+    _, average, other = _averaging_run()
+    assert other.fits(path)
+    other.restore_weights(path)
+    assert average.resets == 1
+    assert other.is_sound()

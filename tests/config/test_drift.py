@@ -161,3 +161,22 @@ def test_sections_that_nobody_knows_are_dangerous() -> None:
     assert kind_of("extra.thing") == "dangerous"
     assert kind_of("task.anything") == "dangerous"
     assert kind_of("trainer.anything") == "safe"
+
+
+def test_an_option_that_an_old_record_lacks_was_what_it_is_by_default(default: ExperimentConfig) -> None:
+    old = default.as_dict()
+    del old["trainer"]["fuse_steps"], old["trainer"]["hang_timeout_seconds"], old["runtime"]["random_seed"]
+    assert compare(old, default) == []
+    new = default.replace(runtime={"random_seed": 7})
+    assert compare(old, new) == [Change("runtime.random_seed", 1, 7, "dangerous")]
+
+
+def test_a_key_of_the_task_that_an_old_record_lacks_is_a_change(default: ExperimentConfig) -> None:
+    old = default.as_dict()
+    del old["task"]["name"]
+    (change,) = compare(old, default)
+    assert (change.path, change.old) == ("task.name", ABSENT)
+
+
+def test_an_empty_record_lacks_everything(default: ExperimentConfig) -> None:
+    assert {change.old for change in compare({}, default)} == {ABSENT}

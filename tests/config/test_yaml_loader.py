@@ -148,3 +148,13 @@ def test_written_floats_keep_every_bit_and_equal_lists_are_written_out() -> None
     again = parse(text, "conf.yaml").values
     assert [number.hex() for number in again["a"]] == [number.hex() for number in shared]
     assert yaml.safe_load(text)["b"] == shared
+
+
+def test_a_tuple_as_python_writes_it_is_a_list() -> None:
+    text = yaml.dump({"a": (1, 2), "b": [(3,), ()], "c": [4]})
+    assert "!!python/tuple" in text
+    parsed = parse(text, "conf.yaml")
+    assert parsed.values == {"a": [1, 2], "b": [[3], []], "c": [4]}
+    assert parsed.lines["a.1"] == 3
+    (mistake,) = broken("a: !!python/tuple {b: 1}\n")
+    assert mistake.origin == "conf.yaml:1:4"

@@ -13,7 +13,7 @@ import tf_keras
 
 from trainer_kit.config.optimization import EMAConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
+from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, exchange
 
 StrategyMaker = Callable[[int], Any]
 
@@ -189,3 +189,23 @@ def test_nothing_to_average_and_variables_of_another_strategy_are_refused(replic
         weights = keras.Variable([1.0], name="w")
     with pytest.raises(UsageError, match=r"belongs to another strategy; make the average in that one's scope"):
         MovingAverage([weights], EMAConfig())
+
+
+def test_a_run_that_begins_averages_from_the_weights_that_were_loaded() -> None:
+    weights = keras.Variable(1.0, name="w")
+    average = MovingAverage([weights], EMAConfig())
+    weights.assign(5.0)  # by task.initialize
+    average.begin()
+    assert float(average.variables["w"].numpy()) == 5.0
+    assert average.section == "average"
+
+
+def test_variables_are_exchanged_one_by_one_on_every_replica(replicas: StrategyMaker) -> None:
+    strategy = replicas(4)
+    with strategy.scope():
+        ones, others = ([tf.Variable(tf.fill([2], number * sign)) for number in (1e-30, 3.0)] for sign in (1.0, -7.0))
+    before = [[one.numpy() for one in values] for values in (ones, others)]
+    tf.function(lambda: exchange(strategy, ones, others))()
+    for values, expected in zip((others, ones), before, strict=True):
+        for variable, value in zip(values, expected, strict=True):
+            assert [local.numpy().tolist() for local in variable.values] == [value.tolist()] * 4

@@ -21,7 +21,10 @@ from trainer_kit.compat.model_garden.results import (
 )
 from trainer_kit.errors import StorageError, UsageError
 
-METRICS = {"accuracy": tf.constant(0.25), "loss": np.float32(1.5), "steps": 3, "name": "x", "top": tf.constant([1, 2])}
+
+def _metrics() -> dict[str, Any]:
+    """Made when a test runs: what is imported must not use TensorFlow, or the CPU cannot be split any more."""
+    return {"accuracy": tf.constant(0.25), "loss": np.float32(1.5), "steps": 3, "name": "x", "top": tf.constant([1, 2])}
 
 
 def _files(folder: Path) -> list[str]:
@@ -53,7 +56,7 @@ def _scalars(folder: Path) -> dict[str, tuple[int, float]]:
 def test_metrics_are_written_as_the_same_json(tmp_path: Path) -> None:
     for name, write in (("ours", write_json_summary), ("theirs", train_utils.write_json_summary)):
         (tmp_path / name).mkdir()
-        write(str(tmp_path / name), 70, METRICS)
+        write(str(tmp_path / name), 70, _metrics())
     assert _files(tmp_path / "ours") == _files(tmp_path / "theirs") == ["metrics-70.json"]
     assert len({(tmp_path / name / "metrics-70.json").read_bytes() for name in ("ours", "theirs")}) == 1
 
