@@ -15,7 +15,7 @@ import tensorflow as tf
 from pydantic import ValidationError
 
 from trainer_kit.checkpoints.best import BestCheckpoint
-from trainer_kit.checkpoints.bests import BestCheckpoints
+from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.names import complete_checkpoints
@@ -110,7 +110,7 @@ def check_best_metric(trainer: Any, wanted: bool) -> None:
             _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
         return
     names = trainer.validation_metric_names()
-    if names is not None:
+    if names is not None and isinstance(exporter, EXPORTERS):  # one of the caller's own looks at what it is given
         exporter.check_metric(names)
 
 

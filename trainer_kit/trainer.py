@@ -20,7 +20,7 @@ from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.distribution.batches import tell_uneven_batch
-from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, whole_steps, with_threads
+from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replica_values import (
     are_alike,
@@ -374,10 +374,12 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         def make() -> Any:
             path = f"task.{section}.global_batch_size"
             with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
-                open_data = lambda *opened: whole_steps(open_whole(*opened), opened[2])  # noqa: E731
-                return self._task_data(data, open_data, build_inputs)
+                return self._task_data(data, self._open_validation, build_inputs)
 
         return Feed(section, make, given)
+
+    def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
+        return open_whole(build_inputs, params, input_context)
 
     def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:

@@ -131,17 +131,19 @@ def test_a_private_thread_pool_is_an_option_of_the_dataset() -> None:
     assert np.array_equal(np.concatenate(list(own.as_numpy_iterator())), [0, 1, 2])
 
 
-@pytest.mark.parametrize("form", ["one tensor", "a pair", "a dict in a pair"])
+@pytest.mark.parametrize("form", ["one tensor", "a tuple of one", "a pair", "a dict in a pair"])
 def test_full_batches_end_with_the_last_step_that_every_replica_has_one_for(form: str) -> None:
     def make(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         shaped: dict[str, Callable[[Any], Any]] = {
             "one tensor": lambda x: x,
+            "a tuple of one": lambda x: (x,),
             "a pair": lambda x: (x, x + 1),
             "a dict in a pair": lambda x: ({"x": x, "y": {"z": x}}, x + 1),
         }
         dataset = tf.data.Dataset.range(EXAMPLES).batch(2, drop_remainder=True).map(shaped[form])
         whole = whole_steps(dataset, input_context)
         assert whole.element_spec == dataset.element_spec
+        assert whole.cardinality() == 4
         return whole.map(lambda *parts: tf.nest.flatten(parts)[0])
 
     strategy = mirrored(2)

@@ -71,12 +71,13 @@ def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputCont
       input_context: of the worker; None: there is one replica.
     """
     replicas = input_context.num_replicas_in_sync // input_context.num_input_pipelines if input_context else 1
-    specs = tf.nest.flatten(dataset.element_spec)
+    specs, is_tuple = tf.nest.flatten(dataset.element_spec), isinstance(dataset.element_spec, tuple)
     full = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] for spec in specs)
     if replicas == 1 or not full:
         return dataset
-    windows = dataset.window(replicas, drop_remainder=True)
-    return windows.flat_map(lambda *parts: tf.data.Dataset.zip(parts if len(parts) > 1 else parts[0]))
+    windows, known = dataset.window(replicas, drop_remainder=True), dataset.cardinality()
+    whole = windows.flat_map(lambda *parts: tf.data.Dataset.zip(parts if is_tuple else parts[0]))
+    return whole.apply(tf.data.experimental.assert_cardinality(known // replicas * replicas)) if known > 0 else whole
 
 
 def with_threads(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:

@@ -74,11 +74,15 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
       model_dir: of the run.
     """
     most = params.trainer.max_to_keep
+    if isinstance(
+        trainer, Trainer
+    ):  # which has to know when the averages are in place, for a save that comes meanwhile
+        if trainer._average is None:
+            return []
+        averaged = trainer.averaged_weights
+        return [EMACheckpointing(model_dir, trainer.optimizer, trainer.checkpoint, most, averaged=averaged)]
     if is_averaging(trainer.optimizer):
         return [EMACheckpointing(model_dir, trainer.optimizer, trainer.checkpoint, most)]
-    if isinstance(trainer, Trainer) and trainer._average is not None:
-        weights, averaged = trainer.state.weights, trainer.averaged_weights
-        return [EMACheckpointing(model_dir, trainer.optimizer, weights, most, averaged=averaged)]
     return []
 
 

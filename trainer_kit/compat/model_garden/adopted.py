@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.optimizers import make_whole
 from trainer_kit.distribution.datasets import has_plain_iterator
 from trainer_kit.errors import UsageError
@@ -59,7 +60,8 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         if self.trains and optimizer is not None:
             make_whole(optimizer, inner.model.trainable_variables)
         task, step = getattr(inner, "task", None), inner.global_step
-        self.state = TrainState(step, inner.model, optimizer if self.trains else None, None, task, seed)
+        self._average = _exact_average(optimizer, inner.model)
+        self.state = TrainState(step, inner.model, optimizer if self.trains else None, self._average, task, seed)
         self.data = TrainData(
             lambda _: dataset, lambda: int(step.numpy()), dataset, one_iterator=has_plain_iterator(inner.strategy)
         )
@@ -94,7 +96,16 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def evaluate(self, num_steps: Any) -> Any:
         """Runs the trainer's own evaluation; eager, on the host."""
-        return self._inner.evaluate(num_steps)
+        try:
+            return self._inner.evaluate(num_steps)
+        except BaseException:
+            self.end_averaging()
+            raise
+
+    def end_averaging(self) -> None:
+        """Puts back the weights, if the trainer has put the averages of its optimizer in their place."""
+        if self._average is not None and self._average.swapped:
+            self._average.swap()
 
     def check_data(self) -> None:
         """Does nothing: the trainer's loops say when there are no data."""
@@ -122,3 +133,13 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
         self.sound = None
+
+
+def _exact_average(optimizer: Any, model: Any) -> OptimizersAverage | None:
+    """Returns the average that an optimizer of theirs keeps, and has its own swap be exact; None if it keeps none."""
+    inner = averaging(optimizer)
+    if inner is None:
+        return None
+    average = OptimizersAverage(optimizer, model)
+    inner.swap_weights = average.swap
+    return average

@@ -18,6 +18,7 @@ from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.compat.model_garden.refusals import part_of, told
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.distribution.datasets import whole_steps
 
 
 class Trainer(TaskEvaluation, engine.Trainer):
@@ -80,6 +81,9 @@ class Trainer(TaskEvaluation, engine.Trainer):
     def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
         with told(part_of(self.task.task_config, params), self.task.task_config):
             return super()._task_data(params, open_data, build_inputs)
+
+    def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> Any:
+        return whole_steps(super()._open_validation(build_inputs, params, input_context), input_context)
 
     def _build_optimizers(self) -> None:
         make_whole(self._optimizer, self._model.trainable_variables)
