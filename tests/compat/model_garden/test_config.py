@@ -50,11 +50,17 @@ def _optimization(**parts: Any) -> Any:
 
 
 def test_the_sections_are_ours_with_their_values() -> None:
-    theirs = _mock(trainer={"train_steps": 7, "max_to_keep": 2}, runtime={"num_gpus": 0, "enable_xla": True})
+    theirs = _mock(
+        trainer={"train_steps": 7, "max_to_keep": 2}, runtime={"num_gpus": 0, "dataset_num_private_threads": 3}
+    )
     converted = convert(theirs)
     assert isinstance(converted, ExperimentConfig)
     assert isinstance(converted.trainer, TrainerConfig) and isinstance(converted.runtime, RuntimeConfig)
-    assert (converted.trainer.train_steps, converted.trainer.max_to_keep, converted.runtime.enable_xla) == (7, 2, True)
+    assert (
+        converted.trainer.train_steps,
+        converted.trainer.max_to_keep,
+        converted.runtime.dataset_num_private_threads,
+    ) == (7, 2, 3)
     assert converted.trainer.fuse_steps == 1 and converted.runtime.random_seed == 1  # of ours, by default
     assert original(converted) == theirs
     assert isinstance(original(converted).task, mock_task.MockTaskConfig)
@@ -177,3 +183,8 @@ def test_a_trainer_reads_their_task_and_our_other_sections(ours: bool) -> None:
     assert found.task is (task.task_config if ours else theirs.task)
     assert found.trainer == convert(theirs).trainer and found.runtime == convert(theirs).runtime
     assert sections(found, task) is found  # anything else is taken as it is
+
+
+def test_xla_is_for_gpus_that_are_asked_for_as_theirs_has_it() -> None:
+    for gpus, compiled in ((0, False), (1, True)):
+        assert convert(_mock(runtime={"num_gpus": gpus, "enable_xla": True})).runtime.enable_xla is compiled
