@@ -23,7 +23,9 @@ STRATEGIES = pytest.mark.parametrize("devices", [1, 2])
 def _strategy(devices: int) -> tf.distribute.Strategy:
     if devices == 1:
         return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(devices)])
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{index}" for index in range(devices)], tf.distribute.ReductionToOneDevice()
+    )
 
 
 def _trained(trainable_only: bool = False) -> tuple[Any, Any]:

@@ -190,7 +190,8 @@ def test_the_factories_of_actions_see_the_run(data: Path, tmp_path: Path) -> Non
 
 
 def test_on_several_replicas_the_curves_are_those_of_one(data: Path, tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # a second one would count collectives anew
+    # Collectives of a second strategy in one process, as other tests make, would wait for each other for ever.
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     for kind, make in CONFIGS.items():
         config = make(data)
         for routine in config.task.task_routines:
