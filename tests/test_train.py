@@ -119,15 +119,10 @@ def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
     assert resolved.origins["runtime.tpu"] == "--tpu"
 
 
-def test_the_flag_of_the_tf_data_service_is_the_address_for_all_data(name: str) -> None:
-    values = parse_flags([
-        "train", f"--experiment={name}", "--mode=continuous_eval", "--model_dir=anywhere",
-        "--tf_data_service=grpc://host:5000",
-    ])  # fmt: skip
-    resolved = check_request(request(values))
-    for data in (resolved.config.task.train_data, resolved.config.task.validation_data):
-        assert data.tf_data_service_address == "grpc://host:5000"
-    assert resolved.origins["task.train_data.tf_data_service_address"] == "--tf_data_service"
+def test_the_tf_data_service_is_refused_for_readers_of_ours(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (f"--experiment={name}", "--mode=train", "--model_dir=anywhere", "--tf_data_service=grpc://host:5000")
+    assert _main(*flags) == 2
+    assert "error: --tf_data_service: no reader of this release uses the tf.data service" in capsys.readouterr().err
 
 
 # An experiment's file that ends as FOLDER/ends tells for each import; the first one is the supervisor's, for a look.

@@ -12,7 +12,7 @@ from trainer_kit.config.drift import unknown_paths
 from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.config.schema import DataConfig, TrainerConfig
 from trainer_kit.distribution.cluster import worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.finetune_directory import pretraining_mistakes
@@ -66,6 +66,7 @@ def check_request(request: Request) -> Resolved:
             discovery.find_experiment(request.experiment, request.import_modules)
             resolved = resolve(request.experiment, request.sources)
             mistakes += _path_mistakes(request, resolved)
+            mistakes += _service_mistakes(resolved)
             mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
@@ -134,6 +135,15 @@ def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:
     directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
     old = _text(directory.params) if request.model_dir else ""
     return unknown_paths(request.allow_config_change, resolved.config, old)
+
+
+def _service_mistakes(resolved: Resolved) -> list[Mistake]:
+    """The flag is for tasks with a data section of another framework, whose readers use it; ours do not."""
+    flag, data = "--tf_data_service", getattr(resolved.config.task, "train_data", None)
+    if flag not in resolved.origins.values() or not isinstance(data, DataConfig):
+        return []
+    advice = "leave it out, or set task.train_data.tf_data_service_address if your task reads it"
+    return [Mistake(flag, "no reader of this release uses the tf.data service yet", advice)]
 
 
 def _text(path: str) -> str:
