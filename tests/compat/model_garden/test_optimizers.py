@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -159,8 +160,10 @@ def test_whole_optimizers_have_their_slots_before_the_first_step(make: Any, wrap
 
 
 def test_what_is_no_optimizer_of_keras_2_is_left_alone() -> None:
-    make_whole(None, [])
-    make_whole({"a": "dict"}, [])
+    others = {"adam": keras.optimizers.Adam()}
+    for other in (None, others, others["adam"]):
+        make_whole(other, [])
+    assert not others["adam"].built
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.model_garden.host_values import host_value
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.moving_average import exchange
 
 FOLDER, NAME = "ema_checkpoints", "average_weights"
 _AVERAGING = "official.modeling.optimization.ema_optimizer"
@@ -98,13 +99,6 @@ def averages_in_place(optimizer: Any) -> Iterator[None]:
 
 
 def _exchange_all(optimizer: Any) -> None:
-    for average, weight in zip(optimizer._average_weights, optimizer._model_weights, strict=True):
-        strategy = getattr(average, "distribute_strategy", None) or tf.distribute.get_strategy()
-        with strategy.scope():
-            strategy.extended.update(average, _exchange, args=(weight,), group=False)
-
-
-def _exchange(average: tf.Variable, weight: tf.Variable) -> None:
-    held = average.read_value()
-    average.assign(weight.read_value())
-    weight.assign(held)
+    averages = list(optimizer._average_weights)
+    strategy = getattr(averages[0], "distribute_strategy", None) or tf.distribute.get_strategy()
+    exchange(strategy, averages, list(optimizer._model_weights))

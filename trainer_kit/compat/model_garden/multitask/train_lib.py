@@ -8,6 +8,7 @@ import tensorflow as tf
 from official.core import train_utils
 
 from trainer_kit import build, runner
+from trainer_kit.compat.model_garden.best import maybe_create_best_ckpt_exporter
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_trainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
@@ -57,10 +58,10 @@ def run_experiment(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir)
+    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     engine_task = EngineTask(task, model, exporter)
     if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
-        exporter = exporter or _default_exporter(config, model_dir)
+        exporter = exporter or _default_exporter(config, model_dir, distribution_strategy)
         evaluating(trainer).evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
     model, logs = runner.run_experiment(
         distribution_strategy,
@@ -134,10 +135,10 @@ def run_experiment_with_multitask_eval(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config, evaluates = convert(params), lookup_mode(mode).evaluates or run_post_eval
-    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir)
+    exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     separate = SeparateEvaluation(train_task, eval_tasks, exporter)
     if trainer is not None and evaluates and lookup_mode(mode).trains:
-        separate.begin(trainer, config, exporter or _default_exporter(config, model_dir))
+        separate.begin(trainer, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
     model, logs = runner.run_experiment(
         distribution_strategy,
         separate,
@@ -154,13 +155,14 @@ def run_experiment_with_multitask_eval(
     return model, logs if run_post_eval else {}
 
 
-def _own_exporter(creator: Any, params: Any, model_dir: str) -> Any:
+def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
     """What keeps the best checkpoint if the caller creates it; None: our engine does."""
-    theirs = train_utils.maybe_create_best_ckpt_exporter
-    return None if creator is None or creator is theirs else creator(params, model_dir)
+    if creator in (None, train_utils.maybe_create_best_ckpt_exporter, maybe_create_best_ckpt_exporter):
+        return None
+    with strategy.scope():  # by which it knows whether this worker is the one that keeps it
+        return creator(params, model_dir)
 
 
-def _default_exporter(config: ExperimentConfig, model_dir: str) -> Any:
-    """What our engine would keep the best checkpoint with, for a ready-made trainer; in strategy scope."""
-    chief = build.is_chief(tf.distribute.get_strategy())
-    return build.create_exporter(config, RunDirectory(model_dir, config.trainer), chief)
+def _default_exporter(config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
+    """What our engine would keep the best checkpoint with, for a ready-made trainer."""
+    return build.create_exporter(config, RunDirectory(model_dir, config.trainer), build.is_chief(strategy))
