@@ -79,7 +79,7 @@ def main(names: list[str]) -> int:
     """Prints the table; returns how many experiments end in a bug."""
     bugs = 0
     print("| experiment | task's config | values | exit | what `check` says | s |\n|---|---|---:|---:|---|---:|")
-    with ForkServer(preload=[*THEIRS, *DOOR]) as server:
+    with ForkServer(needs=[*THEIRS, *DOOR]) as server:
         for cells in rows(server, names or list(EXPERIMENTS)):
             print(f"| {' | '.join(cells)} |", flush=True)
             bugs += cells[3] not in {str(int(code)) for code in EXIT_CODES} or cells[3] == str(int(ExitCode.BUG))

@@ -23,6 +23,7 @@ from tests.traces import times_traced
 from trainer_kit import build
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.controller import Controller
 from trainer_kit.errors import (
     ConfigError,
     DataError,
@@ -327,6 +328,29 @@ def test_any_orbit_controller_can_drive_the_trainer(tmp_path: Path) -> None:
     assert _OrbitsOwn.used == 2
     assert 20 in complete_checkpoints(str(tmp_path))
     assert _tags(tmp_path / "train")["training_loss"] == [5, 10, 15, 20]
+
+
+def test_a_run_that_an_action_takes_back_to_a_checkpoint_ends_with_the_same_bits_and_records(
+    once_evaluated: _Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Controller] = []
+
+    class Found(Controller):
+        def __init__(self, **parts: Any) -> None:
+            made.append(self)
+            super().__init__(**parts)
+
+    def go_back_once(logs: Any) -> None:
+        manager = made[0].checkpoint_manager
+        if int(made[0].global_step.numpy()) == 55 and "taken the run back" not in caplog.text:
+            manager.sync()
+            tf.train.Checkpoint.read(manager.checkpoint, manager.newest())  # of which our engine knows nothing
+
+    _run(tmp_path, "train_and_eval", _EVALUATED, controller_cls=Found, train_actions=[go_back_once])
+    assert "an action has taken the run back from step 55 to step 40" in caplog.text
+    found = compare_runs(str(once_evaluated.folder), str(tmp_path))
+    found = [one for one in found if not ("_OBJECT_GRAPH differs" in one and "(1 of" in one)]  # Keras' names count on
+    assert [one for one in found if '"lineage": 1' not in one] == []  # the ledger alone tells that there was a return
 
 
 def test_a_ready_made_trainer_is_used(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bo
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
     if metric:
-        kind = getattr(trainer_class(config.task), "best_checkpoint", BestCheckpoint)
+        kind = (trainer_class(config.task) or Trainer).best_checkpoint
         primary = kind(directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps)
     named = {
         name: BestCheckpoint(
@@ -226,20 +226,31 @@ def create_actions(
     """
     own = getattr(trainer, "own_train_actions", None)
     actions = [*(given or []), *(own(config, manager.source, manager) if own else [])]
-    for number, action in enumerate(actions):
-        if hasattr(action, "state") and hasattr(action, "restore") and hasattr(trainer, "state"):
-            restore = action.restore
-            trainer.state.run_state.add(
-                f"action {number} {type(action).__name__}",
-                action.state,
-                lambda state, restore=restore: None if state is None else restore(state),
-            )
+    keep_states(trainer, actions)
     resolver = getattr(strategy, "cluster_resolver", None)
     if config.trainer.preemption_on_demand_checkpoint and isinstance(
         resolver, tf.distribute.cluster_resolver.TPUClusterResolver
     ):
         actions.append(orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step))
     return actions
+
+
+def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
+    """Has the states of actions be in every checkpoint; before the restore.
+
+    Args:
+      trainer: of the run; one that is not ours keeps none.
+      actions: those with methods `state()` and `restore(state)` have a state.
+      kind: tells these from the others of the run.
+    """
+    for number, action in enumerate(actions):
+        if hasattr(action, "state") and hasattr(action, "restore") and hasattr(trainer, "state"):
+            restore = action.restore
+            trainer.state.run_state.add(
+                f"{kind} {number} {type(action).__name__}",
+                action.state,
+                lambda state, restore=restore: None if state is None else restore(state),
+            )
 
 
 def create_eval_actions(

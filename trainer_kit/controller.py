@@ -47,6 +47,7 @@ class Controller(orbit.Controller):
         one that was cut off is made up; a single set is called "".
       on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
         run went back to an earlier step, to go on from there. Otherwise the error is raised.
+      on_return: called with an earlier step that an action has taken the run back to; returns the checkpoint of it.
       followed: the run whose checkpoints `evaluate_continuously` takes; None: all that it knows is the folder.
       newest_only: whether it takes the newest one next, not all in order.
       times: counts what the run spends its time on; None: one of its own.
@@ -64,6 +65,7 @@ class Controller(orbit.Controller):
         on_evaluation: Callable[[int, Mapping[str, Any], Any, str | None], None] = lambda *_: None,
         recorded_sets: Callable[[int], Collection[str]] = lambda _: (),
         on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
+        on_return: Callable[[int], str | None] = lambda _: None,
         followed: Followed | None = None,
         newest_only: bool = False,
         times: TimeLedger | None = None,
@@ -75,7 +77,7 @@ class Controller(orbit.Controller):
         self._soundness = Soundness(orbit_arguments.get("trainer"), loss_bound)
         self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
         self._total: int | None = None
-        self._recorded_sets = recorded_sets
+        self._recorded_sets, self._on_return = recorded_sets, on_return
         self._evaluated: dict[str, int] = {}  # the step at which this process has evaluated each validation set last
         self._saved_step = -1
         self._checkpoint: str | None = None
@@ -139,6 +141,8 @@ class Controller(orbit.Controller):
             begun, end = self._open_loop.next(step, steps, self._steps_per_loop)
             try:
                 step = self._run_loop(step, begun, end)
+                if step < begun:
+                    return False
                 save = schedules.is_due(begun, step, self._interval)
                 if (
                     save or step >= steps >= 0 or self.stopping or self.stop_request.reason
@@ -409,13 +413,23 @@ class Controller(orbit.Controller):
         ready_at, tracing = getattr(parts, "ready_at", 0.0), getattr(parts, "tracing", 0.0)
         seconds = time.perf_counter() - start - tracing
         self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start, tracing)
-        self._open_loop.steps = (begun, end) if begun < step + done < end and self.stopping else None
+        reached = step + done
+        self._open_loop.steps = (begun, end) if begun < reached < end and self.stopping else None
         if self._open_loop.steps is None and done:
             values = tf.nest.map_structure(to_numpy, logs)
-            self._reporter.report("train", step + done, self._total, values, seconds, steps=done)  # an action may raise
+            self._reporter.report("train", reached, self._total, values, seconds, steps=done)  # an action may raise
             self._call(self.train_actions, logs)
-        self._soundness.check(step + done, logs)
-        return step + done
+            if self.train_actions and (now := int(self.global_step.numpy())) < reached:
+                return self._follow_back(reached, now)
+        self._soundness.check(reached, logs)
+        return reached
+
+    def _follow_back(self, reached: int, step: int) -> int:
+        """Goes to the step that an action has gone back to, with all that it knows nothing of; returns that step."""
+        _LOG.warning("an action has taken the run back from step %d to step %d", reached, step)
+        if path := self._on_return(step):
+            self.go_back(path)
+        return step
 
     def _tensor_of(self, steps: int) -> tf.Tensor:
         """Returns an int32 scalar, the same one for loop after loop."""

@@ -13,6 +13,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
@@ -34,8 +35,10 @@ class Evaluator(orbit.AbstractEvaluator):
     Attributes:
       state: the TrainState.
       evaluated_batches: int64 scalar, on the host: batches evaluated by this process.
+      best_checkpoint: the class that keeps the best of a run.
     """
 
+    best_checkpoint: Any = BestCheckpoint
     config: Any
     task: Any
     model: Any
@@ -64,6 +67,10 @@ class Evaluator(orbit.AbstractEvaluator):
         self.eval_seconds: dict[str, float] = {}
         self.evaluated_batches = batch_counter()
         self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too
+
+    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+        """Returns actions after evaluations beside those that a run is given; `model_dir` is the evaluation's own."""
+        return []
 
     @property
     def validation_loss(self) -> Any:

@@ -14,6 +14,7 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import build
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
@@ -375,8 +376,14 @@ def _extras(
     if not issubclass(controller_cls, Controller):
         return {}
     options = config.trainer
+
+    def on_return(step: int) -> str | None:
+        timeline.rewind(step)
+        return complete_checkpoints(directory.path).get(step)
+
     extras: dict[str, Any] = {
         "recorded_sets": lambda step: _agreed(early, timeline, step),
+        "on_return": on_return,
         "writer": reports.writer,
         "times": reports.times,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),

@@ -123,6 +123,10 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
+    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+        """Returns actions after training loops beside those that a run is given; `manager` is of its checkpoints."""
+        return []
+
     # ---- what it is made of
 
     @property

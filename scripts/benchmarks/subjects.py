@@ -118,6 +118,7 @@ def peers(net: str, to: str) -> Iterator[Contender]:
         options={"net": net, "loop": LOOP},
         to="model_garden",
         goals=(at_least(GARDEN_GOALS[net], "model_garden"),),
+        quick=True,
     )
     yield Contender(
         name="lightning",

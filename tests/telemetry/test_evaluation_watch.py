@@ -104,7 +104,7 @@ def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
 
 
 def test_a_short_evaluation_is_not_told_of(tmp_path: Path) -> None:
-    lines = _lines(tmp_path, slow_experiment(), after=10.0)
+    lines = _lines(tmp_path, slow_experiment(seconds=0.0), after=10.0)
     assert [line.split(" | ")[0] for line in lines] == ["train", "validation"] * 2
 
 

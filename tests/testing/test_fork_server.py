@@ -41,6 +41,11 @@ def split_the_cpu() -> None:
         raise SystemExit(int(tf.reduce_sum(tf.ones([3])).numpy()))
 
 
+def know(module: str) -> None:
+    """Tells by the exit code whether a module is imported."""
+    raise SystemExit(0 if module in sys.modules else 3)
+
+
 def fail() -> None:
     """Ends as a bug does."""
     raise ValueError("what went wrong")
@@ -92,6 +97,12 @@ def test_leaving_the_server_ends_its_children() -> None:
     with ForkServer() as server:
         child = server.start(wait_for_a_signal)
     assert not child.alive
+
+
+def test_a_server_that_lacks_what_is_needed_is_started_anew() -> None:
+    for needs, code in (((), 3), (["wave"], 0), ((), 0)):  # a module that nothing else imports; the server stays
+        with ForkServer(needs=needs) as server:
+            assert server.run(know, "wave").code == code
 
 
 def test_train_is_the_command_with_its_exit_codes(server: ForkServer, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class TrainState:
         what a checkpoint holds of it, and where.
       task: whose own variables and generators belong to the run.
       seed: of the process' random generators.
+      items: further parts of a checkpoint by their names; of these names the state's own ones stay.
 
     Attributes:
       checkpoint: all of it.
@@ -34,7 +35,14 @@ class TrainState:
     """
 
     def __init__(
-        self, global_step: tf.Variable, model: Any, optimizer: Any, average: Any, task: Any, seed: int
+        self,
+        global_step: tf.Variable,
+        model: Any,
+        optimizer: Any,
+        average: Any,
+        task: Any,
+        seed: int,
+        items: Mapping[str, Any] | None = None,
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
         self.run_state = RunState()
@@ -44,9 +52,8 @@ class TrainState:
             others = {"run_state": self.run_state.variable, "task": task_state(task, model), "random": generators}
             if model_state := untracked_model_state(model):
                 generators["model"] = model_state
-        self.checkpoint = training_checkpoint(
-            global_step=global_step, model=model, **{"optimizer": optimizer, **self._average_section()}, **others
-        )
+        others = {**(items or {}), **others, "optimizer": optimizer, **self._average_section()}
+        self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
         self.weights = weights_checkpoint(global_step=global_step, model=model)
         self._optimizer = optimizer
         self._weights_finite = tf.function(self.finite, autograph=False)

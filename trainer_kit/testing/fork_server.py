@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from trainer_kit.errors import UsageError
 
@@ -94,11 +94,16 @@ class ForkServer:
     """Starts runs; when it is left, those that still run are killed. The server itself lasts as long as this process.
 
     Args:
-      preload: modules that the server imports beside TensorFlow, Keras and trainer_kit. They may not run an op.
+      preload: modules that the server imports beside TensorFlow, Keras and trainer_kit, if it does not run yet. They
+        may not run an op.
+      needs: the same, of modules that take seconds to import: in the place of a server that runs without one of them
+        another is started, so no run of an earlier ForkServer may be left.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        self._preload = [_PRELOADED, *preload]
+    _needed: ClassVar[list[str]] = []  # what the server has imported of what was needed
+
+    def __init__(self, preload: Sequence[str] = (), *, needs: Sequence[str] = ()) -> None:
+        self._preload, self._needs = [_PRELOADED, *preload], needs
         self._children: list[Child] = []
         self._numbers = itertools.count()
         self._open = contextlib.ExitStack()
@@ -106,7 +111,10 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         self._folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="trainer_kit_runs_"))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(self._preload)
+        if missing := [name for name in self._needs if name not in self._needed]:
+            self._needed.extend(missing)
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]  # nothing if there is none
+        self._context.set_forkserver_preload([*self._preload, *self._needed])
         with _quiet_tensorflow():
             forkserver.ensure_running()
         return self

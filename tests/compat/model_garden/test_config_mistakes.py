@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from official.common import registry_imports  # noqa: F401  it registers all of 
 from official.core import exp_factory
 from official.modeling.hyperparams import params_dict
 
+from trainer_kit.compat.model_garden import mirror
 from trainer_kit.compat.model_garden.config import broken_rules, convert
 from trainer_kit.compat.model_garden.experiments import PREFIX
 from trainer_kit.compat.model_garden.mirror import original
@@ -187,6 +189,18 @@ def test_a_restriction_of_theirs_is_a_rule() -> None:
         apply(ours, [Layer({"task": {"model": {"num_classes": 3}}}, {"task": "here"})])
     with pytest.raises(ConfigError, match=r"task.train_data.dtype \(here\): breaks"):
         apply(ours, [Layer({"task": {"train_data": {"dtype": "float16"}}}, {"task": "here"})])
+
+
+def test_rules_go_with_a_config_to_another_process() -> None:
+    theirs = exp_factory.get_exp_config(RESNET)
+    theirs._restrictions = ["task.model.num_classes > 5", "task.model.num_classes < 8"]
+    theirs.task.model.num_classes = 9
+    text = pickle.dumps(convert(theirs))
+    mirror._made.clear()  # as in a process that has made none yet
+    ours = pickle.loads(text)
+    with pytest.raises(ConfigError, match=r"breaks the experiment's rule 'task\.model\.num_classes > 5'"):
+        apply(ours, [Layer({"task": {"model": {"num_classes": 3}}}, {"task": "here"})])
+    assert [mistake.path for mistake in broken_rules(ours)] == ["task.model.num_classes"]
 
 
 def test_a_restriction_that_the_registered_config_breaks_is_for_the_start_of_a_run() -> None:

@@ -91,6 +91,14 @@ class _Flags(parsing.ParseConfigOptions):
     mode: str = "train"
 
 
+def test_a_value_that_is_asked_for_counts_though_we_would_choose_it(files: Path) -> None:
+    chosen = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
+    _, plain = _both(files)
+    ours = parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=chosen))
+    assert (plain.trainer.best_checkpoint_export_subdir, plain.runtime.distribution_strategy) == ("", "mirrored")
+    assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == ("best_ckpt", "auto")
+
+
 def test_flags_that_may_be_given_several_times_are_taken_in_order(files: Path) -> None:
     overrides = ["trainer.train_steps=8,trainer.max_to_keep=4", "trainer.train_steps=9"]
     flags = _Flags("mock", [str(files / "data.yaml")], params_override=overrides)

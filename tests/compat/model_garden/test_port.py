@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from scripts.model_garden_table import DOOR, THEIRS
+from trainer_kit.testing import ForkServer
 
 ROOT = Path(__file__).parents[3]
 STEPS = "--params_override=trainer.train_steps={}"
@@ -24,23 +27,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    flags = ("--experiment=rings", "--mode=train_and_eval", "--model_dir=run")
-    return subprocess.run(
-        [sys.executable, *command, *flags], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Starts processes, in which Model Garden is imported already."""
+    with ForkServer(needs=[*THEIRS, *DOOR]) as started:
+        yield started
 
 
-def test_a_run_that_their_program_began_is_gone_on_with_by_ours_by_the_command_and_by_theirs(folder: Path) -> None:
+def program(path: str, *flags: str) -> None:
+    """Does what `python PATH FLAGS` does."""
+    sys.argv, sys.path[0] = [path, *flags], "."
+    runpy.run_path(path, run_name="__main__")
+
+
+def test_a_run_that_their_program_began_is_gone_on_with_by_ours_by_the_command_and_by_theirs(
+    server: ForkServer, folder: Path
+) -> None:
     for steps, command in (
-        (200, ("before.py",)),
-        (400, ("after.py",)),
-        (600, ("-m", "trainer_kit.train", "--import_module=rings.py")),
-        (800, ("before.py",)),
+        (200, (program, "before.py")),
+        (400, (program, "after.py")),
+        (600, ("train", "--import_module=rings.py")),
+        (800, (program, "before.py")),
     ):
-        done = _run(folder, *command, STEPS.format(steps))
-        assert done.returncode == 0, done.stderr
+        flags = ("--experiment=rings", "--mode=train_and_eval", "--model_dir=run", STEPS.format(steps))
+        done = server.run(*command, *flags, folder=str(folder))
+        assert done.code == 0, done.text
         assert (folder / "run" / f"ckpt-{steps}.index").exists()
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if line["kind"] == "train"] == [300, 400, 500, 600]  # ours went on at 200

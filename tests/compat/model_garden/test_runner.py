@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +15,10 @@ import tf_keras
 from official.core import exp_factory, task_factory, train_lib
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
+from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.mirror import original
-from trainer_kit.compat.model_garden.runner import run_experiment
+from trainer_kit.compat.model_garden.runner import OrbitExperimentRunner, run_experiment
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import ConfigError, UsageError
 
@@ -217,3 +219,51 @@ def test_a_controller_of_a_users_drives_the_run(tmp_path: Path) -> None:
     assert len(_Counting.made) == 1
     _assert_equal(model, _theirs("train_and_eval", tmp_path / "theirs")[0])
     assert _steps(tmp_path / "ours")[-1] == STEPS
+
+
+def _their_runner(cls: type[OrbitExperimentRunner], folder: Path, config: Any) -> OrbitExperimentRunner:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(original(convert(config).task))
+    return cls(strategy, task, "train_and_eval", config, str(folder))
+
+
+class _OwnKeeper(OrbitExperimentRunner):
+    """Keeps the best in a folder of its own, as subclasses of theirs do."""
+
+    def _build_best_checkpoint_exporter(self) -> BestCheckpointExporter:
+        return BestCheckpointExporter(str(Path(self.model_dir) / "mine"), "validation_loss", "lower")
+
+
+def test_the_parts_of_a_runner_are_there_when_its_run_has_begun(tmp_path: Path) -> None:
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
+    with pytest.raises(UsageError, match="made by run"):
+        _ = made.controller
+    model, logs = made.run()
+    assert made.trainer.model is model and made.controller.trainer is made.trainer and logs
+    assert made.checkpoint_manager.latest_checkpoint == str(tmp_path / "run" / "ckpt-2")
+
+
+def test_a_trainer_that_is_asked_for_before_is_the_one_that_runs(tmp_path: Path) -> None:
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
+    trainer = made.trainer
+    assert int(trainer.global_step) == 0
+    model, _ = made.run()
+    assert trainer.model is model and int(trainer.global_step) == 2
+
+
+def test_a_subclass_keeps_the_best_where_it_wants(tmp_path: Path) -> None:
+    made = _their_runner(_OwnKeeper, tmp_path, _config(train_steps=2))
+    _, logs = made.run()
+    assert json.loads((tmp_path / "mine" / "info.json").read_text())["validation_loss"] == logs["validation_loss"]
+
+
+@pytest.mark.parametrize("cls", [OrbitExperimentRunner, _OwnKeeper])
+def test_another_config_is_refused_before_any_file_is_touched(cls: type[OrbitExperimentRunner], tmp_path: Path) -> None:
+    _their_runner(OrbitExperimentRunner, tmp_path, _config(train_steps=2)).run()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    other = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
+    other.trainer.optimizer_config.optimizer.type = "adam"
+    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began"):
+        _their_runner(cls, tmp_path, other).run()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

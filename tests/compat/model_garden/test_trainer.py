@@ -14,6 +14,8 @@ from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
 from tests.compat.model_garden.garden_task import (
+    BATCH,
+    FEATURES,
     SmallTask,
     begun,
     bits,
@@ -205,6 +207,19 @@ def test_gin_chooses_the_trainer_by_the_short_and_by_the_whole_name(name: str, m
     converted = convert(config)
     own = build.create_trainer(converted, task_class(converted.task)(converted.task))
     assert isinstance(own, MyTrainer)
+
+
+@gin.configurable(module="tests.door")
+def my_data() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors((tf.ones([BATCH, FEATURES]), tf.zeros([BATCH], tf.int32))).repeat()
+
+
+def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
+    gin.parse_config("official.core.base_trainer.Trainer.train_dataset = @tests.door.my_data()")
+    config = small_config()
+    trainer = create_trainer(config, task_factory.get_task(config.task), train=True, evaluate=True)
+    features, labels = next(iter(trainer.train_dataset))
+    assert features.shape == [BATCH, FEATURES] and not labels.numpy().any()
 
 
 def test_the_engine_makes_it_for_the_tasks_of_converted_configs() -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.names import ITERATOR
 from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.optimizers import make_whole
 from trainer_kit.distribution.datasets import has_plain_iterator
@@ -20,6 +21,8 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.stopping import Stopping
 from trainer_kit.trainer import Trainer
+
+_KNOWN = ("global_step", "model", "optimizer", "save_counter")
 
 
 def adopted(trainer: Any, seed: int = 0) -> Any:
@@ -61,13 +64,19 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             make_whole(optimizer, inner.model.trainable_variables)
         task, step = getattr(inner, "task", None), inner.global_step
         self._average = _exact_average(optimizer, inner.model)
-        self.state = TrainState(step, inner.model, optimizer if self.trains else None, self._average, task, seed)
+        trained = optimizer if self.trains else None
+        self.state = TrainState(step, inner.model, trained, self._average, task, seed, self._own_items())
         self.data = TrainData(
             lambda _: dataset, lambda: int(step.numpy()), dataset, one_iterator=has_plain_iterator(inner.strategy)
         )
         self.state.run_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
         self.init_stopping()
+
+    def _own_items(self) -> dict[str, Any]:
+        """What the trainer's own checkpoint has beside what ours has anyway."""
+        found = dict(self._inner.checkpoint._trackable_children())
+        return {name: item for name, item in found.items() if self.trains and name not in _KNOWN}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_inner":
@@ -106,6 +115,14 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Puts back the weights, if the trainer has put the averages of its optimizer in their place."""
         if self._average is not None and self._average.swapped:
             self._average.swap()
+
+    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+        """Returns what happens after each training loop; gin can bind it."""
+        return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
+
+    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+        """Returns what happens after each evaluation; gin can bind it."""
+        return get_eval_actions(params, self, model_dir)
 
     def check_data(self) -> None:
         """Does nothing: the trainer's loops say when there are no data."""

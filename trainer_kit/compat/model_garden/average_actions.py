@@ -58,15 +58,17 @@ class EMACheckpointing:
         self._folder = os.path.join(os.fspath(export_dir), FOLDER)
         tf.io.gfile.makedirs(self._folder)
         self._manager: tf.train.CheckpointManager | None = None
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None  # of a worker that is not the chief
 
     def __call__(self, output: Any) -> None:
         """Saves; eager, in the scope of the strategy, on every worker."""
         del output
         if self._manager is None:
-            keeps = tf.distribute.get_strategy().extended.should_checkpoint
+            if not tf.distribute.get_strategy().extended.should_checkpoint:
+                self._own_folder = tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
             self._manager = tf.train.CheckpointManager(
                 self._checkpoint,
-                directory=self._folder if keeps else tempfile.mkdtemp(prefix="trainer_kit_worker_"),
+                directory=self._own_folder.name if self._own_folder else self._folder,
                 max_to_keep=self._max_to_keep,
                 checkpoint_name=NAME,
             )

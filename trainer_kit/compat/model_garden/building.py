@@ -15,13 +15,14 @@ from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.errors import UsageError
 
 
-def build_model(task: Any, model: Any, train: bool) -> None:
+def build_model(task: Any, model: Any, train: bool, dataset: Any = None) -> None:
     """Makes the variables of `model` if it has none yet; eager, in strategy scope.
 
     Args:
       task: theirs; its train_data, or validation_data, tell what a batch looks like.
       model: of `task.build_model`.
       train: which of both.
+      dataset: a ready-made one in place of both, which is not distributed; anything else does not count.
 
     Raises:
       UsageError, DataError: when the data are not there, or the task cannot call it on such a batch.
@@ -30,14 +31,15 @@ def build_model(task: Any, model: Any, train: bool) -> None:
         return
     part = "train_data" if train else "validation_data"
     with told(f"task.{part}", task.task_config):
-        spec = task.build_inputs(getattr(task.task_config, part)).element_spec
+        if not isinstance(dataset, tf.data.Dataset):
+            dataset = task.build_inputs(getattr(task.task_config, part))
 
     def call(batch: Any) -> Any:
         features = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
         return task.inference_step(features, model)
 
     try:
-        tf.function(call).get_concrete_function(spec)
+        tf.function(call).get_concrete_function(dataset.element_spec)
     except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet, and to make them {type(task).__name__}'s "

@@ -53,23 +53,27 @@ class _Restricted(ExperimentConfig):
     A rule that the config as it is registered breaks stands for a value that only a user can know; see broken_rules.
     """
 
-    _restrictions = ()
-    _unmet = ()
-
     def rules(self) -> Iterator[tuple[str, str]]:
         """Ours, and theirs."""
         yield from super().rules()
-        restrictions: tuple[str, ...] = self._restrictions
-        yield from _broken(original(self), restrictions) if restrictions else ()
+        made_of = getattr(type(self), "made_of", None)  # none while the first one of a class is made
+        if made_of is not None and (restrictions := _unbroken(made_of[0])):
+            yield from _broken(original(self), restrictions)
 
 
 def broken_rules(config: Any) -> list[Mistake]:
     """Returns a mistake for each rule of theirs that `config`, theirs or converted, breaks, before it is run."""
     if isinstance(config, _Restricted):
-        return [Mistake(path, problem) for path, problem in _broken(original(config), config._unmet)]
+        theirs: TheirConfig = type(config).made_of[0]  # type: ignore[attr-defined]
+        unmet = set(theirs._restrictions) - set(_unbroken(theirs))
+        return [Mistake(path, problem) for path, problem in _broken(original(config), sorted(unmet))]
     if isinstance(config, TheirConfig):
         return [Mistake(path, problem) for path, problem in _broken(config, config._restrictions)]
     return []
+
+
+def _unbroken(theirs: TheirConfig) -> list[str]:
+    return [one for one in theirs._restrictions if not any(_broken(theirs, [one]))]
 
 
 def _broken(theirs: TheirConfig, restrictions: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -117,10 +121,6 @@ def convert(theirs: Any) -> ExperimentConfig:
     trains = evaluated or (_TRAINERS if several else _TRAINER)
     register_task(type(parts["task"]), _TASKS if several else _TASK, trainer=trains)
     converted: ExperimentConfig = mirror(theirs, _Restricted, **parts)
-    unmet = tuple(one for one in theirs._restrictions if any(_broken(theirs, [one])))
-    made: Any = type(converted)
-    made._restrictions = tuple(one for one in theirs._restrictions if one not in unmet)
-    made._unmet = unmet
     return converted
 
 

@@ -1,12 +1,18 @@
-"""Which value of a config an error of theirs is about: one that it names in quotes, or that no table of theirs has."""
+"""Where an error comes from, and which value of a config it is about.
+
+That is one which it names in quotes, or which no table of theirs has.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from trainer_kit import errors
 from trainer_kit.errors import Mistake
 
 # What configs are full of, and errors about other things name too.
@@ -19,6 +25,15 @@ def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     inside_graph = lines and lines[0] == "in user code:"
     return (lines[-1] if inside_graph else lines[0]) if lines else type(error).__name__
+
+
+def is_of_a_user(error: BaseException) -> bool:
+    """Returns whether code of a user raised it: of no package that is installed, nor of Python, nor of ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside_graph = re.findall(r'File "([^"]+)", line', str(error))  # AutoGraph raises it anew, and names the places
+    place = [*(frame.filename for frame in frames), *inside_graph][-1]
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    return not place.startswith((*libraries, os.path.dirname(errors.__file__))) and "/official/" not in place
 
 
 def value_in(error: Exception, task_config: Any) -> Mistake | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ParamSpec, TypeVar
 
 import gin
@@ -38,7 +38,7 @@ def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-            bound = {name: value for name, value in _bindings(theirs).items() if name not in given}
+            bound = bindings_of(theirs, given)
             try:
                 return registered(*args, **{**kwargs, **bound})
             except TrainerKitError as error:
@@ -56,8 +56,15 @@ def _as_raised(error: TrainerKitError) -> BaseException:
     return before if isinstance(before, TrainerKitError) else error
 
 
-def _bindings(selector: str) -> dict[str, Any]:
+def bindings_of(theirs: str, given: Collection[str]) -> dict[str, Any]:
+    """Returns what gin binds of a function or class of Model Garden, without the arguments that are given.
+
+    Args:
+      theirs: whole name of it.
+      given: names of arguments.
+    """
     try:
-        return dict(gin.get_bindings(selector))
+        bound = gin.get_bindings(theirs)
     except ValueError:  # theirs is not imported
         return {}
+    return {name: value for name, value in bound.items() if name not in given}

@@ -8,6 +8,7 @@ from typing import Any
 
 import tf_keras
 from official.core import base_task
+from official.modeling.multitask.multitask import MultiTask
 from official.modeling.optimization import optimizer_factory
 
 from trainer_kit.compat.model_garden.config import broken_rules
@@ -17,6 +18,8 @@ from trainer_kit.compat.model_garden.unset import unset_optimization, unset_valu
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
+_THEIR_WAYS = [one.create_optimizer.__func__ for one in (base_task.Task, MultiTask)]
+
 
 def check_values(task: Any, params: Any) -> None:
     """Checks, before anything is built, the optimizer's values, rules of theirs, and the number of a model's classes.
@@ -24,12 +27,16 @@ def check_values(task: Any, params: Any) -> None:
     A task may have its own way to make an optimizer. Of no classes at all Keras makes a layer, which then ends the
     process in the first step.
 
+    Args:
+      task: theirs, or their MultiTask.
+      params: the experiment's config, of theirs or of ours.
+
     Raises:
       ConfigError: naming all that has no value.
     """
-    own_way = task.create_optimizer.__func__ is not base_task.Task.create_optimizer.__func__
+    own_way = task.create_optimizer.__func__ not in _THEIR_WAYS
     found = broken_rules(params) + ([] if own_way else unset_optimization(params.trainer.optimizer_config))
-    if type(task).__module__.startswith("official."):
+    if type(task).__module__.startswith("official.") and not isinstance(task, MultiTask):
         found += [one for one in unset_values(task.task_config, "task.model") if found or one.path.endswith("classes")]
     if found:
         raise ConfigError(found)

@@ -14,13 +14,19 @@ from official.core import exp_factory
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import apply
+from trainer_kit.config.overrides import DEFAULT, apply
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import read_config_file, read_params_override
 from trainer_kit.errors import UsageError
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
+# What `convert` sets where a config of theirs has nothing of its own.
+_CHOSEN = (
+    ("runtime", "distribution_strategy"),
+    ("runtime", "enable_xla"),
+    ("trainer", "best_checkpoint_export_subdir"),
+)
 
 
 @dataclasses.dataclass
@@ -158,11 +164,18 @@ def serialize_config(params: Any, model_dir: str) -> None:
     """
     config = convert(params)
     directory = RunDirectory(model_dir, config.trainer)
-    os.makedirs(model_dir, exist_ok=True)
     check_model_dir(directory, config, "", ())
+    os.makedirs(model_dir, exist_ok=True)
     write_params(directory.params, config)
 
 
 def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
     """Returns a config of theirs like `params` with the values of `layers` on it, each checked."""
-    return original(apply(convert(params), layers).config) if layers else params
+    if not layers:
+        return params
+    resolved = apply(convert(params), layers)
+    made = original(resolved.config)
+    for section, name in _CHOSEN:  # a value that is asked for counts, though it is the one that we would choose
+        if not resolved.origins[f"{section}.{name}"].startswith(DEFAULT):
+            setattr(getattr(made, section), name, getattr(getattr(resolved.config, section), name))
+    return made

@@ -7,13 +7,16 @@ told by its paths, what their code refuses in words is handed on, and any other 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer_kit.compat.model_garden.error_values import one_line, value_in
+from trainer_kit.compat.model_garden.error_values import is_of_a_user, one_line, value_in
 from trainer_kit.compat.model_garden.missing_files import missing_files
 from trainer_kit.compat.model_garden.unset import unset_choices, unset_optimization, unset_values
+from trainer_kit.config.layers import is_inside
 from trainer_kit.errors import ConfigError, DataError, Mistake, TrainerKitError, UsageError
 
 _OPTIMIZER = "trainer.optimizer_config"
@@ -33,7 +36,7 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
 
     Args:
       part: dotted path of the section that is made use of: "task", "task.model", "task.train_data", ...
-      task_config: the task's section, theirs; None: of several tasks, whose errors stay as they are.
+      task_config: the task's section, theirs; of several tasks, their sections by path.
       optimization: the section of the optimizer, theirs or ours, where that is made.
 
     Raises:
@@ -46,28 +49,68 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
     except TrainerKitError:
         raise
     except Exception as error:
-        explained = None if task_config is None else _explained(error, part, task_config, optimization)
+        explained = _explained_by_any(error, part, task_config, optimization)
         if explained is None:
             raise
         raise explained from error
 
 
 def part_of(task_config: Any, data: Any) -> str:
-    """Returns the dotted path of a section of data in the task's section; that of the task, if it is in none."""
-    for name, section in vars(task_config).items() if task_config is not None else ():
-        if section is data and data is not None:
-            return f"task.{name}"
+    """Returns the dotted path of a section of data in the task's section; that of the task, if it is in none.
+
+    Args:
+      task_config: as for `told`.
+      data: the section of data.
+    """
+    for path, section in _by_path(task_config).items():
+        if found := _part_of_one(section, data):
+            return f"{path}.{found}"
+    return "task"
+
+
+def _by_path(task_config: Any) -> Mapping[str, Any]:
+    return task_config if isinstance(task_config, Mapping) else {"task": task_config}
+
+
+def _part_of_one(task_config: Any, data: Any) -> str:
+    for name, section in vars(task_config).items() if data is not None else ():
+        if section is data:
+            return str(name)
         inner = section if isinstance(section, Mapping) else {}
         if found := next((key for key, one in inner.items() if one is data), None):
-            return f"task.{name}.{found}"
-    return "task"
+            return f"{name}.{found}"
+    return ""
+
+
+def _explained_by_any(error: Exception, part: str, task_config: Any, optimization: Any) -> TrainerKitError | None:
+    """The explanation by the section that `part` is in, or by the one of several that says most."""
+    found = []
+    for path, section in _by_path(task_config).items():
+        within = is_inside(part, path)
+        if within or not any(is_inside(part, other) for other in _by_path(task_config)):
+            own = f"task{part.removeprefix(path)}" if within else part
+            if (explained := _explained(error, own, section, optimization)) is not None:
+                found.append(_under(path, explained))
+    by_a_value = (one for one in found if isinstance(one, (ConfigError, DataError)))
+    return next(by_a_value, found[0] if found else None)
+
+
+def _under(path: str, error: TrainerKitError) -> TrainerKitError:
+    """Returns what was told of "task" as told of the section at `path`, where that is another one."""
+    if path == "task":
+        return error
+    if isinstance(error, ConfigError):
+        moved = (re.sub(r"\btask(?=\.|$)", path, one.path) for one in error.mistakes)
+        return ConfigError(dataclasses.replace(one, path=new) for one, new in zip(error.mistakes, moved, strict=True))
+    return type(error)(re.sub(r"(?m)^(\W*)task(?=[.:])", rf"\1{path}", str(error)))
 
 
 def _explained(error: Exception, part: str, task_config: Any, optimization: Any) -> TrainerKitError | None:
     if isinstance(error, ImportError):
         return UsageError(f"{part}: a package is missing: {one_line(error)}; install it, and try again")
-    if found := unset_optimization(optimization) if optimization is not None else unset_values(task_config, part):
-        return ConfigError(found)
+    unset = unset_optimization(optimization) if optimization is not None else unset_values(task_config, part)
+    if unset and not is_of_a_user(error):
+        return ConfigError(unset)
     if library := _library_in(error):
         return _not_got(library, error, part, task_config)
     absent = missing_files(task_config, one_line(error))

@@ -15,15 +15,16 @@ from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.controller import Controller
 from trainer_kit.errors import UsageError
 from trainer_kit.modes import lookup_mode
-from trainer_kit.run_directory import RunDirectory
+from trainer_kit.run_directory import RunDirectory, check_model_dir
 
 
 class OrbitExperimentRunner:
-    """Runs an experiment of theirs; the trainer is made by the constructor, all else by `run`.
+    """Runs an experiment of theirs.
 
     A subclass may make another trainer (`_build_trainer`) or another keeper of the best
-    (`_build_best_checkpoint_exporter`). The checkpoint manager and the controller are our engine's: they are there once
-    `run` has begun, and a subclass that makes its own is refused.
+    (`_build_best_checkpoint_exporter`), which is then done by the constructor. All else is made by `run`: the trainer,
+    if nothing has asked for it before, the checkpoint manager and the controller. The latter two are our engine's, and
+    a subclass that makes its own is refused.
 
     Args:
       distribution_strategy: None: the current one.
@@ -44,8 +45,10 @@ class OrbitExperimentRunner:
 
     Raises:
       UsageError: for an unknown mode, or a subclass that makes its own checkpoint manager or controller.
-      ConfigError: when our engine does not allow a value of `params`.
+      ConfigError: when our engine does not allow a value of `params`, or the run in `model_dir` had another one.
     """
+
+    _own_hooks = ("_build_trainer", "_build_best_checkpoint_exporter")
 
     def __init__(
         self,
@@ -80,9 +83,11 @@ class OrbitExperimentRunner:
             "enable_async_checkpointing": enable_async_checkpointing,
             **options,
         }
-        chosen = lookup_mode(mode)
+        lookup_mode(mode)
         self._config = convert(params)
-        self._trainer = trainer or self._build_trainer(task, chosen.trains, chosen.evaluates or run_post_eval)
+        self._trainer = trainer
+        if any(getattr(type(self), name) is not getattr(OrbitExperimentRunner, name) for name in self._own_hooks):
+            self._make_trainer()
 
     @property
     def params(self) -> Any:
@@ -96,7 +101,9 @@ class OrbitExperimentRunner:
 
     @property
     def trainer(self) -> Any:
-        """The trainer, as it was given or made."""
+        """The trainer, as it was given or made; made now, if it is asked for before `run`."""
+        if self._trainer is None:
+            self._make_trainer()
         return self._trainer
 
     @property
@@ -122,10 +129,17 @@ class OrbitExperimentRunner:
     def run(self) -> tuple[Any, Mapping[str, Any]]:
         """Runs the experiment and returns (model, logs) as trainer_kit.run_experiment does."""
         with self.strategy.scope():
-            trainer = adopted(self._trainer, self._config.runtime.random_seed)
+            trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: our engine makes it
         return runner.run_experiment(
             self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **self._arguments
         )
+
+    def _make_trainer(self) -> None:
+        mode, run_post_eval = lookup_mode(self._mode), self._arguments["run_post_eval"]
+        if mode.trains:  # told before the folder of the best is made
+            allowed, experiment = (self._arguments.get(name, "") for name in ("allow_config_change", "experiment"))
+            check_model_dir(RunDirectory(self._model_dir, self._config.trainer), self._config, experiment, allowed)
+        self._trainer = self._trainer or self._build_trainer(self._task, mode.trains, mode.evaluates or run_post_eval)
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
         """Returns the trainer; to be overridden for another one."""
@@ -154,8 +168,10 @@ class OrbitExperimentRunner:
         class Noted(controller_cls):
             def __init__(self, *arguments: Any, **named: Any) -> None:
                 outer._controller = self
+                outer._trainer = named["trainer"] or named["evaluator"]
                 super().__init__(*arguments, **named)
 
+        Noted.__name__, Noted.__qualname__ = controller_cls.__name__, controller_cls.__qualname__  # for messages
         return Noted
 
 

@@ -12,7 +12,7 @@ from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.building import build_model
 from trainer_kit.compat.model_garden.config import sections
-from trainer_kit.compat.model_garden.gin_names import configurable
+from trainer_kit.compat.model_garden.gin_names import bindings_of, configurable
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer, make_whole
@@ -42,7 +42,7 @@ class Trainer(TaskEvaluation, engine.Trainer):
         checkpoint_exporter: Any = None,
     ) -> None:
         self._given_optimizer = optimizer
-        build_model(task, model, train)
+        build_model(task, model, train, train_dataset if train else validation_dataset)
         with told("task", task.task_config):
             super().__init__(
                 sections(config, task),
@@ -61,8 +61,12 @@ class Trainer(TaskEvaluation, engine.Trainer):
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a Trainer with the task's model and optimizer, which keeps the moving average. In strategy scope."""
-        made = create_trainer(config, task, train, evaluate, checkpoint_exporter)
+        """Returns a trainer with the task's model and optimizer, which keeps the moving average. In strategy scope.
+
+        It is of this class; of Trainer itself gin can have it be of another one, ours or theirs.
+        """
+        chosen = {} if cls is Trainer else {"trainer_cls": cls}  # what gin binds loses to an argument
+        made = create_trainer(config, task, train, evaluate, checkpoint_exporter, **chosen)
         return adopted(made, config.runtime.random_seed)
 
     def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
@@ -79,7 +83,8 @@ class Trainer(TaskEvaluation, engine.Trainer):
             super().initialize()
 
     def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
-        with told(part_of(self.task.task_config, params), self.task.task_config):
+        sections = self._task_sections()
+        with told(part_of(sections, params), sections):
             return super()._task_data(params, open_data, build_inputs)
 
     def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> Any:
@@ -106,7 +111,9 @@ def create_trainer(
     checkpoint_exporter: Any = None,
     trainer_cls: Any = Trainer,
 ) -> Any:
-    """Returns a trainer with the task's model and optimizer; in strategy scope. gin can bind `trainer_cls`.
+    """Returns a trainer with the task's model and optimizer; in strategy scope.
+
+    gin can bind `trainer_cls`, and of their Trainer, which ours stands for, what is not passed here.
 
     Args:
       params: the experiment's config, of theirs or of ours.
@@ -120,12 +127,12 @@ def create_trainer(
     with told("task.model", task.task_config):
         model = task.build_model()
     optimizer = create_optimizer(task, params)
-    return trainer_cls(
-        params,
-        task,
-        model=model,
-        optimizer=optimizer,
-        train=train,
-        evaluate=evaluate,
-        checkpoint_exporter=checkpoint_exporter,
-    )
+    arguments = {
+        "model": model,
+        "optimizer": optimizer,
+        "train": train,
+        "evaluate": evaluate,
+        "checkpoint_exporter": checkpoint_exporter,
+    }
+    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if issubclass(trainer_cls, Trainer) else {}
+    return trainer_cls(params, task, **arguments, **bound)

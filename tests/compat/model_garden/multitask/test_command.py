@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.model_garden_table import DOOR, THEIRS
 from tests.compat.model_garden.multitask.registered import trained
 from tests.compat.model_garden.tiny import multi_task
 from trainer_kit.errors import ExitCode
@@ -19,7 +20,7 @@ EXPERIMENT = "tests.compat.model_garden.multitask.registered"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """Starts processes."""
-    with ForkServer() as server:
+    with ForkServer(needs=[*THEIRS, *DOOR]) as server:
         yield server
 
 

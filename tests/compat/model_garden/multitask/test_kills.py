@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scripts.model_garden_table import DOOR, THEIRS
 from tests.compat.model_garden.multitask.registered import BAD_BATCH, killed_at, stopped_in_step, trained
 from tests.compat.model_garden.tiny import multi_task
 from trainer_kit.testing import Ended, ForkServer, compare_runs
@@ -24,7 +25,7 @@ OFTEN = "trainer.train_steps=60,trainer.steps_per_loop=5,trainer.summary_interva
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """Starts processes."""
-    with ForkServer() as server:
+    with ForkServer(needs=[*THEIRS, *DOOR]) as server:
         yield server
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import official.modeling.multitask.interleaving_trainer  # noqa: F401 - gin files may bind it
 from official.core import task_factory
 from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.best import BestCheckpointExporter
+from trainer_kit.compat.model_garden.gin_names import bindings_of
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBaseTrainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluator
 from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
-from trainer_kit.compat.model_garden.optimizers import create_optimizer
+from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
+from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.compat.model_garden.tasks import make_folder
 from trainer_kit.config.base import Config
 from trainer_kit.config.schema import ExperimentConfig
@@ -33,6 +36,7 @@ class MultiTaskTrainers:
         cls, config: ExperimentConfig, task: EngineTask, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
         """Returns a trainer of the kind that trainer.trainer_type names, or an evaluator; in strategy scope."""
+        check_values(task.multi_task, config)
         model, exporter = task.build_model(), task.checkpoint_exporter or checkpoint_exporter
         tasks, steps = task.tasks.values(), task.multi_task.task_eval_steps
         if not train:
@@ -56,11 +60,15 @@ def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any
     kind = options.trainer_type
     if kind not in TRAINERS:
         raise UsageError(f"trainer.trainer_type: there is no {kind!r}; {suggestion(kind, list(TRAINERS))}")
+    trainer, optimizer = TRAINERS[kind], create_optimizer(multi_task, config)
     arguments: dict[str, Any] = {"config": config}
     if kind == "interleaving":
         sampling = original(options.task_sampler)
         arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, multi_task.task_weights)
-    return TRAINERS[kind](multi_task, model, create_optimizer(multi_task, config), **arguments)
+    named = [*arguments, "multi_task", "multi_task_model", "optimizer"]
+    theirs = f"official.modeling.multitask.{trainer.__module__.rpartition('.')[2]}.{trainer.__name__}"
+    bound = bindings_of(theirs, named)
+    return trainer(multi_task, model, optimizer, **arguments, **bound)
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
@@ -72,4 +80,6 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     make_folder(logging_dir)
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
-    return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
+    sections = {f"task.task_routines.{n}.task_config": one.task_config for n, one in enumerate(theirs.task_routines)}
+    with told("task", sections):
+        return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))

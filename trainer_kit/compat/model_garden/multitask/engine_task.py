@@ -24,12 +24,16 @@ class EngineTask:
 
     loss = "loss"
     validation_set = ""
-    task_config = None  # each of the tasks has its own
 
     def __init__(self, multi_task: Any, model: Any = None, checkpoint_exporter: Any = None) -> None:
         self.multi_task, self.checkpoint_exporter = multi_task, checkpoint_exporter
         self.step_counters: dict[str, Any] = {}
         self._model = model
+
+    @property
+    def task_config(self) -> dict[str, Any]:
+        """The sections of the tasks, theirs, by their paths in the experiment's config."""
+        return {f"task.task_routines.{n}.task_config": one.task_config for n, one in enumerate(self.tasks.values())}
 
     @property
     def tasks(self) -> dict[str, Any]:

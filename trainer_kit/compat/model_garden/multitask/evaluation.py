@@ -92,6 +92,14 @@ class TaskEvaluation(Evaluator):
             names += [f"{name}|{metric}" for metric in one.metrics.names()]
         return names
 
+    def _task_sections(self) -> Any:
+        """The sections of the tasks, theirs, by their paths, for messages."""
+        trained = self.task.task_config
+        trained = trained if isinstance(trained, Mapping) else {"task": trained}
+        others = enumerate(one.task.task_config for one in (self._tasks_evaluated or {}).values())
+        known = [id(one) for one in trained.values()]
+        return {**trained, **{f"eval_tasks.{n}.task_config": one for n, one in others if id(one) not in known}}
+
     @property
     def _current(self) -> Evaluated | None:
         return self._tasks_evaluated.get(self.task.validation_set) if self._tasks_evaluated is not None else None

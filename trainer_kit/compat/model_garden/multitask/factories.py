@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainer_kit import build
 from trainer_kit.controller import Controller
 
 
@@ -30,6 +31,7 @@ def actions_of(
             if trainer is not None and train_actions is not None:
                 manager = parts["checkpoint_manager"]
                 made = train_actions(params=params, trainer=trainer, model_dir=model_dir, checkpoint_manager=manager)
+                build.keep_states(trainer, made, "made action")
                 parts["train_actions"] = [*(parts["train_actions"] or []), *made]
             if evaluator is not None and eval_actions is not None:
                 parts["eval_actions"] = [*(parts["eval_actions"] or []), *eval_actions(params, evaluator, model_dir)]

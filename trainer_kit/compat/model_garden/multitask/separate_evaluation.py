@@ -7,11 +7,13 @@ from typing import Any
 from official.core import task_factory
 from official.modeling.multitask.multitask import MultiTask
 
+from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.multitask.creation import MultiTaskTrainers
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
+from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.compat.model_garden.trainer import create_trainer
 from trainer_kit.config.schema import ExperimentConfig
 
@@ -61,7 +63,7 @@ class SeparateTrainers:
             engine_task = EngineTask(task.train_task)
             trainer = MultiTaskTrainers.create(config, engine_task, train, False)
         else:
-            trainer = create_trainer(config, task.train_task, train, False)
+            trainer = adopted(create_trainer(config, task.train_task, train, False), config.runtime.random_seed)
         if evaluate:
             task.begin(trainer, config, task.checkpoint_exporter or checkpoint_exporter)
         return trainer
@@ -70,7 +72,9 @@ class SeparateTrainers:
 def _eval_tasks(config: ExperimentConfig, train_task: Any) -> list[Any]:
     routines = original(config).eval_tasks
     names = [routine.task_name or routine.task_config.name for routine in routines]
-    return [
-        task_factory.get_task(routine.task_config, logging_dir=train_task.logging_dir, name=name)
-        for routine, name in zip(routines, names, strict=True)
-    ]
+    made = []
+    for number, (routine, name) in enumerate(zip(routines, names, strict=True)):
+        section = routine.task_config
+        with told("task", {f"eval_tasks.{number}.task_config": section}):
+            made.append(task_factory.get_task(section, logging_dir=train_task.logging_dir, name=name))
+    return made

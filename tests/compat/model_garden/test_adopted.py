@@ -1,0 +1,74 @@
+"""Trainers of theirs under our runner: what they hold beside ours, what happens after loops and evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from official.core import base_trainer, task_factory
+from official.core import train_utils as theirs
+
+from tests.compat.model_garden.garden_task import small_config
+from trainer_kit import runner
+from trainer_kit.compat.model_garden.adopted import AdoptedTrainer, adopted
+from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.recovery_actions import DivergedRuntimeError
+
+
+class Counting(base_trainer.Trainer):  # type: ignore[misc]
+    """Counts batches in a variable of its own, which its checkpoint holds under a name of its own."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.batches = tf.Variable(0, dtype=tf.int64)
+        model, optimizer, step = self.model, self.optimizer, self.global_step
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=optimizer, global_step=step, my_batches=self.batches
+        )
+
+    def next_train_inputs(self, iterator: Any) -> Any:
+        """Counts."""
+        self.batches.assign_add(1)
+        return super().next_train_inputs(iterator)
+
+
+def _run(config: Any, folder: Path, trainers: list[AdoptedTrainer] | None = None) -> AdoptedTrainer:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(config.task)
+        inner = theirs.create_trainer(config, task, train=True, evaluate=True, trainer_cls=Counting)
+        trainer: Any = adopted(inner)
+    (trainers if trainers is not None else []).append(trainer)
+    runner.run_experiment(strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer)
+    assert isinstance(trainer, AdoptedTrainer)
+    return trainer
+
+
+def _with_steps(steps: int, **optimization: Any) -> Any:
+    config = small_config(**optimization)
+    config.trainer.override({"train_steps": steps, "validation_steps": 2})
+    return config
+
+
+def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path) -> None:
+    _run(_with_steps(3), tmp_path)
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))}
+    assert {"model", "optimizer", "global_step", "my_batches"} <= names
+    gone_on = _run(_with_steps(6), tmp_path)
+    assert int(gone_on.batches) == int(gone_on.global_step) == 6
+
+
+def test_the_averages_that_its_optimizer_keeps_are_saved_after_evaluations(tmp_path: Path) -> None:
+    _run(_with_steps(3, ema={"average_decay": 0.9}), tmp_path)
+    assert [path.name for path in tmp_path.glob("ema_checkpoints/*.index")] == ["average_weights-3.index"]
+
+
+def test_it_goes_back_after_a_divergence_as_the_config_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, trainers = _with_steps(6), []  # type: ignore[var-annotated]
+    config.trainer.override({"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0})
+    with pytest.raises(DivergedRuntimeError, match="recovery_max_trials=1 is used up"):
+        _run(config, tmp_path, trainers)
+    assert f"it goes on from {tmp_path}/ckpt-3" in caplog.text
+    assert int(trainers[0].batches) == int(trainers[0].global_step) == 4  # as if step 4 had been done once
