@@ -114,11 +114,12 @@ class _Patience:
         self.waited = state
 
 
-def test_the_state_of_an_action_goes_into_every_checkpoint_and_comes_back() -> None:
+def test_the_state_of_an_action_goes_into_every_checkpoint_and_comes_back(tmp_path: Path) -> None:
     config, first, second = tiny_experiment(), _Patience(), _Patience()
     for action in (first, second):
         trainer = _trainer()
-        actions = build.create_actions(tf.distribute.get_strategy(), config, trainer, None, [action, print])
+        manager = build.create_manager(trainer, config, str(tmp_path), asynchronous=False)
+        actions = build.create_actions(tf.distribute.get_strategy(), config, trainer, manager, [action, print])
         assert actions == [action, print]
         if action is first:
             first({})

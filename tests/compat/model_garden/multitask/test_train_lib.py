@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.compat.model_garden.tiny.curves import read_curves
 from trainer_kit.compat.model_garden.best import BestCheckpointExporter
 from trainer_kit.compat.model_garden.multitask import train_lib as ours
 from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import ConfigError, DataError, UsageError
 
 CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_interleaving}
 
@@ -199,6 +200,35 @@ def test_on_several_replicas_the_curves_are_those_of_one(data: Path, tmp_path: P
         run(ours, config, tmp_path / kind)
         run(ours, config, tmp_path / f"{kind} 2", strategy=strategy)
         assert_alike(tmp_path / kind, tmp_path / f"{kind} 2")
+
+
+@pytest.mark.parametrize("part", ["train_data", "validation_data"])
+def test_missing_data_are_told_by_the_path_in_the_section_of_their_task(part: str, data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    getattr(config.task.task_routines[1].task_config, part).input_path = "no/*.tfrecord"
+    path = f"task.task_routines.1.task_config.{part}.input_path"
+    with pytest.raises(DataError, match=re.escape(f"{path}: no file matches 'no/*.tfrecord'")):
+        run(ours, config, tmp_path)
+
+
+def test_missing_data_of_a_task_that_is_only_evaluated_are_told(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    separate = registered.separate
+    for path, value in (("no/*.tfrecord", "no file matches"), ("", "")):
+        config = separate()
+        config.eval_tasks[1].task_config.validation_data.input_path = path
+        monkeypatch.setattr(registered, "separate", lambda config=config: config)
+        told = DataError if value else ConfigError
+        with pytest.raises(told, match=rf"eval_tasks\.1\.task_config\.validation_data(\.input_path)?: {value}"):
+            run_separate(ours, tmp_path)
+
+
+def test_what_an_optimizer_lacks_is_told_before_a_model_is_made(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    config.trainer.optimizer_config.optimizer.type = None
+    with pytest.raises(ConfigError, match=r"trainer\.optimizer_config\.optimizer\.type: has no value, and is needed"):
+        run(ours, config, tmp_path)
 
 
 def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
