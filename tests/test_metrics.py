@@ -91,6 +91,12 @@ def test_nested_tensors_become_numpy_values() -> None:
     assert values["d"] == 3
 
 
+def test_a_variable_on_several_replicas_becomes_its_value() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        mirrored = tf.Variable(3)
+    assert int(to_numpy(mirrored)) == 3
+
+
 def test_two_metrics_of_one_name_are_refused() -> None:
     twice = [keras.metrics.Mean("accuracy"), keras.metrics.Sum("accuracy")]
     with pytest.raises(UsageError, match="several metrics are called accuracy"):

@@ -22,6 +22,7 @@ from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.names import (
     ITERATOR,
     RECORD,
+    UNFINISHED,
     complete_checkpoints,
     own_files,
     owner,
@@ -33,7 +34,6 @@ from trainer_kit.errors import StorageError, UsageError
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
 _POINTER = "checkpoint"
 _NOTE = "going_back.json"
-_UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ def remove_debris(directory: str) -> None:
     if not os.path.isdir(directory):
         return
     names = sorted(os.listdir(directory))
-    unfinished = {name.removesuffix("_temp") for name in names if _UNFINISHED.fullmatch(name)}
+    unfinished = {name.removesuffix("_temp") for name in names if UNFINISHED.fullmatch(name)}
     halves = _halves(names, unfinished, set(_pointed(directory)))
     halves |= {name for name in unfinished if _is_cut_short(os.path.join(directory, name))}
     for name in names:

@@ -11,6 +11,7 @@ from trainer_kit.errors import UsageError
 
 RECORD = ".commit.json"
 ITERATOR = ".iterator"  # in the names of files that hold the state of a tf.data iterator; -<n> where there are several
+UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")  # the folder in which TensorFlow makes the files
 _FILE = re.compile(r"(ckpt-\d+)\.(?:iterator(?:-\d+)?\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
 
 

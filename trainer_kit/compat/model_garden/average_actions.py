@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.compat.model_garden.host_values import host_value
 from trainer_kit.errors import UsageError
+from trainer_kit.metrics import to_numpy
 from trainer_kit.optimizers.moving_average import exchange
 
 FOLDER, NAME = "ema_checkpoints", "average_weights"
@@ -73,7 +73,7 @@ class EMACheckpointing:
                 checkpoint_name=NAME,
             )
         with self._averaged():
-            self._manager.save(checkpoint_number=int(host_value(self._counter)))
+            self._manager.save(checkpoint_number=int(to_numpy(self._counter)))
 
 
 def is_averaging(optimizer: Any) -> bool:

@@ -16,8 +16,8 @@ from trainer_kit import files
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.best_info import GARDEN_STEP, INFO
 from trainer_kit.compat.model_garden.best_files import GardenBestFolder, nested
-from trainer_kit.compat.model_garden.host_values import host_value
 from trainer_kit.errors import ConfigError, Mistake, StorageError, UsageError, suggestion
+from trainer_kit.metrics import to_numpy
 from trainer_kit.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class BestCheckpointExporter(BestCheckpoint):
           UsageError: (a ValueError) when the metric is not among the logs, or is no single number.
           StorageError: when the weights or the record cannot be written.
         """
-        logs, step = numbers(eval_logs), int(host_value(global_step))
+        logs, step = numbers(eval_logs), int(to_numpy(global_step))
         self._forget_if_better(logs, step)
         self._folder.tells = write_logs
         try:
@@ -106,7 +106,7 @@ class BestCheckpointExporter(BestCheckpoint):
         """
         if not self._keeps:
             return
-        told = {**numbers(eval_logs), GARDEN_STEP: float(host_value(global_step))}
+        told = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
         if files.read_json(self.best_ckpt_logs_path) != told:
             files.write_text(self.best_ckpt_logs_path, json.dumps(told, indent=4) + "\n", point="best.info")
 
@@ -164,7 +164,7 @@ def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = numbers(value)
             continue
         try:
-            array = np.asarray(host_value(value))
+            array = np.asarray(to_numpy(value))
         except ValueError:  # lists of several lengths
             continue
         if array.size == 1 and array.dtype.kind in "biufV":

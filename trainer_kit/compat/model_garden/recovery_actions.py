@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.compat.model_garden.host_values import host_value
 from trainer_kit.compat.model_garden.nested import get_leaf_nested_dict
 from trainer_kit.errors import DivergedError
+from trainer_kit.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class RecoveryCondition:
           DivergedRuntimeError: (a RuntimeError) when no trial is left.
           KeyError: when there is no training loss.
         """
-        loss = float(np.asarray(host_value(get_leaf_nested_dict(outputs, ["training_loss"]))).item())
-        step = int(host_value(self.global_step))
+        loss = float(np.asarray(to_numpy(get_leaf_nested_dict(outputs, ["training_loss"]))).item())
+        step = int(to_numpy(self.global_step))
         too_large = step >= self.recovery_begin_steps and loss > self.loss_upper_bound
         if math.isfinite(loss) and not too_large:
             return False
@@ -110,7 +110,7 @@ def _restore(manager: tf.train.CheckpointManager, path: str) -> None:
         return
     manager.checkpoint.restore(path)
     if manager.checkpoint_interval is not None:  # the next save is an interval after this one, not after the last
-        manager._last_checkpoint_step = int(host_value(manager._step_counter))
+        manager._last_checkpoint_step = int(to_numpy(manager._step_counter))
 
 
 def _unsound(path: str) -> str:

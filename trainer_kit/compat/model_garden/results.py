@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.checkpoints.names import RECORD, owner
-from trainer_kit.compat.model_garden.host_values import host_value
+from trainer_kit.checkpoints.names import RECORD, UNFINISHED, owner
 from trainer_kit.compat.model_garden.text_files import write_text
 from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
-_UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")
 _KEY = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -33,8 +31,8 @@ def write_json_summary(log_dir: str, global_step: Any, eval_metrics: Mapping[str
     Raises:
       StorageError: when the file cannot be written.
     """
-    step = int(host_value(global_step))
-    texts = {name: str(host_value(value)) for name, value in eval_metrics.items()}
+    step = int(to_numpy(global_step))
+    texts = {name: str(to_numpy(value)) for name, value in eval_metrics.items()}
     path = os.path.join(log_dir, f"metrics-{step}.json")
     write_text(path, json.dumps(texts, indent=4) + "\n")
     _LOG.info("evaluation of step %d, written to %s: %s", step, path, texts)
@@ -97,7 +95,7 @@ def remove_ckpts(model_dir: str) -> None:
     if not tf.io.gfile.isdir(model_dir):
         return
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(model_dir)]
-    ours = [name for name in names if owner(name) or name == "checkpoint" or _UNFINISHED.fullmatch(name)]
+    ours = [name for name in names if owner(name) or name == "checkpoint" or UNFINISHED.fullmatch(name)]
     _LOG.info("removing %d files of checkpoints in %s", len(ours), model_dir)
     for name in sorted(ours, key=_order):
         path = os.path.join(model_dir, name)
@@ -113,7 +111,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _number(name: str, value: Any) -> float:
-    array = host_value(value)
+    array = to_numpy(value)
     try:
         return float(np.asarray(array).item())
     except (TypeError, ValueError) as error:
