@@ -353,6 +353,11 @@ def test_a_run_that_an_action_takes_back_to_a_checkpoint_ends_with_the_same_bits
     assert [one for one in found if '"lineage": 1' not in one] == []  # the ledger alone tells that there was a return
 
 
+def test_a_recovery_that_a_controller_of_orbit_would_leave_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller does not go back"):
+        _run(tmp_path, config=tiny_experiment(recovery_max_trials=1), controller_cls=orbit.Controller)
+
+
 def test_a_ready_made_trainer_is_used(tmp_path: Path) -> None:
     from trainer_kit.build import create_trainer
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +136,6 @@ def create_manager(
     """
     trains = getattr(trainer, "trains", trainer.optimizer is not None)
     state = getattr(trainer, "state", None)
-    guarded = config.trainer.recovery_max_trials >= 0
     interval, loop = config.trainer.checkpoint_interval, config.trainer.steps_per_loop
     if trains and interval < loop:
         _LOG.warning(
@@ -159,10 +158,11 @@ def create_manager(
         keeps=is_chief(trainer.strategy),
         before_save=trainer.before_save if trains and state is not None else lambda _: None,
         before_files=reports.writer.settle if reports else lambda: None,
-        sound=state.is_sound if guarded and state is not None else lambda: True,
+        sound=state.is_sound if state and config.trainer.recovery_max_trials >= 0 else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
         spared=leases.needed,
         partial=partial,
+        loose=getattr(state, "loose", ()),
         from_step=from_step,
     )
 
@@ -180,6 +180,25 @@ def create_timeline(
             put_back_lost(trainer, directory.path, start)
 
     return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush, put_back)
+
+
+def create_return(directory: RunDirectory, timeline: Timeline) -> Callable[[int], str]:
+    """Returns what takes all that was told back to the step that an action has gone back to, and finds its checkpoint.
+
+    It raises UsageError where there is none of that step.
+    """
+
+    def on_return(step: int) -> str:
+        path = complete_checkpoints(directory.path).get(step)
+        if path is None:
+            raise UsageError(
+                f"an action has set global_step back to {step}, of which {directory.path} holds no checkpoint; restore "
+                "one of the run's own, whole"
+            )
+        timeline.rewind(step)
+        return path
+
+    return on_return
 
 
 def create_early_stopping(

@@ -427,9 +427,7 @@ class Controller(orbit.Controller):
     def _follow_back(self, reached: int, step: int) -> int:
         """Goes to the step that an action has gone back to, with all that it knows nothing of; returns that step."""
         _LOG.warning("an action has taken the run back from step %d to step %d", reached, step)
-        if path := self._on_return(step):
-            self.go_back(path)
-        return step
+        return self.go_back(self._on_return(step))
 
     def _tensor_of(self, steps: int) -> tf.Tensor:
         """Returns an int32 scalar, the same one for loop after loop."""

@@ -14,7 +14,6 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import build
-from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.checkpoints.selection import select_checkpoint
 from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
@@ -205,6 +204,11 @@ def _look_at_model_dir(
 def _check_metrics(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type, best: Any) -> None:
     """Checks, before the first step, that the best and early stopping will have what they look at; on every worker."""
     build.check_best_metric(trainer, wanted=best is not None)
+    if lookup_mode(mode).trains and options.recovery_max_trials > 0 and not issubclass(controller_cls, Controller):
+        raise UsageError(
+            f"trainer.recovery_max_trials: {controller_cls.__name__} does not go back after a divergence; give a "
+            "controller_cls that is a trainer_kit.controller.Controller, or set trainer.recovery_max_trials=0"
+        )
     if options.early_stopping is None or not lookup_mode(mode).trains:
         return
     if mistakes := early_stopping_mistakes(options, mode):
@@ -376,14 +380,9 @@ def _extras(
     if not issubclass(controller_cls, Controller):
         return {}
     options = config.trainer
-
-    def on_return(step: int) -> str | None:
-        timeline.rewind(step)
-        return complete_checkpoints(directory.path).get(step)
-
     extras: dict[str, Any] = {
         "recorded_sets": lambda step: _agreed(early, timeline, step),
-        "on_return": on_return,
+        "on_return": build.create_return(directory, timeline),
         "writer": reports.writer,
         "times": reports.times,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),

@@ -115,7 +115,7 @@ def test_without_a_checkpoint_init_fn_is_called_and_only_then(tmp_path: Path) ->
     assert calls == [1]
 
 
-def test_called_again_it_neither_restores_nor_initialises_again(tmp_path: Path) -> None:
+def test_called_again_it_does_nothing_until_the_run_has_moved_and_then_goes_to_the_newest(tmp_path: Path) -> None:
     calls: list[int] = []
     run = _Run(tmp_path, init_fn=lambda: calls.append(1))
     assert [run.manager.restore_or_initialize() for _ in range(2)] == [None, None]
@@ -126,11 +126,22 @@ def test_called_again_it_neither_restores_nor_initialises_again(tmp_path: Path) 
     again = _Run(tmp_path, init_fn=lambda: calls.append(2))
     path = again.manager.restore_or_initialize()
     assert path is not None
-    again.train()
-    step = int(again.step.numpy())
+    saved = again.values()
     assert again.manager.restore_or_initialize() == path
-    assert int(again.step.numpy()) == step
+    again.train()
+    again.manager.save(again.step)
+    again.train()
+    assert again.manager.restore_or_initialize() == str(tmp_path / "ckpt-2")
+    assert int(again.step.numpy()) == 2 and not np.array_equal(again.values()[0], saved[0])
     assert calls == [1]
+
+
+def test_without_any_it_initialises_again_once_the_run_has_moved(tmp_path: Path) -> None:
+    calls: list[int] = []
+    run = _Run(tmp_path, init_fn=lambda: calls.append(1))
+    run.manager.restore_or_initialize()
+    run.train()
+    assert run.manager.restore_or_initialize() is None and calls == [1, 1]
 
 
 def test_another_shape_is_refused_with_the_variable_and_both_shapes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import copy
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -60,6 +60,7 @@ class CheckpointManager(tf.train.CheckpointManager):
       agree: returns the chief's number on every worker.
       spared: given the steps of checkpoints that are about to be rotated away, returns those that have to stay.
       partial: restore what fits and list what does not.
+      loose: sections that are restored as far as both sides have them.
       from_step: of the checkpoint to go on from, in place of the newest; 0: begin anew. The later ones stay where they
         are until `archive_later`: the one that is named may not fit.
 
@@ -87,16 +88,19 @@ class CheckpointManager(tf.train.CheckpointManager):
         agree: Callable[[int], int] = lambda number: number,
         spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
         partial: bool = False,
+        loose: Collection[str] = (),
         from_step: int | None = None,
     ) -> None:
         self.source = directory
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
         self._keeps, self._for_training, self._partial = keeps, for_training, partial
+        self._loose = loose
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
         self._before_save, self._before_files = before_save, before_files
         self._sound, self._agree, self._spared = sound, agree, spared
         self.goes_back_to: int | None = None
-        self._begun, self._start = False, self._first(from_step) if for_training else None
+        self._begun, self._begun_at = False, -1
+        self._start = self._first(from_step) if for_training else None
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
             counts = {"step_counter": step_counter, "checkpoint_interval": checkpoint_interval}
             super().__init__(checkpoint, nothing, max_to_keep=max_to_keep, init_fn=init_fn, **counts)
@@ -175,16 +179,25 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore_or_initialize(self) -> str | None:
         """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
 
-        Called again, it only returns the same.
+        Called again before the run has moved, it only returns the same; then it goes to the newest one there is, as
+        TensorFlow's manager does.
 
         Raises:
           UsageError: when it does not fit the model.
           StorageError: when none is whole.
           DivergedError: when none is sound.
         """
-        if self._begun:
+        if self._begun and (not self._for_training or int(self._step_counter.numpy()) == self._begun_at):
             return self._start
-        self._begun, path, self._start = True, self._start, None
+        path, self._start = self.newest() if self._begun else self._start, None
+        self._begun = True
+        try:
+            return self._restore_sound(path)
+        finally:
+            self._begun_at = int(self._step_counter.numpy())
+
+    def _restore_sound(self, path: str | None) -> str | None:
+        """Restores the checkpoint at `path`, or the newest sound one before it, or calls init_fn."""
         while path is not None:
             self.restore(path)
             if self._sound():
@@ -203,7 +216,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is an interval after it."""
-        restore(self.checkpoint, path, whole=self._for_training, partial=self._partial)
+        restore(self.checkpoint, path, whole=self._for_training, partial=self._partial, loose=self._loose)
         self._last_checkpoint_step = int(self._step_counter.numpy())
 
     def discard(self, path: str) -> str | None:

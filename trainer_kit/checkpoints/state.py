@@ -8,7 +8,7 @@ what the model itself adds by `checkpoint_items`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,12 +50,14 @@ def training_checkpoint(
     return tf.train.Checkpoint(**items)
 
 
-def weights_checkpoint(*, global_step: tf.Variable, model: Any) -> tf.train.Checkpoint:
-    """Returns the checkpoint of the weights alone, as the best checkpoint keeps them."""
-    return training_checkpoint(global_step=global_step, model=model)
+def weights_checkpoint(*, global_step: tf.Variable, model: Any, **items: Any) -> tf.train.Checkpoint:
+    """Returns the checkpoint of the weights alone, as the best checkpoint keeps them, and of further items by name."""
+    return training_checkpoint(global_step=global_step, model=model, **items)
 
 
-def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial: bool = False) -> None:
+def restore(
+    checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial: bool = False, loose: Collection[str] = ()
+) -> None:
     """Restores `checkpoint` from `path`, strictly. Eager, in strategy scope.
 
     Args:
@@ -63,13 +65,18 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
       path: prefix of the files, `model_dir/ckpt-<step>`.
       whole: also refuse what the file has and the run has no place for; False for evaluation.
       partial: restore what fits by name and shape, and log what does not.
+      loose: sections that are restored as far as both sides have them, also what comes into being later.
 
     Raises:
       UsageError: when a variable is missing, has another shape or, if `whole`, has no place; a table lists all.
       StorageError: when the files are missing or damaged.
     """
     try:
-        saved, text = saved_shapes(path), difference(checkpoint, path, whole)
+        saved, text = saved_shapes(path), difference(checkpoint, path, whole, loose)
+        if loose:
+            _restore_loosely({name: _items(checkpoint)[name] for name in loose}, path, saved)
+            others = {name: item for name, item in _items(checkpoint).items() if name not in loose}
+            checkpoint = tf.train.Checkpoint(**others)
         if text and not partial:  # TensorFlow would say the same, later and at length
             raise _does_not_fit(path, text, partial)
         if text:
@@ -77,7 +84,7 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
-        if whole:
+        if whole and not loose:
             _assert_consumed(target.restore(path))
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
@@ -89,6 +96,13 @@ def restore(checkpoint: tf.train.Checkpoint, path: str, *, whole: bool, partial:
         raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
     except (tf.errors.OpError, IndexError) as error:
         raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
+
+
+def _restore_loosely(items: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> None:
+    if missing := sorted(items.keys() - _sections(saved)):
+        _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
+    there = {name: item for name, item in items.items() if name not in missing}
+    tf.train.Checkpoint(**there).read(path).expect_partial()
 
 
 def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
@@ -133,13 +147,14 @@ def holds(path: str, section: str) -> bool:
     return section in _sections(saved_shapes(path))
 
 
-def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool) -> str:
+def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = ()) -> str:
     """Returns a table, by layer, of what the file at `path` and this run do not share; "" if names tell nothing.
 
     Models and optimizers of tf_keras, and tf.Module, are known to TensorFlow by structure only and are not compared.
     """
     saved = saved_shapes(path)
-    items = _without_absent(checkpoint, saved, whole)
+    saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in loose}
+    items = {name: item for name, item in _without_absent(checkpoint, saved, whole).items() if name not in loose}
     wanted = _wanted_shapes(items)
     rows: list[tuple[str, str, Any, Any]] = []
     rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]

@@ -10,7 +10,15 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
 from trainer_kit.checkpoints.run_state import RunState
-from trainer_kit.checkpoints.state import difference, holds, restore, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state import (
+    OPTIONAL,
+    difference,
+    holds,
+    restore,
+    training_checkpoint,
+    weights_checkpoint,
+)
+from trainer_kit.errors import UsageError
 
 _SMALL = 4096  # elements
 
@@ -26,12 +34,17 @@ class TrainState:
         what a checkpoint holds of it, and where.
       task: whose own variables and generators belong to the run.
       seed: of the process' random generators.
-      items: further parts of a checkpoint by their names; of these names the state's own ones stay.
+      items: further parts of every checkpoint, the best included, by their names; they are restored as far as both
+        sides have them.
 
     Attributes:
       checkpoint: all of it.
       weights: the weights alone, as the best checkpoint keeps them.
       run_state: takes further parts, before the restore.
+      loose: the names of the further parts.
+
+    Raises:
+      UsageError: when a further part has a name of the state's own.
     """
 
     def __init__(
@@ -52,9 +65,12 @@ class TrainState:
             others = {"run_state": self.run_state.variable, "task": task_state(task, model), "random": generators}
             if model_state := untracked_model_state(model):
                 generators["model"] = model_state
-        others = {**(items or {}), **others, "optimizer": optimizer, **self._average_section()}
+        self._items, self.loose = dict(items or {}), frozenset(items or ())
+        if taken := self.loose & {*OPTIONAL, "global_step", "model", "optimizer"}:
+            raise UsageError(f"a checkpoint has {', '.join(sorted(taken))} of its own; give your item another name")
+        others |= {"optimizer": optimizer, **self._average_section(), **self._items}
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
-        self.weights = weights_checkpoint(global_step=global_step, model=model)
+        self.weights = weights_checkpoint(global_step=global_step, model=model, **self._items)
         self._optimizer = optimizer
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
@@ -82,7 +98,7 @@ class TrainState:
           UsageError: when it does not fit.
           StorageError: when it is gone or damaged.
         """
-        restore(self._evaluated(), path, whole=False)
+        restore(self._evaluated(), path, whole=False, loose=self.loose)
         if self._average is not None and not holds(path, self._average.section):
             self._average.reset()
 
@@ -92,10 +108,11 @@ class TrainState:
         Raises:
           StorageError: when it is gone or damaged.
         """
-        return difference(self._evaluated(), path, whole=False) == ""
+        return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
 
     def _evaluated(self) -> tf.train.Checkpoint:
-        return training_checkpoint(global_step=self._global_step, model=self._model, **self._average_section())
+        others = {**self._average_section(), **self._items}
+        return training_checkpoint(global_step=self._global_step, model=self._model, **others)
 
     def _average_section(self) -> dict[str, Any]:
         return {self._average.section: self._average.variables} if self._average is not None else {}

@@ -74,7 +74,7 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
         trainer.evaluate(tf.constant(1))
     with _told("checkpoint: what was saved can be restored"):
         path = trainer.checkpoint.save(f"{folder}/ckpt")
-        restore(trainer.checkpoint, path, whole=True)
+        restore(trainer.checkpoint, path, whole=True, loose=trainer.state.loose)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class LazyConfig(cfg.TaskConfig):
     """Of LazyTask.
 
     Attributes:
-      bug: where it has one: model, data, map (of the data), or nowhere.
+      bug: where it has one: model, data, map or slices (of the data), or nowhere.
     """
 
     bug: str = ""
@@ -41,6 +41,8 @@ class LazyTask(base_task.Task):
             len(None)  # type: ignore[arg-type]
         if params.input_path:
             raise FileNotFoundError(2, "No such file or directory", params.input_path)
+        if self.task_config.bug == "slices":
+            return tf.data.Dataset.from_tensor_slices((tf.zeros([3, 2]), tf.zeros([4])))
         if self.task_config.bug == "map":
             return tf.data.Dataset.range(2).map(lambda number: misspelt(number))  # type: ignore[name-defined]  # noqa: F821
         example = tf.data.Dataset.from_tensors((tf.ones([2]), tf.ones([1])))

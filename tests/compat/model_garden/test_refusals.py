@@ -104,6 +104,7 @@ def test_a_model_that_its_first_call_builds_is_checked(server: ForkServer) -> No
         ("model", "ValueError: a bug of the user's"),
         ("data", "TypeError: object"),
         ("map", "NameError: name 'misspelt' is not defined"),
+        ("slices", "ValueError: Dimensions 3 and 4 are not compatible"),
     ],
 )
 def test_a_bug_of_a_user_stays_a_traceback_though_the_config_names_no_data(

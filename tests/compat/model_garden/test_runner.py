@@ -244,6 +244,15 @@ def test_the_parts_of_a_runner_are_there_when_its_run_has_begun(tmp_path: Path) 
     assert made.checkpoint_manager.latest_checkpoint == str(tmp_path / "run" / "ckpt-2")
 
 
+def test_the_best_of_a_run_tells_what_theirs_tells(tmp_path: Path) -> None:
+    config = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", config)
+    made.run()
+    best = made.trainer.checkpoint_exporter
+    assert best.best_ckpt_path == tf.train.latest_checkpoint(str(tmp_path / "run" / "best_ckpt")) is not None
+    assert best.best_ckpt_logs_path == str(tmp_path / "run" / "best_ckpt" / "info.json")
+
+
 def test_a_trainer_that_is_asked_for_before_is_the_one_that_runs(tmp_path: Path) -> None:
     made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
     trainer = made.trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import gin
 import numpy as np
 import pytest
 import tensorflow as tf
-from official.core import base_trainer, task_factory
+import tf_keras
+from official.core import base_trainer, config_definitions, task_factory
 from official.core import train_utils as theirs
+from official.utils.testing import mock_task
 
 from tests.compat.model_garden.garden_task import (
     BATCH,
@@ -212,6 +215,30 @@ def test_gin_chooses_the_trainer_by_the_short_and_by_the_whole_name(name: str, m
 @gin.configurable(module="tests.door")
 def my_data() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors((tf.ones([BATCH, FEATURES]), tf.zeros([BATCH], tf.int32))).repeat()
+
+
+@pytest.mark.parametrize(
+    "made", [functools.partial(Trainer), lambda *arguments, **named: MyTrainer(*arguments, **named)]
+)
+def test_anything_that_makes_a_trainer_may_be_given(made: Any) -> None:
+    config = small_config()
+    trainer = create_trainer(config, task_factory.get_task(config.task), True, False, trainer_cls=made)
+    assert isinstance(trainer, Trainer)
+
+
+class _OwnOptimizer(SmallTask):
+    @staticmethod
+    def create_optimizer(optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return tf_keras.optimizers.SGD(0.1)
+
+
+def test_a_task_may_make_its_optimizer_by_a_static_method_and_have_no_section() -> None:
+    config = small_config()
+    assert create_trainer(config, _OwnOptimizer(config.task), True, False).optimizer.name == "SGD"
+    task = mock_task.MockTask()
+    given = config_definitions.ExperimentConfig(trainer=config.trainer)
+    optimizer = task.create_optimizer(config.trainer.optimizer_config)
+    assert "training_loss" in Trainer(given, task, model=task.build_model(), optimizer=optimizer).train(tf.constant(2))
 
 
 def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:

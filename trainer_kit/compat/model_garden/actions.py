@@ -74,7 +74,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
       model_dir: of the run.
     """
     most = params.trainer.max_to_keep
-    if isinstance(trainer, Trainer):  # it has to know when the averages are in place, for a save that comes meanwhile
+    if hasattr(trainer, "averaged_weights"):  # it has to know when they are in place, for a save that comes meanwhile
         if trainer._average is None:
             return []
         averaged = trainer.averaged_weights

@@ -1,11 +1,14 @@
 """Trainers of theirs, and subclasses of them, under our runner.
 
 A subclass of official.core's Trainer that is not ported yet keeps its own loops. What our runner does around loops it
-does for it too: checkpoints with random state and place in the data, exact resume, stops between loops, ledgers, best.
+does for it too: checkpoints with random state, stops between loops, ledgers, best. Resumes are exact as far as its data
+have a position: what it distributes itself begins anew, and a warning says so. Stops are those of one worker.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import orbit
@@ -19,9 +22,11 @@ from trainer_kit.compat.model_garden.optimizers import make_whole
 from trainer_kit.distribution.datasets import has_plain_iterator
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.stopping import Stopping
 from trainer_kit.trainer import Trainer
 
+_NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
 _KNOWN = ("global_step", "model", "optimizer", "save_counter")
 
 
@@ -37,7 +42,7 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     """
     if trainer is None or isinstance(trainer, (Trainer, AdoptedTrainer)):
         return trainer
-    missing = [name for name in ("strategy", "model", "global_step", "checkpoint") if not hasattr(trainer, name)]
+    missing = [name for name in _NEEDED if not hasattr(trainer, name)]
     if missing:
         raise UsageError(
             f"{type(trainer).__name__} has no {', '.join(missing)}; give a Trainer of trainer_kit, or one with the "
@@ -58,8 +63,8 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def __init__(self, inner: Any, seed: int) -> None:
         self._inner, self._strategy = inner, inner.strategy
-        optimizer, dataset = getattr(inner, "optimizer", None), getattr(inner, "_train_dataset", None)
-        self.trains = dataset is not None
+        optimizer, self._dataset = inner.optimizer, getattr(inner, "_train_dataset", None)
+        self.trains = self._dataset is not None
         if self.trains and optimizer is not None:
             make_whole(optimizer, inner.model.trainable_variables)
         task, step = getattr(inner, "task", None), inner.global_step
@@ -67,8 +72,13 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         trained = optimizer if self.trains else None
         self.state = TrainState(step, inner.model, trained, self._average, task, seed, self._own_items())
         self.data = TrainData(
-            lambda _: dataset, lambda: int(step.numpy()), dataset, one_iterator=has_plain_iterator(inner.strategy)
+            lambda _: self._dataset,
+            lambda: int(step.numpy()),
+            self._dataset,
+            one_iterator=has_plain_iterator(inner.strategy),
         )
+        rates = ConfiguredRates(trained)
+        self.state.run_state.add("learning rates", rates.state, rates.restore)
         self.state.run_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
         self.init_stopping()
@@ -76,7 +86,8 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def _own_items(self) -> dict[str, Any]:
         """What the trainer's own checkpoint has beside what ours has anyway."""
         found = dict(self._inner.checkpoint._trackable_children())
-        return {name: item for name, item in found.items() if self.trains and name not in _KNOWN}
+        known = {*_KNOWN, *(getattr(self._inner.model, "checkpoint_items", None) or ())}
+        return {name: item for name, item in found.items() if name not in known}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_inner":
@@ -98,8 +109,37 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Keeps the best checkpoint; None if there is none to keep."""
         return getattr(self._inner, "checkpoint_exporter", None)
 
+    @property
+    def train_dataset(self) -> Any:
+        """The training data; setting it takes effect with the next loop."""
+        return self._inner.train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Any) -> None:
+        self._inner.train_dataset = dataset
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Has the average that the optimizer keeps, if any, in place of the weights; eager, on the host."""
+        if self._average is not None and not self._average.swapped:
+            self._average.swap()
+        try:
+            yield
+        finally:
+            self.end_averaging()
+
     def train(self, num_steps: Any) -> Any:
-        """Runs the trainer's own loop, from the place in the data at which the run stands; eager, on the host."""
+        """Runs the trainer's own loop, from the place in the data at which the run stands; eager, on the host.
+
+        Raises:
+          UsageError: when it has no data that our runner can find.
+        """
+        if not self.trains:
+            kind = type(self._inner).__name__
+            raise UsageError(f"{kind} has no _train_dataset, as trainers of Model Garden and Orbit do; it cannot train")
+        if self._inner._train_dataset is not self._dataset:  # it was set meanwhile
+            self._dataset = self._inner._train_dataset
+            self.data.feed.replace(self._dataset)
         self._inner._train_iter, self.sound = self.data.iterator(), None
         return self._inner.train(num_steps)
 

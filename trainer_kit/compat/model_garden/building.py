@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.model_garden.error_values import one_line
-from trainer_kit.compat.model_garden.refusals import told
+from trainer_kit.compat.model_garden.refusals import part_of, told
 from trainer_kit.errors import UsageError
 
 
-def build_model(task: Any, model: Any, train: bool, dataset: Any = None) -> None:
+def build_model(task: Any, model: Any, train: bool, dataset: Any = None, sections: Any = None) -> None:
     """Makes the variables of `model` if it has none yet; eager, in strategy scope.
 
     Args:
@@ -23,6 +23,7 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None) -> None
       model: of `task.build_model`.
       train: which of both.
       dataset: a ready-made one in place of both, which is not distributed; anything else does not count.
+      sections: of all tasks, of several; for messages.
 
     Raises:
       UsageError, DataError: when the data are not there, or the task cannot call it on such a batch.
@@ -30,9 +31,11 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None) -> None
     if _has_variables(model):
         return
     part = "train_data" if train else "validation_data"
-    with told(f"task.{part}", task.task_config):
-        if not isinstance(dataset, tf.data.Dataset):
-            dataset = task.build_inputs(getattr(task.task_config, part))
+    if not isinstance(dataset, tf.data.Dataset):
+        data = getattr(task.task_config, part)
+        sections = task.task_config if sections is None else sections
+        with told(part_of(sections, data), sections):
+            dataset = task.build_inputs(data)
 
     def call(batch: Any) -> Any:
         features = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch

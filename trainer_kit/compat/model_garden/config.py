@@ -91,8 +91,9 @@ def convert(theirs: Any) -> ExperimentConfig:
     """Returns their ExperimentConfig as ours, checked; a config of ours is returned as it is.
 
     What means something else here: a strategy left at theirs, `mirrored`, is `auto`, since mirroring over one device is
-    up to 3 times as slow; and with a best metric but no folder for it, the folder is `best_ckpt`. `enable_xla` without
-    `num_gpus`, which several of their experiments have and theirs ignores, is false.
+    up to 3 times as slow; and with a best metric but no folder for it, the folder is `best_ckpt`. `enable_xla`
+    is for one GPU: without `num_gpus`, as several of their experiments have it, theirs ignores it, and here the step of
+    several replicas cannot be a program of XLA.
 
     Raises:
       ConfigError: when a value is one that our engine does not allow.
@@ -105,7 +106,7 @@ def convert(theirs: Any) -> ExperimentConfig:
     best = trainer.best_checkpoint_export_subdir or TrainerConfig().best_checkpoint_export_subdir
     own_default = theirs.runtime.distribution_strategy == type(theirs.runtime)().distribution_strategy
     chosen: dict[str, Any] = {"distribution_strategy": "auto"} if own_default else {}
-    if not theirs.runtime.num_gpus:
+    if theirs.runtime.num_gpus != 1:
         chosen["enable_xla"] = False
 
     def mirrored_trainer() -> Config:

@@ -16,6 +16,7 @@ from trainer_kit import errors
 from trainer_kit.errors import Mistake
 
 # What configs are full of, and errors about other things name too.
+_LIBRARIES = ("stdlib", "purelib", "platlib")  # as sysconfig calls their folders
 _EVERYWHERE = {"float32", "float16", "bfloat16", "channels_last", "channels_first", "relu"}
 
 
@@ -28,12 +29,16 @@ def one_line(error: BaseException) -> str:
 
 
 def is_of_a_user(error: BaseException) -> bool:
-    """Returns whether code of a user raised it: of no package that is installed, nor of Python, nor of ours."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Returns whether it is out of a user's code, or of what that called of Python, TensorFlow or Keras."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     inside_graph = re.findall(r'File "([^"]+)", line', str(error))  # AutoGraph raises it anew, and names the places
-    place = [*(frame.filename for frame in frames), *inside_graph][-1]
-    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    return not place.startswith((*libraries, os.path.dirname(errors.__file__))) and "/official/" not in place
+    ours, libraries = os.path.dirname(errors.__file__), tuple(sysconfig.get_path(name) for name in _LIBRARIES)
+    for place in reversed([*frames, *inside_graph]):
+        if place.startswith(ours) or "/official/" in place:
+            return False
+        if not place.startswith((*libraries, "<")) and "__autograph_generated" not in place:
+            return True
+    return False
 
 
 def value_in(error: Exception, task_config: Any) -> Mistake | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tf_keras
 from official.core import base_task
+from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.multitask import MultiTask
 from official.modeling.optimization import optimizer_factory
 
@@ -34,9 +35,9 @@ def check_values(task: Any, params: Any) -> None:
     Raises:
       ConfigError: naming all that has no value.
     """
-    own_way = task.create_optimizer.__func__ not in _THEIR_WAYS
+    own_way = getattr(task.create_optimizer, "__func__", None) not in _THEIR_WAYS
     found = broken_rules(params) + ([] if own_way else unset_optimization(params.trainer.optimizer_config))
-    if type(task).__module__.startswith("official.") and not isinstance(task, MultiTask):
+    if type(task).__module__.startswith("official.") and isinstance(getattr(task, "task_config", None), TheirConfig):
         found += [one for one in unset_values(task.task_config, "task.model") if found or one.path.endswith("classes")]
     if found:
         raise ConfigError(found)
@@ -60,8 +61,7 @@ def create_optimizer(task: Any, params: Any) -> Any:
             f"task.differential_privacy_config: {type(task).__name__}.create_optimizer takes no dp_config; remove it, "
             "or give it that argument"
         )
-    section = getattr(task, "task_config", None)  # several tasks have one each
-    with told("trainer.optimizer_config", section, options):
+    with told("trainer.optimizer_config", getattr(task, "task_config", None), options):
         return task.create_optimizer(options, params.runtime, **arguments)
 
 

@@ -22,11 +22,7 @@ from trainer_kit.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
 # What `convert` sets where a config of theirs has nothing of its own.
-_CHOSEN = (
-    ("runtime", "distribution_strategy"),
-    ("runtime", "enable_xla"),
-    ("trainer", "best_checkpoint_export_subdir"),
-)
+_CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
 
 
 @dataclasses.dataclass

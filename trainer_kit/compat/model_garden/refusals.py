@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from official.modeling.hyperparams.base_config import Config as TheirConfig
 
 from trainer_kit.compat.model_garden.error_values import is_of_a_user, one_line, value_in
 from trainer_kit.compat.model_garden.missing_files import missing_files
@@ -36,7 +38,7 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
 
     Args:
       part: dotted path of the section that is made use of: "task", "task.model", "task.train_data", ...
-      task_config: the task's section, theirs; of several tasks, their sections by path.
+      task_config: the task's section, theirs; of several tasks their TaskSections; anything else explains nothing.
       optimization: the section of the optimizer, theirs or ours, where that is made.
 
     Raises:
@@ -68,8 +70,19 @@ def part_of(task_config: Any, data: Any) -> str:
     return "task"
 
 
-def _by_path(task_config: Any) -> Mapping[str, Any]:
-    return task_config if isinstance(task_config, Mapping) else {"task": task_config}
+class TaskSections(dict[str, Any]):
+    """The sections of several tasks, theirs, by their dotted paths in the experiment's config."""
+
+
+def sections_of(tasks: Iterable[Any], path: str = "task.task_routines") -> TaskSections:
+    """Returns the sections of several tasks, theirs, that come from the routines at `path`, in this order."""
+    return TaskSections({f"{path}.{number}.task_config": one.task_config for number, one in enumerate(tasks)})
+
+
+def _by_path(task_config: Any) -> dict[str, TheirConfig]:
+    """The sections by path; for what is none of theirs, such as a test's, one that says nothing."""
+    found = task_config if isinstance(task_config, TaskSections) else {"task": task_config}
+    return {path: one if isinstance(one, TheirConfig) else TheirConfig() for path, one in found.items()}
 
 
 def _part_of_one(task_config: Any, data: Any) -> str:
@@ -84,15 +97,16 @@ def _part_of_one(task_config: Any, data: Any) -> str:
 
 def _explained_by_any(error: Exception, part: str, task_config: Any, optimization: Any) -> TrainerKitError | None:
     """The explanation by the section that `part` is in, or by the one of several that says most."""
-    found = []
-    for path, section in _by_path(task_config).items():
-        within = is_inside(part, path)
-        if within or not any(is_inside(part, other) for other in _by_path(task_config)):
-            own = f"task{part.removeprefix(path)}" if within else part
-            if (explained := _explained(error, own, section, optimization)) is not None:
-                found.append(_under(path, explained))
-    by_a_value = (one for one in found if isinstance(one, (ConfigError, DataError)))
-    return next(by_a_value, found[0] if found else None)
+    sections = _by_path(task_config)
+    within = next((path for path in sections if is_inside(part, path)), None)
+    if within is not None:
+        found = _explained(error, f"task{part.removeprefix(within)}", sections[within], optimization)
+        return None if found is None else _under(within, found)
+    explained = {path: _explained(error, part, section, optimization) for path, section in sections.items()}
+    for path, one in explained.items():
+        if isinstance(one, (ConfigError, DataError)):  # by a value of this section
+            return _under(path, one)
+    return next(iter(explained.values()), None)
 
 
 def _under(path: str, error: TrainerKitError) -> TrainerKitError:

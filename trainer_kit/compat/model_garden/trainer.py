@@ -134,5 +134,6 @@ def create_trainer(
         "evaluate": evaluate,
         "checkpoint_exporter": checkpoint_exporter,
     }
-    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if issubclass(trainer_cls, Trainer) else {}
+    ours = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
+    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if ours else {}
     return trainer_cls(params, task, **arguments, **bound)

@@ -224,6 +224,14 @@ def test_missing_data_of_a_task_that_is_only_evaluated_are_told(
             run_separate(ours, tmp_path)
 
 
+def test_what_an_optimizer_cannot_be_made_of_is_one_line(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    rate = {"type": "stepwise", "stepwise": {"boundaries": [1, 2], "values": [0.1]}}
+    config.override({"trainer": {"optimizer_config": {"learning_rate": rate}}})
+    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden cannot use it: The length of"):
+        run(ours, config, tmp_path)
+
+
 def test_what_an_optimizer_lacks_is_told_before_a_model_is_made(data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     config.trainer.optimizer_config.optimizer.type = None
@@ -237,8 +245,9 @@ def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no 'jiont'.*joint"):
         run(ours, config, tmp_path)
     theirs_one = theirs.base_trainer.MultiTaskBaseTrainer
-    with pytest.raises(UsageError, match=r"base_trainer\.MultiTaskBaseTrainer cannot evaluate several tasks"):
-        run(ours, multi_task.config_joint(data), tmp_path, trainer=theirs_one.__new__(theirs_one))
+    for mode in ("train", "train_and_eval"):
+        with pytest.raises(UsageError, match=r"base_trainer\.MultiTaskBaseTrainer cannot evaluate several tasks"):
+            run(ours, multi_task.config_joint(data), tmp_path, mode, trainer=theirs_one.__new__(theirs_one))
     config = best(multi_task.config_joint(data))
     config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
     with pytest.raises(UsageError, match=r"sum\|sum_error"):

@@ -17,7 +17,7 @@ from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluator
 from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
-from trainer_kit.compat.model_garden.refusals import told
+from trainer_kit.compat.model_garden.refusals import sections_of, told
 from trainer_kit.compat.model_garden.tasks import make_folder
 from trainer_kit.config.base import Config
 from trainer_kit.config.schema import ExperimentConfig
@@ -80,6 +80,5 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     make_folder(logging_dir)
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
-    sections = {f"task.task_routines.{n}.task_config": one.task_config for n, one in enumerate(theirs.task_routines)}
-    with told("task", sections):
+    with told("task", sections_of(theirs.task_routines)):
         return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer_kit.compat.model_garden.building import build_model
+from trainer_kit.compat.model_garden.refusals import TaskSections, sections_of
 from trainer_kit.errors import UsageError
 
 
@@ -31,9 +32,9 @@ class EngineTask:
         self._model = model
 
     @property
-    def task_config(self) -> dict[str, Any]:
+    def task_config(self) -> TaskSections:
         """The sections of the tasks, theirs, by their paths in the experiment's config."""
-        return {f"task.task_routines.{n}.task_config": one.task_config for n, one in enumerate(self.tasks.values())}
+        return sections_of(self.tasks.values())
 
     @property
     def tasks(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def build_parts(tasks: dict[str, Any], model: Any, train: bool) -> None:
       model: of them all.
       train: whether their train_data tells what a batch looks like, or their validation_data.
     """
-    parts = getattr(model, "sub_tasks", None)
+    parts, sections = getattr(model, "sub_tasks", None), sections_of(tasks.values())
     for name, task in tasks.items():
         if parts is None or name in parts:
-            build_model(task, part_for(model, name), train)
+            build_model(task, part_for(model, name), train, sections=sections)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_kit.compat.model_garden.multitask.engine_task import part_for
+from trainer_kit.compat.model_garden.refusals import TaskSections
 from trainer_kit.config.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evaluator import Evaluator
@@ -95,10 +96,11 @@ class TaskEvaluation(Evaluator):
     def _task_sections(self) -> Any:
         """The sections of the tasks, theirs, by their paths, for messages."""
         trained = self.task.task_config
-        trained = trained if isinstance(trained, Mapping) else {"task": trained}
+        trained = trained if isinstance(trained, TaskSections) else {"task": trained}
         others = enumerate(one.task.task_config for one in (self._tasks_evaluated or {}).values())
         known = [id(one) for one in trained.values()]
-        return {**trained, **{f"eval_tasks.{n}.task_config": one for n, one in others if id(one) not in known}}
+        more = {f"eval_tasks.{n}.task_config": one for n, one in others if id(one) not in known}
+        return TaskSections({**trained, **more})
 
     @property
     def _current(self) -> Evaluated | None:
@@ -128,8 +130,9 @@ def evaluating(trainer: Any) -> TaskEvaluation:
       UsageError: for one of theirs.
     """
     if not isinstance(trainer, TaskEvaluation):
+        kind = type(getattr(trainer, "_inner", trainer))  # of an AdoptedTrainer
         raise UsageError(
-            f"{type(trainer).__module__}.{type(trainer).__name__} cannot evaluate several tasks on our engine; give a "
+            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks on our engine; give a "
             "trainer of trainer_kit.compat.model_garden, whose arguments are the same, or none"
         )
     return trainer

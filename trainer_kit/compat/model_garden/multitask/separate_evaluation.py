@@ -13,7 +13,7 @@ from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.multitask.creation import MultiTaskTrainers
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
-from trainer_kit.compat.model_garden.refusals import told
+from trainer_kit.compat.model_garden.refusals import TaskSections, told
 from trainer_kit.compat.model_garden.trainer import create_trainer
 from trainer_kit.config.schema import ExperimentConfig
 
@@ -75,6 +75,6 @@ def _eval_tasks(config: ExperimentConfig, train_task: Any) -> list[Any]:
     made = []
     for number, (routine, name) in enumerate(zip(routines, names, strict=True)):
         section = routine.task_config
-        with told("task", {f"eval_tasks.{number}.task_config": section}):
+        with told("task", TaskSections({f"eval_tasks.{number}.task_config": section})):
             made.append(task_factory.get_task(section, logging_dir=train_task.logging_dir, name=name))
     return made

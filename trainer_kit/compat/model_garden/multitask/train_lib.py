@@ -60,9 +60,10 @@ def run_experiment(
     config = convert(params)
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     engine_task = EngineTask(task, model, exporter)
-    if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
+    known = evaluating(trainer) if trainer is not None else None
+    if known is not None and (lookup_mode(mode).evaluates or run_post_eval):
         exporter = exporter or _default_exporter(config, model_dir, distribution_strategy)
-        evaluating(trainer).evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
+        known.evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
     model, logs = runner.run_experiment(
         distribution_strategy,
         engine_task,
@@ -137,8 +138,9 @@ def run_experiment_with_multitask_eval(
     config, evaluates = convert(params), lookup_mode(mode).evaluates or run_post_eval
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     separate = SeparateEvaluation(train_task, eval_tasks, exporter)
-    if trainer is not None and evaluates and lookup_mode(mode).trains:
-        separate.begin(trainer, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
+    known = evaluating(trainer) if trainer is not None else None
+    if known is not None and evaluates and lookup_mode(mode).trains:
+        separate.begin(known, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
     model, logs = runner.run_experiment(
         distribution_strategy,
         separate,
