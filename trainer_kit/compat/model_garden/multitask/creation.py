@@ -18,7 +18,7 @@ from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluat
 from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
 from trainer_kit.compat.model_garden.refusals import sections_of, told
-from trainer_kit.compat.model_garden.tasks import make_folder
+from trainer_kit.compat.model_garden.tasks import folder
 from trainer_kit.config.base import Config
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
@@ -75,10 +75,9 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     """Returns their MultiTask, as our engine has it, for a task's section that `config.convert` has made; in scope.
 
     It is of the class that is registered with their task_factory for the class of its config, if one is. `logging_dir`
-    is there before: some tasks write into it when they are made.
+    is there meanwhile: some tasks write into it when they are made.
     """
-    make_folder(logging_dir)
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
-    with told("task", sections_of(theirs.task_routines)):
+    with folder(logging_dir), told("task", sections_of(theirs.task_routines)):
         return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
