@@ -83,6 +83,19 @@ def model_metrics(model: Any) -> list[Any]:
     return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
 
 
+def task_metrics(task: Any, training: bool) -> list[Any]:
+    """Returns the metrics that `task.build_metrics` makes; in strategy scope.
+
+    Raises:
+      UsageError: when it returns something else than a list.
+    """
+    made = task.build_metrics(training=training)
+    if not isinstance(made, (list, tuple)):
+        kind = "None" if made is None else f"a {type(made).__name__}"
+        raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
+    return list(made)
+
+
 def to_numpy(values: Any) -> Any:
     """Returns nested dicts of tensors as NumPy values."""
     if isinstance(values, Mapping):

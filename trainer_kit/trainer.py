@@ -38,7 +38,7 @@ from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.loop_parts import LoopParts
 from trainer_kit.loops.fused_loop import not_compiled
 from trainer_kit.loops.write_order import writes_after
-from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
+from trainer_kit.metrics import MetricSet, model_metrics, task_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
 from trainer_kit.requirements import (
@@ -98,10 +98,10 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         seed = getattr(config.runtime, "random_seed", 0)
         self.state = TrainState(self._global_step, model, optimizer, self._average, task, seed)
         own = model_metrics(model)
-        self._train_set = MetricSet("training_loss", task.build_metrics(training=True) + own if train else [])
+        self._train_set = MetricSet("training_loss", task_metrics(task, True) + own if train else [])
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
-        eval_metrics = task.build_metrics(training=False) + own if evaluate else []
+        eval_metrics = task_metrics(task, False) + own if evaluate else []
         self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
         self.init_stopping()
         self._run_options = run_options(config.runtime)

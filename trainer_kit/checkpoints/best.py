@@ -123,9 +123,10 @@ class BestCheckpoint:
         """
         known = list(names)
         if self.metric_name not in known:
+            advice, names = suggestion(self.metric_name, known), ", ".join(sorted(known))
             raise UsageError(
-                f"{self._option}: {self.metric_name!r} is no validation metric, or not a single "
-                f"number; {suggestion(self.metric_name, known)} (all: {', '.join(sorted(known))})"
+                f"{self._option}: {self.metric_name!r} is no validation metric, or not a single number; {advice}"
+                + (f" (all: {names})" if names not in advice else "")
             )
 
     def maybe_export_checkpoint(

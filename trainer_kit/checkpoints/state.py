@@ -8,6 +8,7 @@ what the model itself adds by `checkpoint_items`.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -106,11 +107,13 @@ def _restore_loosely(items: Mapping[str, Any], path: str, saved: Mapping[str, An
 
 
 def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
+    record = os.path.join(os.path.dirname(path), "params.yaml")
+    config = f" ({record})" if os.path.exists(record) else ""
     otherwise = ", or --allow_partial_restore, which takes what fits"
     if partial:
         otherwise = " (a model of this kind is taken whole)"
     return UsageError(
-        f"{path} does not fit this run; use the code and the config that it was made with, another model_dir"
+        f"{path} does not fit this run; use the code and the config that it was made with{config}, another model_dir"
         f"{otherwise}:\n{text}"
     )
 

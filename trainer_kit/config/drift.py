@@ -126,7 +126,8 @@ def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Seque
             Mistake(
                 change.path,
                 f"was {show(change.old)} when this run began and is {show(change.new)} now",
-                f"go back to the old value, use another model_dir, or accept it with {ALLOW_FLAG}={change.path}",
+                f"go back to the old value, use another model_dir, or accept it with {ALLOW_FLAG}={change.path} "
+                f"(run_experiment: allow_config_change=[{change.path!r}])",
             )
             for change in refused
         )

@@ -10,7 +10,7 @@ import tf_keras
 
 from tests.compat.model_garden.garden_task import BATCH, FEATURES, SmallConfig, SmallTask, small_config
 from trainer_kit.compat.model_garden.building import build_model
-from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
 from trainer_kit.errors import UsageError
 
 
@@ -109,3 +109,21 @@ def test_a_trainer_builds_its_model_first() -> None:
     before = trainer.model.variables[0].numpy()
     trainer.train(tf.constant(1))
     assert (before != trainer.model.variables[0].numpy()).any() and len(trainer.model.variables) == 2
+
+
+def test_what_is_no_model_and_no_list_of_metrics_is_told_with_the_method() -> None:
+    config = small_config()
+
+    class Forgetful(SmallTask):
+        def build_model(self) -> Any:
+            super().build_model()
+
+    with pytest.raises(UsageError, match=r"^Forgetful\.build_model returned None; return the model"):
+        create_trainer(config, Forgetful(config.task), True, True)
+
+    class OneMetric(SmallTask):
+        def build_metrics(self, training: bool = True) -> Any:
+            return tf_keras.metrics.Mean("one")
+
+    with pytest.raises(UsageError, match=r"^OneMetric\.build_metrics returned a Mean; return a list of metrics"):
+        create_trainer(config, OneMetric(config.task), True, True)

@@ -164,11 +164,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_an_experiment_has_to_be_named_and_to_be_there() -> None:
     with pytest.raises(UsageError, match="--experiment is needed"):
         parsing.parse_configuration(parsing.ParseConfigOptions(None, []))  # type: ignore[arg-type]
-    for parse, options in (
-        (parsing.parse_configuration, parsing.ParseConfigOptions),
-        (train_utils.parse_configuration, train_utils.ParseConfigOptions),
+    for parse, options, told in (
+        (parsing.parse_configuration, parsing.ParseConfigOptions, r"none is called 'mokc'; did you mean mock\?"),
+        (train_utils.parse_configuration, train_utils.ParseConfigOptions, "never registered"),
     ):
-        with pytest.raises(LookupError, match="never registered"):
+        with pytest.raises(LookupError, match=told):
             parse(options("mokc", []))
 
 

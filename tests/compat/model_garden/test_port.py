@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.model_garden_table import DOOR, THEIRS
+from trainer_kit.errors import ExitCode
 from trainer_kit.testing import ForkServer
 
 ROOT = Path(__file__).parents[3]
@@ -60,3 +61,28 @@ def test_a_run_that_their_program_began_is_gone_on_with_by_ours_by_the_command_a
         "validation_loss",
         "best_ckpt_global_step",
     }
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "told"),
+    [
+        ("trainer.best_checkpoint_eval_metric=acuracy", ExitCode.USAGE, "did you mean accuracy?"),
+        ("trainer.trian_steps=4,task.model.widht=3", ExitCode.USAGE, "did you mean trainer.train_steps?"),
+        ("", ExitCode.USAGE, "error: --experiment: none is called 'ringz'; did you mean rings?"),
+    ],
+)
+def test_a_mistake_ends_the_ported_program_with_its_message_and_its_code(
+    server: ForkServer, folder: Path, override: str, code: ExitCode, told: str
+) -> None:
+    flags = ("--mode=train_and_eval", "--model_dir=none", f"--experiment={'rings' if override else 'ringz'}")
+    done = server.run(program, "after.py", *flags, f"--params_override={override}", folder=str(folder))
+    assert done.code == code, done.text
+    assert told in done.text and "Traceback" not in done.text
+    assert not list((folder / "none").glob("best*"))
+
+
+def test_a_bug_in_the_ported_program_stays_a_traceback(server: ForkServer, tmp_path: Path) -> None:
+    lines = ("from trainer_kit.compat.model_garden import app", "app.run(lambda _: None.misspelt)")
+    (tmp_path / "bug.py").write_text("\n".join(lines))
+    done = server.run(program, "bug.py", folder=str(tmp_path))
+    assert done.code == 1 and "AttributeError" in done.text and "Traceback" in done.text

@@ -49,10 +49,13 @@ class BestCheckpointExporter(BestCheckpoint):
             raise UsageError(f"the best checkpoint is kept in a local folder, not in {export_dir}")
         if keeps is None:
             keeps = bool(tf.distribute.get_strategy().extended.should_checkpoint)
+        was_there = os.path.isdir(export_dir)
         try:
             os.makedirs(export_dir, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{export_dir} cannot be made: {error.strerror or error}") from error
+        if not was_there:  # the first export makes it again; a start that is refused leaves nothing
+            os.rmdir(export_dir)
         self._folder = GardenBestFolder(export_dir, keeps)
         self._folder.adopt(metric_name)
         super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=self._folder)

@@ -28,6 +28,8 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None, section
     Raises:
       UsageError, DataError: when the data are not there, or the task cannot call it on such a batch.
     """
+    if model is None:
+        raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
     if _has_variables(model):
         return
     part = "train_data" if train else "validation_data"

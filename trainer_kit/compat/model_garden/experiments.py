@@ -51,7 +51,7 @@ def find(name: str) -> None:
 
     What a module of `official.projects`, or of a user's, has registered with them is known once it was imported.
     """
-    known = {**EXPERIMENTS, **dict.fromkeys(_registered(), ())}
+    known = {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}
     for own, modules in known.items():
         for full in (PREFIX + own, *([own] if own == name else [])):
             if name in ("", full) and full not in experiments:
@@ -78,8 +78,8 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
     return factory
 
 
-def _registered() -> list[str]:
-    """The names that are registered with them now; none as long as Model Garden is not imported."""
+def registered_names() -> list[str]:
+    """Returns the names that are registered with them now; none as long as Model Garden is not imported."""
     module = sys.modules.get("official.core.exp_factory")
     return list(_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
 

@@ -12,12 +12,13 @@ from typing import Any
 from official.core import exp_factory
 
 from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.experiments import registered_names
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import DEFAULT, apply
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import read_config_file, read_params_override
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ class ParseConfigOptions:
 
     def __contains__(self, name: str) -> bool:
         return name in dataclasses.asdict(self)
+
+
+class UnknownExperimentError(UsageError, LookupError):
+    """A UsageError for code that expects Model Garden's LookupError."""
 
 
 class ExperimentParser:
@@ -77,11 +82,17 @@ class ExperimentParser:
 
         Raises:
           UsageError: when no experiment is named.
-          LookupError: when there is none of this name.
+          UnknownExperimentError: (a LookupError) when there is none of this name.
         """
         if self._flags_obj.experiment is None:
             raise UsageError("--experiment is needed: the name of a registered experiment")
-        return exp_factory.get_exp_config(self._flags_obj.experiment)
+        name = self._flags_obj.experiment
+        try:
+            return exp_factory.get_exp_config(name)
+        except LookupError as error:
+            raise UnknownExperimentError(
+                f"--experiment: none is called {name!r}; {suggestion(name, registered_names())}"
+            ) from error
 
     def parse_config_file(self, params: Any) -> Any:
         """Returns `params` with the values of the config files on them."""

@@ -12,7 +12,7 @@ from trainer_kit.config.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evaluator import Evaluator
 from trainer_kit.inputs.feed import Feed
-from trainer_kit.metrics import MetricSet
+from trainer_kit.metrics import MetricSet, task_metrics
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TaskEvaluation(Evaluator):
             for task in tasks:
                 if task.name in found:
                     raise UsageError(f"two tasks to evaluate are called {task.name!r}; give each a name of its own")
-                metrics = MetricSet("validation_loss", task.build_metrics(training=False), exact=True)
+                metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
                 own = (steps or {}).get(task.name) or None
                 found[task.name] = Evaluated(task, part_for(self.model, task.name), metrics, own)
             self.init_evaluation([], {name: self._feed_of(name, one.task) for name, one in found.items()})

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.metrics import MetricSet
+from trainer_kit.metrics import MetricSet, task_metrics
 from trainer_kit.soundness import LOSS
 
 TOTAL = "total_loss"
@@ -25,7 +25,7 @@ class TaskMetrics:
     def __init__(self, tasks: Mapping[str, Any], *, total: bool) -> None:
         # In float32 TensorFlow would make one sum of it all, whose order, and last bit, depends on the moment.
         self._sets = {TOTAL: MetricSet(LOSS, [], exact=True)} if total else {}
-        self._sets |= {name: MetricSet(LOSS, task.build_metrics(training=True)) for name, task in tasks.items()}
+        self._sets |= {name: MetricSet(LOSS, task_metrics(task, True)) for name, task in tasks.items()}
 
     @property
     def losses(self) -> dict[str, Any]:
