@@ -24,7 +24,7 @@ from trainer_kit.inputs.tuner import without_idle_tuner
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
     "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback begins it "
-    "anew; return the data from build_inputs instead"
+    "anew; {}"
 )
 _BEGUN_AGAIN = (
     "task.train_data: resume is not exact: the same dataset is begun again, and {} then draws another order; return "
@@ -60,6 +60,7 @@ class TrainData:
       one_iterator: whether the dataset is a plain one for one replica, whose iterator can be saved.
       deterministic_ops: whether TensorFlow's op determinism is on.
       require_exact: whether data that cannot be resumed exactly is refused.
+      instead: what to do about a ready-made dataset that has no position, for the warning.
 
     Attributes:
       feed: what hands out the dataset.
@@ -75,7 +76,9 @@ class TrainData:
         one_iterator: bool = False,
         deterministic_ops: bool = False,
         require_exact: bool = False,
+        instead: str = "return the data from build_inputs instead",
     ) -> None:
+        self._instead = instead
         self.feed = Feed("train_data", lambda: make(self._open), given, begin=self._begin, replaced=self._replaced)
         self._step, self._require_exact = step, require_exact
         self._one_iterator, self._deterministic_ops = one_iterator, deterministic_ops
@@ -237,7 +240,7 @@ class TrainData:
         if isinstance(given, tf.data.Dataset):
             return self._open(lambda _: given, None, None)
         self._opened, self._saves_iterator = given, False
-        self._tell(Resumption("inexact", (_NO_POSITION.format(type(given).__name__),)))
+        self._tell(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
         return given
 
     def _replaced(self) -> None:

@@ -65,6 +65,11 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path) ->
     assert int(gone_on.batches) == int(gone_on.global_step) == 6
 
 
+def test_data_that_begin_anew_are_told_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _run(_with_steps(3), tmp_path)
+    assert "anew; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
+
+
 def test_the_averages_that_its_optimizer_keeps_are_saved_after_evaluations(tmp_path: Path) -> None:
     _run(_with_steps(3, ema={"average_decay": 0.9}), tmp_path)
     assert [path.name for path in tmp_path.glob("ema_checkpoints/*.index")] == ["average_weights-3.index"]

@@ -76,6 +76,7 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             lambda: int(step.numpy()),
             self._dataset,
             one_iterator=has_plain_iterator(inner.strategy),
+            instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
         rates = ConfiguredRates(trained)
         self.state.run_state.add("learning rates", rates.state, rates.restore)
