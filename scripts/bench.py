@@ -1,7 +1,7 @@
 """How fast trainer_kit is, beside a loop written by hand, Keras' fit, Model Garden and PyTorch Lightning.
 
     python -m scripts.bench                    all sections: up to 20 minutes on two cores
-    python -m scripts.bench --quick            most rows with a goal: up to 4 minutes
+    python -m scripts.bench --quick            most rows with a goal: up to 5 minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
     python -m scripts.bench --list             names of sections and rows
