@@ -74,12 +74,12 @@ def restore(
     """
     try:
         saved, text = saved_shapes(path), difference(checkpoint, path, whole, loose)
-        if loose:
-            _restore_loosely({name: _items(checkpoint)[name] for name in loose}, path, saved)
-            others = {name: item for name, item in _items(checkpoint).items() if name not in loose}
-            checkpoint = tf.train.Checkpoint(**others)
         if text and not partial:  # TensorFlow would say the same, later and at length
             raise _does_not_fit(path, text, partial)
+        if loose:
+            items = _items(checkpoint)
+            _restore_loosely({name: item for name, item in items.items() if name in loose}, path, saved)
+            checkpoint = tf.train.Checkpoint(**{name: item for name, item in items.items() if name not in loose})
         if text:
             _LOG.warning("%s is restored in part; what follows keeps its initial value or is not used:\n%s", path, text)
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scripts.model_garden_table import DOOR, THEIRS
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import ForkServer
 
@@ -26,13 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = page.split(f"<!-- example: {name} -->")[1].split("```python\n")[1].split("```")[0]
         (folder / name).write_text(text)
     return folder
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """Starts processes, in which Model Garden is imported already."""
-    with ForkServer(needs=[*THEIRS, *DOOR]) as started:
-        yield started
 
 
 def program(path: str, *flags: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from official.core import task_factory
 from official.vision.configs.image_classification import ImageClassificationTask
 
-from scripts.model_garden_table import DOOR, THEIRS
 from trainer_kit.cli.main import main
 from trainer_kit.compat.model_garden.refusals import part_of, told
 from trainer_kit.errors import ConfigError, DataError, UsageError
@@ -59,12 +57,6 @@ CASES = [
     (LAZY, "task.train_data.input_path=no/*.tfrecord", 5, "task.train_data.input_path: no file matches 'no/*.tfr"),
     (LAZY, "task.train_data.tfds_name=1", 2, "write '1', in quotes, for the text"),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer(needs=[*THEIRS, *DOOR]) as started:
-        yield started
 
 
 def _check(arguments: list[str]) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from trainer_kit import errors
 from trainer_kit.errors import Mistake
 
-# What configs are full of, and errors about other things name too.
 _LIBRARIES = ("stdlib", "purelib", "platlib")  # as sysconfig calls their folders
+# What configs are full of, and errors about other things name too.
 _EVERYWHERE = {"float32", "float16", "bfloat16", "channels_last", "channels_first", "relu"}
 
 

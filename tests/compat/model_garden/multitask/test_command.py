@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scripts.model_garden_table import DOOR, THEIRS
 from tests.compat.model_garden.multitask.registered import trained
-from tests.compat.model_garden.tiny import multi_task
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import Ended, ForkServer
 
 EXPERIMENT = "tests.compat.model_garden.multitask.registered"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """Starts processes."""
-    with ForkServer(needs=[*THEIRS, *DOOR]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of the data."""
-    folder = tmp_path_factory.mktemp("data")
-    multi_task.write(folder)
-    return str(folder)
 
 
 def command(server: ForkServer, data: str, kind: str, mode: str, folder: Path) -> Ended:

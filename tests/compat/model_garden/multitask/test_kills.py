@@ -5,36 +5,18 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.model_garden_table import DOOR, THEIRS
 from tests.compat.model_garden.multitask.registered import BAD_BATCH, killed_at, stopped_in_step, trained
-from tests.compat.model_garden.tiny import multi_task
 from trainer_kit.testing import Ended, ForkServer, compare_runs
 
 EXPERIMENT = "tests.compat.model_garden.multitask.registered"
 KINDS = ("joint", "interleaving")
 SECONDS = 100.0
 OFTEN = "trainer.train_steps=60,trainer.steps_per_loop=5,trainer.summary_interval=5,trainer.checkpoint_interval=10"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """Starts processes."""
-    with ForkServer(needs=[*THEIRS, *DOOR]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of the data."""
-    folder = tmp_path_factory.mktemp("data")
-    multi_task.write(folder)
-    return str(folder)
 
 
 def arguments(data: str, kind: str, folder: Path, *overrides: str) -> list[str]:
