@@ -22,10 +22,12 @@ PACKAGE = "trainer_kit"
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "errors", "files", "registry", "scalars", "schedules", "open_loop", "signals", "progress", "modes",
+        "held_folder", "startup", "standard_streams",
         "unsaved_state", "deferred_imports", "profile_window", "loop_parts", "telemetry.time_ledger",
-        "garbage",
+        "telemetry.report", "garbage", "user_frames", "user_exits", "error_report", "action_checks",
         "checkpoints.names", "distribution.cluster", "config.base", "config.schema", "config.evaluation",
         "config.optimization", "config.runtime",
+        "config.sections", "config.layers", "config.wording", "config.field_mistakes",
     ),
     (
         "experiment", "config", "discovery", "run_directory", "run_lock", "lease", "watchdog", "preflight",
@@ -33,12 +35,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "loops", "stopping",
-        "train_loops", "soundness", "python_state", "metrics", "requirements", "async_training",
+        "train_loops", "soundness", "step_count", "failed_step", "python_state", "metrics", "requirements",
+        "async_training", "first_batch", "state_keeping",
     ),
     ("trainer", "evaluator", "fuse_choice", "serving", "callbacks"),
     (
         "runner", "supervisor", "controller", "build", "launcher", "timeline", "recovery", "reconciliation",
-        "divergence", "sidecar", "ending", "early_stopping", "finetune",
+        "divergence", "sidecar", "ending", "early_stopping", "finetune", "oversight",
     ),
     ("flags", "train", "compat", "testing"),
     ("cli",),
@@ -47,14 +50,20 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
 SHARED_FLOORS = (0, 1)
 MAY_USE = {
+    "inputs": {"user_code"},
     "tasks": {"inputs", "optimizers", "checkpoints", "user_code"},
     "loops": {"python_state", "user_code"},
     "stopping": {"loops", "distribution"},
+    "state_keeping": {"python_state", "requirements"},
     "train_loops": {"loops", "inputs", "metrics"},
+    "first_batch": {"inputs", "user_code"},
+    "failed_step": {"loops", "inputs", "step_count"},
     "trainer": {"evaluator"},
-    "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending", "early_stopping"},
+    "serving": {"trainer"},
+    "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending", "early_stopping", "oversight"},
     "controller": {"early_stopping"},
     "ending": {"build"},
+    "oversight": {"build"},
     "build": {"timeline", "recovery", "reconciliation", "divergence", "sidecar", "early_stopping"},
     "finetune": {"runner", "sidecar", "ending"},
     "launcher": {"runner", "finetune"},

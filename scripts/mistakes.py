@@ -1,4 +1,4 @@
-"""Thirty-odd mistakes a user makes, each run as a real command: what is printed, the exit code, and how long it took.
+"""Mistakes that a user makes, each run as a real command: what is printed, the exit code, and how long it took.
 
     .venv/bin/python -m scripts.mistakes
 
@@ -8,13 +8,18 @@ tests/end_to_end/test_mistakes.py runs the same list.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
+from trainer_kit.error_report import LINES
 
 ROOT = Path(__file__).parents[1]
 BASE = {"experiment": "digits", "mode": "train_and_eval", "model_dir": "{folder}/run"}
@@ -65,6 +70,9 @@ def _override(name: str, value: str, expected: str) -> Mistake:
     return Mistake(name, {"params_override": value}, expected)
 
 
+# Each line has nine times the values of the one before.
+_BOMB = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi"))
+
 MISTAKES = [
     Mistake("unknown flag", {"experimnt": "digits"}, "did you mean experiment?"),
     Mistake("an argument that is no flag", {"": "train"}, "is not a flag"),
@@ -108,6 +116,15 @@ MISTAKES = [
         "a key twice in YAML", {"config_file": "{folder}/c.yaml"}, "c.yaml:3",
         files=(("c.yaml", "trainer:\n  train_steps: 1\n  train_steps: 2\n"),),
     ),
+    Mistake(
+        "a YAML bomb", {"config_file": "{folder}/c.yaml"}, "values, aliases counted each time",
+        files=(("c.yaml", _BOMB),),
+    ),
+    Mistake(
+        "two mistakes of gin", {"gin_file": "{folder}/a.gin"},
+        "'x' is not a whole number of at least -1\n  TrainrConfig.seed ({folder}/a.gin:1): nothing called TrainrConfig",
+        files=(("a.gin", "TrainrConfig.seed = 1\nTrainerConfig.train_steps = 'x'\n"),),
+    ),
     Mistake("missing gin file", {"gin_file": "{folder}/no.gin"}, "no.gin"),
     Mistake("broken gin", {"gin_params": "TrainerConfig.train_steps ="}, "--gin_params"),
     Mistake("unknown gin argument", {"gin_params": "TrainerConfig.train_step = 5"}, "train_steps"),
@@ -139,6 +156,14 @@ MISTAKES = [
     _override("folder that is taken", "trainer.validation_summary_subdir=train", "'train' is what trainer_kit calls"),
     _override("evaluation that goes on at the end", "trainer.eval_recreate_iterator=false", "validation_steps"),
     _override("fewer tries than none", "trainer.recovery_max_trials=-2", "trainer.recovery_max_trials"),
+    Mistake(
+        "module that ends the program", {"import_module": "{folder}/my.py"},
+        "my.py ends the program when it is imported: {folder}/my.py:2: SystemExit: 0; guard that call",
+        files=(("my.py", "import sys\nsys.exit(0)\n"),),
+    ),
+    _override("parameter servers", "runtime.distribution_strategy=parameter_server", "use multi_worker_mirrored"),
+    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500; 0 starts anew"),
+    Mistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
     Mistake("a checkpoint that is not there", {"from_step": "7"}, "there is no checkpoint of step 7"),
     Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is what"),
     Mistake("tf.data service", {"tf_data_service": "grpc://host:1"}, "no reader of this release uses the tf.data"),
@@ -162,6 +187,14 @@ def wrong():
     return trainer_kit.ExperimentConfig(trainer={"train_step": 5})
 """),),
     ),
+    Mistake(
+        "wrong key in config.replace", {"import_module": "{folder}/my.py"},
+        "trainer.train_step: there is no such key; did you mean trainer.train_steps?\n  given in {folder}/my.py:3",
+        files=(("my.py", """
+import trainer_kit
+CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
+"""),),
+    ),
     Mistake("unknown gin name", {"gin_params": "TrainrConfig.train_steps = 5"}, "TrainrConfig", needs_tensorflow=True),
     Mistake(
         "empty dataset", {"import_module": "{folder}/empty.py", "experiment": "empty"}, "task.train_data", 5,
@@ -177,6 +210,25 @@ def wrong():
         (("constant.py", _experiment("constant", """
     def build_losses(self, labels, model_outputs, aux_losses=None):
         return tf.constant(1.0)
+""")),),
+        needs_tensorflow=True,
+    ),
+    Mistake(
+        "a transform of (x, y)", {"import_module": "{folder}/pair.py", "experiment": "pair"},
+        "and for examples of (x, y) unpack inside it", 2,
+        (("pair.py", _experiment("pair", """
+    def build_inputs(self, params, input_context=None):
+        arrays = tf.zeros([103, 8]), tf.zeros([103], tf.int32)
+        return trainer_kit.ArraySource(arrays, params, transform=lambda x, y: (x, y))
+""")),),
+        needs_tensorflow=True,
+    ),
+    Mistake(
+        "endless validation data", {"import_module": "{folder}/endless.py", "experiment": "endless"},
+        "trainer.validation_steps", 5,
+        (("endless.py", _experiment("endless", """
+    def build_inputs(self, params, input_context=None):
+        return super().build_inputs(params).at(0).repeat()
 """)),),
         needs_tensorflow=True,
     ),
@@ -243,9 +295,42 @@ def is_told(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
     return told and not outcome.written and outcome.imported_tensorflow == mistake.needs_tensorflow
 
 
+def run_module(
+    mistake: CodeMistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command
+) -> tuple[int, str]:
+    """Writes the module of the mistake into `folder` and trains with it; returns the exit code and the last message."""
+    path = folder / "mine.py"
+    path.write_text(mistake.module())
+    flags = {**BASE, "experiment": "mine", "model_dir": f"{folder}/run", "import_module": str(path)}
+    overrides = [f"--params_override={mistake.overrides}"] if mistake.overrides else []
+    code, told = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
+    return code, told[max(0, told.rfind("\nerror: ") + 1) :]
+
+
+def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:
+    """Returns what is wrong with the outcome of a mistake in a module; [] when it is told as it should be."""
+    lines, path = mistake.module().splitlines(), folder / "mine.py"
+
+    def place(match: re.Match[str]) -> str:
+        return f"{path}:{next(number for number, line in enumerate(lines, 1) if match[1] in line)}"
+
+    expected = [re.sub(r"\{line:(.+?)\}(?=[,:])", place, part) for part in mistake.expected]
+    found = [f"exit {mistake.code}, not {code}"] if code != mistake.code else []
+    found += [f"not told: {part}" for part in expected if part not in text]
+    found += ["a traceback"] if "Traceback" in text else []
+    return found + ([f"more than {LINES} lines"] if text.count("\n") > LINES else [])
+
+
 def main() -> int:
     """Prints the table; returns how many mistakes were not told as they should be."""
     wrong = 0
+    for code_mistake in CODE_MISTAKES:
+        with tempfile.TemporaryDirectory() as folder:
+            code, text = run_module(code_mistake, Path(folder))
+            missing = what_is_missing(code_mistake, code, text, Path(folder))
+        wrong += bool(missing)
+        mark = f"  <-- WRONG: {'; '.join(missing)}" if missing else ""
+        print(f"{code_mistake.name}: exit {code}, {text.count(chr(10))} lines{mark}\n    {text}", flush=True)
     for mistake in MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
             outcome = commit(mistake, Path(folder))
@@ -253,7 +338,7 @@ def main() -> int:
         wrong += not good
         marks = ("" if good else "  <-- WRONG") + ("  (needs TensorFlow)" if mistake.needs_tensorflow else "")
         print(f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}", flush=True)
-    print(f"{len(MISTAKES)} mistakes, {wrong} not told as they should be")
+    print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not told as they should be")
     return wrong
 
 

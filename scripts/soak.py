@@ -2,8 +2,9 @@
 
     scripts/soak.sh [MINUTES] [SEED] [--keep]
 
-Faults: kill -9 and SIGTERM of the trainer, kill -9 of the sidecar, and, while the trainer is down, damage to its files
-(soak_faults.py). A full disk is not among them: its exit code, 6, ends the supervisor by design.
+Faults: kill -9, SIGTERM (with SIGINT too) and SIGHUP of the trainer, kill -9 of the sidecar, and, while the trainer is
+down, damage to its files (soak_faults.py). A full disk is not among them: its exit code, 6, ends the
+supervisor by design.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import tensorflow as tf  # noqa: F401  some damages read a checkpoint: its import would take seconds with the lock held
 
-from scripts.soak_faults import DAMAGES
+from scripts.soak_faults import DAMAGES, STOPS, foreign_kept
 from trainer_kit import files
 from trainer_kit.run_lock import LOCK, read_heartbeat
 
@@ -177,10 +178,11 @@ def _fault(soak: Soak, supervisor: subprocess.Popen[bytes]) -> None:
     pid = int(heartbeat.get("pid", 0))
     if not pid or heartbeat.get("ended") or supervisor.poll() is not None:
         return
-    number = signal.SIGTERM if kind == "term" else signal.SIGKILL
+    numbers = soak.chance.choice(STOPS) if kind == "term" else (signal.SIGKILL,)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-        soak.log(f"trainer {number.name}", f"pid {pid}")
+        for number in numbers:
+            os.kill(pid, number)
+        soak.log(f"trainer {' and '.join(number.name for number in numbers)}", f"pid {pid}")
     if kind == "damage":
         _damage(soak, pid)
 
@@ -238,6 +240,8 @@ def _judge(soak: Soak, code: int | None) -> bool:
     differences = [f"the uninterrupted run ended with exit code {reference}"] if reference else []
     differences += compare_runs(whole, soak.run) if code == 0 else []
     differences += _sidecar_differences(soak.run)
+    if soak.faults["foreign checkpoint"] and not foreign_kept(soak.run):
+        differences += ["the checkpoint of somebody else is gone"]
     attempts = list(files.read_lines(soak.run / "attempts.jsonl"))
     rows = {
         **{f"fault: {kind}": count for kind, count in sorted(soak.faults.items())},

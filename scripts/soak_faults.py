@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, step_of
+from trainer_kit.checkpoints.unfinished import mark
+from trainer_kit.run_directory import read_run_id
 
 Damage = Callable[[Path, random.Random], str]
 
@@ -125,6 +129,41 @@ def leave_debris(run: Path, chance: random.Random) -> str:
     return f"ckpt-{step}_temp and a temporary file"
 
 
+def leave_foreign(run: Path, chance: random.Random) -> str:
+    """Puts a checkpoint of somebody else there, without a record; `foreign_kept` looks for it at the end."""
+    del chance
+    prefix = _newest(run)
+    if prefix is None or (run / "ckpt-7.index").exists():
+        return ""
+    for end in FOREIGN_FILES:
+        shutil.copy(f"{prefix}{end}", run / f"ckpt-7{end}")
+    return "ckpt-7 of somebody else"
+
+
+def leave_half(run: Path, chance: random.Random) -> str:
+    """Leaves the half of a save that was killed: a mark, and data without an index."""
+    prefix, run_id = _newest(run), read_run_id(str(run))
+    if prefix is None or not run_id:
+        return ""
+    half = run / f"ckpt-{chance.randrange(10**6, 10**7)}"
+    mark([str(half)], run_id)
+    shutil.copy(f"{prefix}{FOREIGN_FILES[1]}", f"{half}{FOREIGN_FILES[1]}")
+    return f"{half.name}: data without an index"
+
+
+def foreign_kept(run: Path) -> bool:
+    """Whether the checkpoint of `leave_foreign` is whole."""
+    return problem(str(run / "ckpt-7")) == ""
+
+
+# What stops a trainer so that it saves and is started again: launchers forward SIGTERM and SIGINT together.
+STOPS: tuple[tuple[signal.Signals, ...], ...] = (
+    (signal.SIGTERM,),
+    (signal.SIGTERM, signal.SIGINT),
+    (signal.SIGINT, signal.SIGTERM),
+    (signal.SIGHUP,),
+)
+FOREIGN_FILES = (".index", ".data-00000-of-00001")
 DAMAGES: dict[str, Damage] = {
     "data truncated": truncate_data,
     "index truncated": truncate_index,
@@ -139,6 +178,8 @@ DAMAGES: dict[str, Damage] = {
     "history torn": tear_history,
     "heartbeat torn": tear_heartbeat,
     "debris left": leave_debris,
+    "foreign checkpoint": leave_foreign,
+    "half of a save": leave_half,
 }
 
 
@@ -149,7 +190,7 @@ def _newest(run: Path) -> str | None:
 
 def _newest_with_older(run: Path) -> str | None:
     """The newest whole checkpoint, if an older one is whole too."""
-    whole = [path for path in complete_checkpoints(str(run)).values() if not problem(path)]
+    whole = [path for step, path in complete_checkpoints(str(run)).items() if step != 7 and not problem(path)]
     return whole[-1] if len(whole) > 1 else None
 
 

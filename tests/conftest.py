@@ -13,9 +13,11 @@ from trainer_kit.deferred_imports import defer_imports
 
 defer_imports()  # before a test module imports Keras
 
-# A shell has what it runs in the background ignore Ctrl-C, and the processes of these tests would inherit that.
+# A shell has background commands ignore Ctrl-C, and nohup has them ignore SIGHUP. The processes that tests start would
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collectstart() -> None:

@@ -39,7 +39,7 @@ BAD: list[tuple[house.Rule, Modules]] = [
     (house.lower_floors_only, {"trainer_kit.trainer": "import trainer_kit"}),
     (house.lower_floors_only, {"trainer_kit.inputs.arrays": "from trainer_kit.telemetry import writers"}),
     (house.lower_floors_only, {"trainer_kit.optimizers": "from trainer_kit.tasks.base import Task"}),
-    (house.lower_floors_only, {"trainer_kit.serving.export": "from trainer_kit.trainer import Trainer"}),
+    (house.lower_floors_only, {"trainer_kit.serving.export": "from trainer_kit.fuse_choice import choose_fuse_steps"}),
     (house.lower_floors_only, {"trainer_kit.train": "import trainer_kit.testing"}),
     (house.lower_floors_only, {"trainer_kit.controller": "import trainer_kit.runner"}),
     (house.lower_floors_only, {"trainer_kit.attic": "import os"}),

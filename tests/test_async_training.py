@@ -22,7 +22,7 @@ def test_synchronous_training_joins_at_once_and_has_no_coordinator(strategy: str
     one = tf.distribute.OneDeviceStrategy("CPU:0") if strategy != "default" else tf.distribute.get_strategy()
     part = _Part(one)
     part.join()
-    message = f"needs a parameter-server strategy.*{type(one).__name__}.*distribution_strategy=parameter_server"
+    message = f"needs a parameter-server strategy.*{type(one).__name__}.*a tf.distribute.ParameterServerStrategy"
     with pytest.raises(UsageError, match=message):
         part.coordinator_for_async()
 

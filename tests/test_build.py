@@ -84,7 +84,7 @@ def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_pat
 
 def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path), tiny_experiment().trainer)
-    reports = build.open_reports(directory, False, True, None, True)
+    reports = build.open_reports(None, directory, False, True, True)
     reports.writer.close()
     assert reports.history is None
     assert list(tmp_path.iterdir()) == []
@@ -93,7 +93,7 @@ def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> No
 def test_only_runs_that_train_have_a_history(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path), tiny_experiment().trainer)
     for trains in (True, False):
-        reports = build.open_reports(directory, True, trains, None, False)
+        reports = build.open_reports(None, directory, True, trains, False)
         reports.writer.close()
         assert (reports.history is not None) == trains
 

@@ -332,3 +332,30 @@ def test_a_broken_door_is_told_with_its_entry_point(here: Path, name: str, monke
     _door(here, name, monkeypatch, text="import no_such_library\n")
     with pytest.raises(UsageError, match=rf"{name}_door:find \(entry point {name}\) cannot be imported"):
         discovery.find_experiment(f"{name}/theirs")
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("import sys\nsys.exit(0)\n", "2: SystemExit: 0"),
+        ("def main():\n    raise SystemExit('no data')\nmain()\n", "3: SystemExit: no data"),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n", "2: SystemExit: 2"),
+    ],
+)
+def test_a_module_that_ends_the_program_is_a_mistake(here: Path, name: str, text: str, how: str) -> None:
+    (here / f"{name}.py").write_text(text)
+    (here / "experiments").mkdir()
+    (here / "experiments" / f"{name}.py").write_text(text)
+    importlib.invalidate_caches()
+    for module in (f"{name}.py", name):
+        with pytest.raises(UsageError, match=f"ends the program when it is imported: .*{name}.py:{how}; guard"):
+            discovery.import_user_module(module)
+    with pytest.raises(UsageError, match=f"experiments.{name} ends the program .*:{how}"):
+        discovery.find_experiment(name)
+    assert discovery.find_all_experiments()[1]
+
+
+def test_a_ctrl_c_while_a_module_is_imported_is_not_its_mistake(here: Path, name: str) -> None:
+    (here / f"{name}.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        discovery.import_user_module(f"{name}.py")

@@ -14,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.checkpoints.best import BestCheckpoint
+from trainer_kit.errors import DataError
+from trainer_kit.launcher import launch
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.scalars import flat_scalars
 from trainer_kit.testing import TinyTask, tiny_experiment
@@ -263,3 +265,47 @@ def test_the_best_of_one_set_is_kept_only_when_that_set_is_evaluated(tmp_path: P
     assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
     assert "best_validation_loss" not in logs["test"]
     assert trainer.evaluate(tf.constant(-1), sets=["test"]) == {"test": logs["test"]}
+
+
+class _Repeated(TinyTask):
+    """Validation data that repeats; of the set "unknown" TensorFlow does not know."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        source = super().build_inputs(params, input_context)
+        if params.is_training or params.global_batch_size == 8:
+            return source
+        repeated = source.at(0, input_context).repeat()
+        return repeated.filter(lambda points, labels: True) if params.global_batch_size == 10 else repeated
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_all_of_a_validation_set_without_an_end_is_refused_by_name(replicas: int) -> None:
+    devices = [f"CPU:{index}" for index in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
+    names = ("short", "long", "unknown")
+    with strategy.scope():
+        trainer = _of_sets(_Repeated, *names)
+        several = _of_sets(_Repeated, *names, validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}})
+        own = _of_sets(_Repeated, *names, validation_steps=2, validation_sets={"long": {"steps": -1}})
+        some = _of_sets(_Repeated, *names, validation_steps=2)
+    message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
+    with pytest.raises(DataError, match=message.format("validation_steps")):
+        trainer.check_data()
+    with pytest.raises(DataError, match=message.format("validation_steps")):
+        trainer.evaluate(tf.constant(-1), sets=["long"])
+    with pytest.raises(DataError, match=message.format("validation_sets.long.steps")):
+        own.check_data()
+    some.check_data()
+    several.check_data()
+    assert several.evaluate(tf.constant(-1))["long"]["validation_loss"] > 0
+
+
+@pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval", "eval", "continuous_eval"])
+def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=1, checkpoint_interval=1, steps_per_loop=1)
+    endless = config.replace(task={"validation_data": {"is_training": True}}, trainer={"train_steps": 2})
+    if mode in ("eval", "continuous_eval"):
+        launch(config, "train", str(tmp_path))
+    with pytest.raises(DataError, match=r"task.validation_data never ends.*is_training=false for a Source"):
+        launch(endless, mode, str(tmp_path))
+    assert not (tmp_path / "ckpt-2.index").exists() and not list(tmp_path.glob("evals/*.jsonl"))

@@ -146,3 +146,29 @@ def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"a": [1, None]})
     assert files.read_json(tmp_path / "a.json") == {"a": [1, None]}
     assert files.read_json(tmp_path) is None
+
+
+DAMAGED = {
+    "a number of 5,000 digits": b'{"step": ' + b"1" * 5000 + b"}",
+    "deep nesting": b'{"step": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "null": b"null",
+    "a list": b"[1]",
+    "bytes that are no text": b"\xff\xfe\x00",
+    "cut": b'{"step": 1',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_record_is_none_and_a_damaged_line_is_left_out(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(DAMAGED[kind])
+    assert files.read_json(path) is None
+    path.write_bytes(b'{"step": 0}\n' + DAMAGED[kind] + b'\n{"step": 2}\n')
+    assert [record["step"] for record in files.read_lines(path)] == [0, 2]
+
+
+def test_a_folder_in_the_place_of_a_file_of_lines_is_told(tmp_path: Path) -> None:
+    assert files.read_json(tmp_path) is None
+    with pytest.raises(StorageError, match="cannot be read: Is a directory"):
+        list(files.read_lines(tmp_path))

@@ -109,3 +109,15 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
 def test_the_step_to_go_back_to_is_given_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
     values = parse_flags(["train", "--mode=train", *given])
     assert (unsupervised(values), until_begun(values)) == (["--mode=train"], expected)
+
+
+@pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
+def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None:
+    assert parse_flags(["train", f"--from_step={given}"]).from_step == step
+
+
+@pytest.mark.parametrize("given", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])
+def test_from_step_says_what_it_takes(given: str) -> None:
+    with pytest.raises(UsageError, match=r"give a step of this run's checkpoints, such as 500 or ckpt-500; 0") as error:
+        parse_flags(["train", f"--from_step={given}"])
+    assert ("task.init_checkpoint" in str(error.value)) == ("/" in given)

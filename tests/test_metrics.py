@@ -103,3 +103,12 @@ def test_two_metrics_of_one_name_are_refused() -> None:
         MetricSet("loss", twice)
     with pytest.raises(UsageError, match="several metrics are called loss"):
         MetricSet("loss", [keras.metrics.Mean("loss")])
+
+
+def test_the_metrics_of_a_compiled_model_have_names_after_its_first_batch() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(loss="mse", metrics=["mae"])
+    metrics = MetricSet("validation_loss", model_metrics(model))
+    assert metrics.names() is None
+    model.compute_metrics(x=None, y=tf.zeros([4, 3]), y_pred=tf.ones([4, 3]))
+    assert metrics.names() == ["mae", "validation_loss"]

@@ -56,13 +56,19 @@ def test_the_time_of_each_phase_is_counted() -> None:
 
 def test_before_there_is_a_controller_a_run_starts() -> None:
     assert Progress().of_step() == ("start", 0)
-    assert not Progress().save_late()
 
 
-def test_an_evaluation_under_way_is_told_with_its_batches() -> None:
-    assert Progress().of_evaluation() == (False, 0, 0) and Progress().evaluation_batches() is None
-    assert _run("train", 5, 0)[0].of_evaluation() == (False, 0, 7)
-    assert _run("evaluate", 5, 0)[0].of_evaluation() == (True, 5, 7)
+def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
+    assert Progress().of_activity() == ("building the model", 0, 0, 0) and Progress().total_of("evaluating") is None
+    assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
+    assert _run("wait", 5, 0)[0].of_activity() == ("", 0, 0, 0)
+    training, _ = _run("train", 5, 0)
+    training.controller.running, training.controller.total = (5, 10), 20
+    assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)
+    training.trainer.global_step.assign_add(1)
+    assert training.of_activity() == ("training", 5, 6, 7)
+    training.controller.running = (6, 11)
+    assert training.of_activity() == ("training", 6, 6, 7) and training.total_of("training") == 20
 
 
 def test_phase_and_step_are_those_of_the_controller_and_the_variable() -> None:

@@ -172,17 +172,21 @@ class _HugeGradient(TinyTask):
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         loss = super().build_losses(labels, model_outputs, aux_losses)
-        if not isinstance(self.step, tf.Variable):
+        if not self.trains:
             return loss
-        return loss * tf.where(tf.equal(self.step, 20), 1e30, 1.0)
+        # The count is Python's, so that it is not put back when the run goes back: the fault happens once.
+        return loss * tf.ensure_shape(tf.numpy_function(lambda: self._factor(), [], tf.float32), [])
 
-    step: Any = None
+    trains = False
+
+    def _factor(self) -> np.float32:
+        self.step = getattr(self, "step", 0) + 1
+        return np.float32(1e30 if self.step == 20 else 1.0)
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
-        with tf.init_scope():
-            self.step = self.step if self.step is not None else tf.Variable(0, dtype=tf.int64)
-        self.step.assign_add(1)
+        self.trains = True
         logs = super().train_step(inputs, model, optimizer, metrics)
+        self.trains = False
         return {self.loss: tf.minimum(logs[self.loss], 10.0)}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
@@ -95,3 +96,10 @@ def test_generators_with_a_state_of_their_own_are_fine(caplog: pytest.LogCapture
 
     check_exact_resume(loop.get_concrete_function().graph, required=True)
     assert caplog.text == ""
+
+
+def test_a_recurrent_layer_without_dropout_draws_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    layer = tf_keras.layers.LSTM(2)
+    graph = tf.function(layer).get_concrete_function(tf.zeros((2, 3, 4))).graph
+    check_exact_resume(graph, required=True)
+    assert "CudnnRNN" in str(graph.as_graph_def()) and not caplog.records

@@ -343,7 +343,7 @@ class FirstTask(TinyTask):
         raise UsageError("the task's own")
 
 
-ENDS = {"bug": RuntimeError("bug"), "interrupt": KeyboardInterrupt(), "stop": SystemExit(75)}
+ENDS = {"bug": RuntimeError("bug"), "interrupt": KeyboardInterrupt(), "exit": SystemExit(75)}
 END = os.path.basename(os.path.dirname(__file__))
 
 
@@ -367,7 +367,7 @@ def _run(server: ForkServer, folder: Path, end: str) -> Ended:
     return server.run("train", *flags, f"--model_dir={folder}/run")
 
 
-@pytest.mark.parametrize(("end", "code"), [("bug", 1), ("interrupt", 130), ("stop", 75)])
+@pytest.mark.parametrize(("end", "code"), [("bug", 1), ("interrupt", 130), ("exit", 1)])
 def test_a_run_that_ends_before_it_has_begun_leaves_nothing(
     server: ForkServer, tmp_path: Path, end: str, code: int
 ) -> None:

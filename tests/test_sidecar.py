@@ -159,11 +159,11 @@ def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
     assert sorted(os.listdir(run)) == before
 
 
-def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None) -> Sidecar:
+def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None, step: int = 0) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
     lease = Lease(directory.evals, "side", lambda: ("wait", 0), lambda: True)
-    return Sidecar(directory, ledger, best, None, lease, train_steps, lambda: 0)
+    return Sidecar(directory, ledger, best, None, lease, train_steps, lambda: step)
 
 
 @pytest.mark.parametrize("point", ["ledger.append", "best.info.open", "best.info.rename"])
@@ -210,6 +210,21 @@ def test_a_heart_that_has_stopped_on_another_machine_is_that_of_a_dead_trainer(
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.sidecar._SILENT_SECONDS", 0.0)
     assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone, last heard of" in sidecar.trainer()
+
+
+def test_a_run_is_not_finished_while_its_trainer_is_alive_whatever_its_life_before_has_left(tmp_path: Path) -> None:
+    (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}}')
+    with RunLock(tmp_path, lambda: ("start", 0)):
+        assert not _sidecar(tmp_path, train_steps=40).finished()
+    assert _sidecar(tmp_path, train_steps=40).finished()
+
+
+def test_a_step_whose_checkpoint_is_gone_is_no_end_of_a_run(tmp_path: Path) -> None:
+    sidecar = _sidecar(tmp_path, train_steps=30, step=40)
+    (tmp_path / "ckpt-10.index").touch()
+    assert not sidecar.finished()
+    (tmp_path / "ckpt-30.index").touch()
+    assert sidecar.finished()
 
 
 def test_a_run_is_finished_when_it_says_so_for_the_steps_that_are_wanted(tmp_path: Path) -> None:

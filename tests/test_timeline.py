@@ -15,7 +15,7 @@ from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
-from trainer_kit.timeline import Timeline
+from trainer_kit.timeline import Timeline, recorded_extent
 
 
 class _Curves:
@@ -37,8 +37,14 @@ class _Told:
         self.history = JsonLinesWriter(folder / "metrics.jsonl")
         self.curves = (_Curves(), _Curves())
         self.flushed = 0
+        self.recorded: Any = {}
         self.timeline = Timeline(
-            self.ledger, self.history if chief else None, self.curves, self.best, flush=self._flush
+            self.ledger,
+            self.history if chief else None,
+            self.curves,
+            self.best,
+            flush=self._flush,
+            recorded=lambda _: self.recorded,
         )
         self._checkpoint = tf.train.Checkpoint(model={"w": tf.Variable(1.0)})
 
@@ -129,3 +135,58 @@ def test_a_worker_that_is_not_the_chief_writes_nothing_and_follows(told: _Told, 
     assert (tmp_path / "evals.jsonl").read_text() == before
     assert [curve.steps for curve in follower.curves] == [[], []]
     assert follower.best.best == ("accuracy", 0.5, 10)
+
+
+def test_a_run_that_begins_again_tells_sidecars_that_have_evaluated_its_life_before(tmp_path: Path) -> None:
+    side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
+    side.append(10, {"accuracy": 0.5}, 0.1)
+    _Told(tmp_path).timeline.begin(0, anew=True)
+    assert side.follow(tmp_path / "evals.jsonl") == 0
+    assert side.evaluated() == {}
+    _Told(tmp_path).timeline.begin(0, anew=True)  # nothing was evaluated since
+    assert side.follow(tmp_path / "evals.jsonl") is None
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_what_history_and_ledger_have_lost_since_a_checkpoint_is_told(
+    told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.recorded = recorded_extent(told.history.path, told.ledger.path, 30)
+    told.history.close()
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+    told.timeline.begin(30, anew=False)
+    warned = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
+    if left == 3:
+        assert warned == []
+        return
+    ends = ("nothing is left", "none is left") if left == 0 else ("ends at step 10", "1 are left, up to step 10")
+    assert len(warned) == 2 and all(text.endswith(end) for text, end in zip(warned, ends, strict=True))
+    assert "up to step 30 when ckpt-30 was saved" in warned[0] and "2 before step 30, up to step 20" in warned[1]
+
+
+@pytest.mark.parametrize("recorded", [None, {}, {"history": None, "evaluations": ["2", 20]}, {"history": 7}, []])
+def test_a_checkpoint_that_records_nothing_gives_no_alarm(
+    told: _Told, recorded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.recorded = recorded
+    (Path(told.history.path)).unlink()
+    told.timeline.begin(30, anew=False)
+    assert "has lost" not in caplog.text
+
+
+def test_files_that_are_cut_or_removed_during_a_run_are_told_once(
+    told: _Told, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        (tmp_path / name).write_text("")
+    told.evaluate((40, 0.6), (50, 0.6))
+    (tmp_path / "metrics.jsonl").unlink()
+    told.evaluate((60, 0.6))
+    assert [record.getMessage().partition(" during the run: ")[2] for record in caplog.records] == [
+        "the evaluations of 3 steps are lost (10, 20, 30)",
+        "reports up to step 30 are lost",
+        "reports up to step 50 are lost",
+    ]
+    assert _steps(told) == [60]

@@ -175,7 +175,7 @@ def test_with_restarts_the_same_flags_run_in_a_process_that_is_started_again(tmp
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
     assert set(records[0]["command"][3:]) == flags
-    assert "RuntimeError: the crash" in records[1]["log"]
+    assert "  RuntimeError: the crash" in records[1]["log"]
 
 
 def test_with_restarts_a_step_to_go_back_to_is_not_forgotten_before_the_run_has_begun(tmp_path: Path) -> None:

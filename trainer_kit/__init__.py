@@ -6,7 +6,8 @@ The public names are resolved when first used, so that importing trainer_kit doe
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as typing has it; a command's first lines import nothing that takes time
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,8 @@ _HOME = {
     "TFRecordSource": "inputs.records",
     "apply_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
+    "load_model": "serving.load",
+    "load_weights": "serving.load",
     "Task": "tasks.base",
     "Trainer": "trainer",
     "launch": "launcher",
@@ -38,6 +41,8 @@ _HOME = {
 __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from trainer_kit.config.base import Config as Config
     from trainer_kit.config.base import configclass as configclass
     from trainer_kit.config.optimization import OptimizationConfig as OptimizationConfig
@@ -57,6 +62,8 @@ if TYPE_CHECKING:
     from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
     from trainer_kit.optimizers.gradients import scale_loss as scale_loss
     from trainer_kit.runner import run_experiment as run_experiment
+    from trainer_kit.serving.load import load_model as load_model
+    from trainer_kit.serving.load import load_weights as load_weights
     from trainer_kit.supervisor.attempts import supervise as supervise
     from trainer_kit.tasks.base import Task as Task
     from trainer_kit.trainer import Trainer as Trainer

@@ -2,7 +2,16 @@
 
 import sys
 
-from trainer_kit.cli.main import main
+from trainer_kit.startup import ends_with, leave_when_asked
+
+
+def main() -> int:
+    """Runs the command and returns its exit code."""
+    leave_when_asked()  # before the imports, which take time
+    from trainer_kit.cli.main import main as run
+
+    return ends_with(run())
+
 
 if __name__ == "__main__":
     sys.exit(main())

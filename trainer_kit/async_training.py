@@ -31,7 +31,7 @@ class AsyncTraining:
         if self._coordinator is None:
             raise UsageError(
                 "asynchronous training needs a parameter-server strategy; this trainer was made under "
-                f"{type(self._strategy).__name__}: set runtime.distribution_strategy=parameter_server"
+                f"{type(self._strategy).__name__}; make it in the scope of a tf.distribute.ParameterServerStrategy"
             )
         return self._coordinator
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orbit
 import tensorflow as tf
-from pydantic import ValidationError
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
-from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.commit import read_record
+from trainer_kit.checkpoints.ledger import Ledger, other_ledgers
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.config.base import FieldError
 from trainer_kit.config.evaluation import EarlyStoppingConfig
+from trainer_kit.config.rate_end import rate_end_warning
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.distribution.workers import chiefs_number
 from trainer_kit.divergence import explain_divergence
@@ -30,20 +31,20 @@ from trainer_kit.fuse_choice import choose_fuse_steps
 from trainer_kit.lease import Lease, Leases
 from trainer_kit.reconciliation import put_back_lost
 from trainer_kit.recovery import Recovery
-from trainer_kit.run_directory import RunDirectory, config_hash, kept_fuse_steps
+from trainer_kit.run_directory import RunDirectory, RunIdentity, config_hash, kept_fuse_steps
 from trainer_kit.sidecar import Sidecar
 from trainer_kit.telemetry.background import BackgroundWriter
-from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.flops import count_flops
 from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.timeline import Timeline
+from trainer_kit.timeline import Timeline, recorded_extent
 from trainer_kit.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
+_ASKED_OF_TRAINERS = ("request_stop", "checkpoint_exporter", "before_save", "check_data", "validation_metric_names")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,17 @@ def create_trainer(
     """Returns a Trainer, of the class that is registered with the task, with model and optimizer. In strategy scope."""
     chosen = trainer_class(config.task) or Trainer
     return chosen.create(config, task, train, evaluate, checkpoint_exporter)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raises UsageError when a ready-made trainer is none that the engine can drive, such as a trainer of Orbit."""
+    missing = [name for name in _ASKED_OF_TRAINERS if not hasattr(trainer, name)]
+    if missing:
+        raise UsageError(
+            f"trainer: {type(trainer).__name__} is no trainer_kit.Trainer (it has no {', '.join(missing)}); inherit "
+            "from trainer_kit.Trainer, or start it by trainer_kit.compat.model_garden.run_experiment, which drives "
+            "trainers of Orbit and Model Garden too"
+        )
 
 
 def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bool = True) -> BestCheckpoints | None:
@@ -141,17 +153,15 @@ def create_manager(
         _LOG.warning(
             "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, and checkpoints come at the ends "
             "of loops: make loops shorter, or it longer",
-            interval,
-            loop,
+            *(interval, loop),
         )
-    max_wait = config.trainer.continuous_eval.max_wait_checkpoints
-    leases = Leases(RunDirectory(model_dir, config.trainer).evals, max_wait)
+    directory = RunDirectory(model_dir, config.trainer)
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,
         max_to_keep=config.trainer.max_to_keep,
         step_counter=trainer.global_step,
-        checkpoint_interval=config.trainer.checkpoint_interval,
+        checkpoint_interval=interval,
         init_fn=trainer.initialize,
         asynchronous=asynchronous,
         for_training=trains,
@@ -160,9 +170,11 @@ def create_manager(
         before_files=reports.writer.settle if reports else lambda: None,
         sound=state.is_sound if state and config.trainer.recovery_max_trials >= 0 else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
-        spared=leases.needed,
+        spared=Leases(directory.evals, config.trainer.continuous_eval.max_wait_checkpoints).needed,
         partial=partial,
         loose=getattr(state, "loose", ()),
+        run_id=RunIdentity(model_dir),
+        recorded=lambda step: recorded_extent(directory.metrics, directory.training_ledger, step) if reports else {},
         from_step=from_step,
     )
 
@@ -172,14 +184,22 @@ def create_timeline(
 ) -> Timeline:
     """Returns what keeps history, curves, ledger and best in step."""
     sets = {name: config_hash(config, name) for name in getattr(trainer, "validation_sets", ()) if name}
-    ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config), sets=sets)
+    # Of a run whose ledger was lost, sidecars may know later lineages; they follow only those that come after.
+    known = other_ledgers(directory.ledger) if reports.history else []
+    lineage = max((record["lineage"] for record in known), default=0)
+    ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config), lineage=lineage, sets=sets)
     summaries = (reports.train_summaries, reports.eval_summaries)
+
+    def recorded(step: int) -> Any:
+        return (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
 
     def put_back(step: int) -> None:
         if start := complete_checkpoints(directory.path).get(step):
             put_back_lost(trainer, directory.path, start)
 
-    return Timeline(ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush, put_back)
+    return Timeline(
+        ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush, put_back, recorded
+    )
 
 
 def create_return(directory: RunDirectory, timeline: Timeline) -> Callable[[int], str]:
@@ -291,10 +311,10 @@ def create_recovery(
 
 
 def open_reports(
+    console: Writer | None,
     directory: RunDirectory,
     chief: bool,
     trains: bool,
-    console: Writer | None,
     save_summary: bool,
     managers: tuple[Any, Any] = (None, None),
     *,
@@ -303,10 +323,10 @@ def open_reports(
     """Opens all that a run reports to; on a worker that is not the chief, next to nothing.
 
     Args:
+      console: where progress is shown; None: nowhere.
       directory: of the run.
       chief: whether this process writes the run's files.
       trains: whether there will be a history.
-      console: where progress is shown; None: the standard output.
       save_summary: whether TensorBoard summaries are written.
       managers: of the summaries of training and of validation, in place of our own.
       times: counts what the run spends its time on; None: begins with this call.
@@ -318,11 +338,10 @@ def open_reports(
     history = JsonLinesWriter(directory.metrics) if chief and trains else None
     if history is not None:
         writers.append(history)
-    shown = (console or ConsoleWriter(sys.stdout)) if chief else None
-    if shown is not None:
-        writers.append(shown)
+    if console is not None:
+        writers.append(console)
     writer = BackgroundWriter(writers)
-    return Reports(writer, train_summaries, eval_summaries, history, chief, shown, times or TimeLedger())
+    return Reports(writer, train_summaries, eval_summaries, history, chief, console, times or TimeLedger())
 
 
 def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> ExperimentConfig:
@@ -332,7 +351,7 @@ def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> Exper
         return config
     try:
         resolved = config.replace(trainer={"fuse_steps": kept})
-    except ValidationError as error:
+    except FieldError as error:
         raise UsageError(
             f"{error.errors()[0]['msg']}; {kept} is what trainer.fuse_steps=auto chose when the run in "
             f"{directory.path} was started: go on as it was started, or with trainer.fuse_steps=1 and "
@@ -355,6 +374,8 @@ def get_ready_to_train(trainer: Any, config: ExperimentConfig, directory: RunDir
       How many steps are one program, if that was to be chosen; None if not, or if a stop came first.
     """
     trainer.check_data()
+    if warning := rate_end_warning(config.trainer):
+        _LOG.warning("%s", warning)
     if config.trainer.fuse_steps != "auto" or not isinstance(trainer, Trainer) or trainer.optimizer is None:
         return None
     if (kept := kept_fuse_steps(directory.path)) is not None:

@@ -1,7 +1,7 @@
 """Controller: the outer loop, leaner than Orbit's: one Python look per loop, reports written by a thread.
 
-It is an orbit.Controller, so that `controller_cls` may be either. Intervals are crossed (schedules.py), the step is
-counted in Python, and a request to stop is honoured between loops, and by the loops themselves between steps.
+It is an orbit.Controller, so that `controller_cls` may be either. Intervals are crossed (schedules.py), global_step
+says how many steps a loop has done, and a stop is honoured between loops, and by the loops themselves between steps.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from trainer_kit.checkpoints.arrival import Arrivals, Followed, Unknown
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.early_stopping import StopRequest
 from trainer_kit.errors import DataError, DivergedError, StorageError
+from trainer_kit.failed_step import is_between_steps, loss_message
 from trainer_kit.metrics import to_numpy
 from trainer_kit.open_loop import OpenLoop
 from trainer_kit.progress import Phases
 from trainer_kit.soundness import Soundness
+from trainer_kit.step_count import CountedLoops
+from trainer_kit.stopping import is_stopping
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.reporter import Reporter
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -52,6 +55,10 @@ class Controller(orbit.Controller):
       newest_only: whether it takes the newest one next, not all in order.
       times: counts what the run spends its time on; None: one of its own.
       **orbit_arguments: those of orbit.Controller, whose constructor restores the newest checkpoint.
+
+    Attributes:
+      running: the global steps that the training loop which runs, or ran last, was to run between.
+      total: the global step to train up to; None where that is not known.
     """
 
     def __init__(
@@ -76,17 +83,18 @@ class Controller(orbit.Controller):
         self._save_on_stop, self._on_evaluation = save_on_stop, on_evaluation
         self._soundness = Soundness(orbit_arguments.get("trainer"), loss_bound)
         self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
-        self._total: int | None = None
+        self.total: int | None = None
         self._recorded_sets, self._on_return = recorded_sets, on_return
         self._evaluated: dict[str, int] = {}  # the step at which this process has evaluated each validation set last
         self._saved_step = -1
         self._checkpoint: str | None = None
         self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
         self._open_loop, self._num_steps = OpenLoop(), (0, tf.constant(0))
-        self._running = (0, 0)  # the steps that the last loop was to run between
+        self.running = (0, 0)
         self._phases = Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
         trainer = orbit_arguments.get("trainer")
+        self._loops = CountedLoops(trainer, lambda: int(self.global_step.numpy()), lambda: self.stopping)
         if trainer is not None and hasattr(trainer, "state"):
             trainer.state.run_state.add("loop", self._open_loop.state, self._open_loop.put_back)
         super().__init__(**orbit_arguments)
@@ -94,8 +102,7 @@ class Controller(orbit.Controller):
     @property
     def stopping(self) -> bool:
         """Whether a stop was asked for; of several workers, whether they have agreed to stop."""
-        agreed = getattr(self.trainer or self.evaluator, "stop_agreed", None)
-        return self._stopping() if agreed is None else bool(agreed)
+        return is_stopping(self.trainer or self.evaluator, self._stopping)
 
     @property
     def phase(self) -> str:
@@ -120,9 +127,10 @@ class Controller(orbit.Controller):
         Raises:
           DataError: when the data ends before `steps`.
           DivergedError: when the loss or a weight is not finite, or the loss is above its bound.
+          TrainerKitError: when a loop of the trainer does not move global_step.
         """
-        if self._total is None:
-            self._total = steps if steps >= 0 else None
+        if self.total is None:
+            self.total = steps if steps >= 0 else None
         with self._phases.at_work():
             while not self._train_until(steps, checkpoint_at_completion):
                 pass
@@ -162,9 +170,9 @@ class Controller(orbit.Controller):
         if self._save_on_stop if self.stopping else complete:
             self.save_checkpoint()
             self.sync()
-        if data_ended and self._total is not None and not self.stop_request.reason:
+        if data_ended and self.total is not None and not self.stop_request.reason:
             raise DataError(
-                f"task.train_data ended at step {step} of {self._total}; repeat the data (an ArraySource does with "
+                f"task.train_data ended at step {step} of {self.total}; repeat the data (an ArraySource does with "
                 "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
                 "(the checkpoint of this step is saved)"
             )
@@ -230,7 +238,7 @@ class Controller(orbit.Controller):
         if self.stopping:
             return {}
         step = int(self.global_step.numpy())
-        self._reporter.report("validation", step, self._total, logs, seconds, of_sets=of_sets)
+        self._reporter.report("validation", step, self.total, logs, seconds, of_sets=of_sets)
         return logs
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
@@ -257,7 +265,7 @@ class Controller(orbit.Controller):
             return self._train_and_evaluate(train_steps, eval_steps, eval_interval)
 
     def _train_and_evaluate(self, train_steps: int, eval_steps: int, eval_interval: int | None) -> dict[str, Any]:
-        self._total = train_steps if train_steps >= 0 else None
+        self.total = train_steps if train_steps >= 0 else None
         step = int(self.global_step.numpy())
         output: dict[str, Any] = {}
         intervals = self._eval_intervals(eval_interval)
@@ -346,23 +354,31 @@ class Controller(orbit.Controller):
                 self._soundness.require(step)
                 self._save(step)
 
-    def save_what_is_sound(self, error: Exception) -> None:
-        """Saves after an error, if it left the state of a step's end, and the weights finite.
+    def save_what_is_sound(self, error: Exception, alone: bool = True) -> None:
+        """Saves after an error if the state is that of a step's end, and the weights are finite.
 
-        Data that cannot be read is asked for before a step changes anything.
+        After an error inside a step it saves only if that step has written no variable. Else it logs the checkpoint
+        that the run resumes from, and how many steps are lost.
+
+        Args:
+          error: that ends the run.
+          alone: False: one of several workers, which can save only together. The others would not come, or are gone.
         """
-        trainer = self.trainer
-        step = int(self.global_step.numpy())
+        trainer, step = self.trainer, int(self.global_step.numpy())
         if trainer is None or getattr(trainer, "sound", True) is False or step <= max(self._saved_step, 0):
             return
-        if self.phase == "train":
-            if not isinstance(error, DataError) or not self._running[0] <= step <= self._running[1]:
+        if self.phase == "train" or not alone:
+            if not alone or not self.running[0] <= step <= self.running[1] or not is_between_steps(trainer, error):
+                if alone:
+                    self.sync()
+                _LOG.warning("%s", loss_message(step, self._saved_step, self._checkpoint, alone))
                 return
-            if self._running[0] < step < self._running[1]:
-                self._open_loop.steps, trainer.cut_short = self._running, True
+            if self.running[0] < step < self.running[1]:
+                self._open_loop.steps, trainer.cut_short = self.running, True
             trainer.sound = None
         self.save_checkpoint()
         self.sync()
+        _LOG.info("saved step %d after the error; the same command goes on from there", step)
 
     def sync(self) -> None:
         """Waits for the save in flight.
@@ -401,14 +417,9 @@ class Controller(orbit.Controller):
 
     def _run_loop(self, step: int, begun: int, end: int) -> int:
         """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
-        start, self._running = time.perf_counter(), (begun, end)
+        start, self.running = time.perf_counter(), (begun, end)
         with self._phases.during("train"), tf.summary.record_if(self._records_summaries()):
-            logs = self.trainer.train(self._tensor_of(end - step)) or {}
-        done = getattr(self.trainer, "loop_steps", None)
-        if done is None:
-            done = int(self.global_step.numpy()) - step
-            if done != end - step and not getattr(self.trainer, "data_ended", False):
-                _LOG.warning("the loop was to run %d steps and moved global_step by %d", end - step, done)
+            logs, done = self._loops.run(step, self._tensor_of(end - step))
         parts = getattr(self.trainer, "parts", None)
         ready_at, tracing = getattr(parts, "ready_at", 0.0), getattr(parts, "tracing", 0.0)
         seconds = time.perf_counter() - start - tracing
@@ -417,7 +428,7 @@ class Controller(orbit.Controller):
         self._open_loop.steps = (begun, end) if begun < reached < end and self.stopping else None
         if self._open_loop.steps is None and done:
             values = tf.nest.map_structure(to_numpy, logs)
-            self._reporter.report("train", reached, self._total, values, seconds, steps=done)  # an action may raise
+            self._reporter.report("train", reached, self.total, values, seconds, steps=done)  # an action may raise
             self._call(self.train_actions, logs)
             if self.train_actions and (now := int(self.global_step.numpy())) < reached:
                 return self._follow_back(reached, now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -117,16 +118,35 @@ def local_experiments() -> list[str]:
 
 @contextmanager
 def _explained(flag: str, module: str) -> Iterator[None]:
-    """Says in one line why a user's module cannot be imported, and where."""
+    """Says in one line why a user's module cannot be imported, and where.
+
+    A KeyboardInterrupt is the module's own in a command, whose handlers of SIGINT raise none while they import.
+    """
     try:
         yield
     except SyntaxError as error:
         where, reason = f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"
         raise UsageError(f"{flag}: {module} cannot be imported: {where}: {reason}") from error
     except ImportError as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        where = place(error)
         raise UsageError(f"{flag}: {module} cannot be imported: {where}: {error}; correct or install it") from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise
+        raise UsageError(f"{flag}: {exits(module, error)}") from error
+
+
+def exits(module: str, error: BaseException) -> str:
+    """Returns the message for a user's module that ends the program when it is imported."""
+    how = f"{place(error, '<module>')}: {type(error).__name__}: {error}".removesuffix(": ")
+    return f'{module} ends the program when it is imported: {how}; guard that call by `if __name__ == "__main__":`'
+
+
+def place(error: BaseException, function: str = "") -> str:
+    """Returns "file:line" of the deepest frame that an error comes from, of those in `function` if there is one."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+    frame = next((frame for frame in reversed(frames) if frame.name == function), frames[-1])
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _import_dotted(name: str) -> None:

@@ -5,29 +5,31 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from signal import SIGINT
 from typing import Any
 
 from trainer_kit import build
 from trainer_kit.checkpoints.ledger import plain
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.distribution.devices import thread_counts
+from trainer_kit.distribution.devices import only_cpus, thread_counts
+from trainer_kit.distribution.peers import peers_needed
 from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import (
     DivergedError,
-    InterruptedRunError,
     PreemptedError,
     StopTraining,
     StorageError,
     TrainerKitError,
     explained,
 )
+from trainer_kit.held_folder import check_held
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.progress import BETWEEN
 from trainer_kit.requirements import problem_of_one_thread
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
+from trainer_kit.stopping import is_stopping
 from trainer_kit.telemetry.time_verdict import RunSettings, verdict
+from trainer_kit.user_exits import exits_as_errors
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,17 +63,23 @@ def recorded(
 
 
 @contextlib.contextmanager
-def saved_after_errors(controller: Any) -> Iterator[None]:
-    """Saves what an error has left sound, then lets it go on."""
-    try:
+def explaining() -> Iterator[None]:
+    """Turns the errors that come of a lost worker, and a SystemExit of the user's code, into errors that say so."""
+    with peers_needed(), exits_as_errors():
         yield
+
+
+@contextlib.contextmanager
+def saved_after_errors(controller: Any) -> Iterator[None]:
+    """Saves what an error, or the user's sys.exit, has left sound, then lets it go on."""
+    try:
+        with exits_as_errors():
+            yield
     except Exception as error:
         save = getattr(controller, "save_what_is_sound", None)
-        if worker_count(controller.strategy) > 1:
-            save = None  # a save takes all workers: the others would not come, or are gone
         if save is not None and not isinstance(error, (DivergedError, StorageError)):
             try:
-                save(error)
+                save(error, alone=worker_count(controller.strategy) == 1)
             except Exception as second:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         raise
@@ -142,6 +150,7 @@ def conclude(
 
     With a `reason`, it has ended before its last step. What this process has spent its time on is told in any case.
     """
+    check_held(run.directory.own)
     if stopped(signals, trainer):
         if reports.history is not None:
             _tell(_spent_time(run, reports)[1])
@@ -184,6 +193,7 @@ def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[
         prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
         saves_position=getattr(fed, "saves_position", False),
         in_memory=isinstance(getattr(fed, "made", None), ArraySource),
+        on_cpu=only_cpus(),
     )
     advice = verdict(times, settings)
     return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
@@ -198,12 +208,12 @@ def _to_compile(config: Any) -> Iterator[tuple[str, bool]]:
 
 def stopped(signals: StopSignals, trainer: Any) -> bool:
     """Whether the run has stopped early; several workers do so together, or finish together."""
-    agreed = getattr(trainer, "stop_agreed", None)
-    return signals.received is not None if agreed is None else bool(agreed)
+    return is_stopping(trainer, lambda: signals.received is not None)
 
 
 def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
-    stopped_by, step = signals.received, int(trainer.global_step.numpy())
-    kind = InterruptedRunError if stopped_by == SIGINT else PreemptedError
-    who = stopped_by.name if stopped_by else "another worker, which was asked to"
-    raise kind(f"stopped by {who} at step {step}; the same command goes on from the last checkpoint")
+    where = f"at step {int(trainer.global_step.numpy())}; the same command goes on from the last checkpoint"
+    signals.check(where)
+    if getattr(trainer, "stopping_for", 0.0) > 0:  # this process was asked to, and not by a signal
+        raise PreemptedError(f"stopped by trainer.request_stop() {where}")
+    raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")

@@ -58,13 +58,19 @@ def explained(error: BaseException) -> TrainerKitError | None:
     return None
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Adds lines to what is shown of an error; as `add_note` of Python 3.11, whose tracebacks show them too."""
+    notes = getattr(error, "__notes__", None)
+    error.__notes__ = [*(notes or []), note]
+
+
 class UsageError(TrainerKitError, ValueError):
     """What was asked for cannot be done; flags, files and config alone tell."""
 
     exit_code = ExitCode.USAGE
 
 
-class DivergedError(TrainerKitError):
+class DivergedError(TrainerKitError, RuntimeError):
     """The loss is not finite or passed its bound, and no recovery is left."""
 
     exit_code = ExitCode.DIVERGED
@@ -86,6 +92,12 @@ class StorageError(TrainerKitError):
     """A file or folder cannot be written or read."""
 
     exit_code = ExitCode.STORAGE
+
+
+class StalledError(TrainerKitError):
+    """Nothing has happened for `trainer.hang_timeout_seconds`."""
+
+    exit_code = ExitCode.STALLED
 
 
 class NothingToWaitForError(TrainerKitError):

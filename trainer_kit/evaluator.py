@@ -18,8 +18,10 @@ from trainer_kit.checkpoints.train_state import TrainState
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.distribution.workers import worker_count
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import TrainerKitError, UsageError
+from trainer_kit.first_batch import batch_described
 from trainer_kit.inputs.feed import Feed
+from trainer_kit.inputs.records import damage_told
 from trainer_kit.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.loops.host_variables import batch_counter
 from trainer_kit.loops.write_order import writes_after
@@ -145,6 +147,7 @@ class Evaluator(orbit.AbstractEvaluator):
           DataError: when there is no data at all.
         """
         self.eval_seconds, self._set_results = {}, {}
+        self.report_python_state()
         try:
             states = {}
             self._evaluated_sets = self.validation_sets if sets is None else tuple(sets)
@@ -155,6 +158,7 @@ class Evaluator(orbit.AbstractEvaluator):
             return self.eval_end(states if self.has_validation_sets else states[""])
         finally:
             self.end_averaging()
+            self.forget_python_state()
             for feed in self._eval_feeds.values():
                 feed.end_pass()
 
@@ -162,20 +166,45 @@ class Evaluator(orbit.AbstractEvaluator):
         self._turn_to(name)
         if (own := self._own_options(name)) is not None and own.steps is not None:
             num_steps = tf.constant(own.steps, tf.int32)
+        self.check_validation_ends(name, int(num_steps))
         iterator = self._eval_feeds[name].iterator(fresh=self.config.trainer.eval_recreate_iterator)
         has_state = state is not None or self._aggregates()
         if (name, has_state) not in self._eval_loops:
             self._eval_loops[name, has_state] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[name, has_state]
-        with executor(self.config.runtime):
+        section, of_task = f"task.validation_data.{name}".rstrip("."), (self.evaluated_task, self.evaluated_model)
+        described = batch_described(section, lambda: iterator.element_spec, *of_task)
+        self.state.remember_generators()
+        with executor(self.config.runtime), described, damage_told(lambda: [self._eval_feeds[name].dataset]):
             if has_state:
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
                 loop(iterator, num_steps)
         self.join()
+        with self._weights_in_use:
+            self.state.put_generators_back()
         results, self._results.validation = self._results.validation, None
         self._set_results[name] = to_numpy(self._eval_set.results()) if results is None else results
         return state
+
+    def check_validation_data(self) -> None:
+        """Raises DataError when a validation set is known to be empty, or not to end where all of it is evaluated."""
+        for name, feed in self._eval_feeds.items():
+            feed.check_not_empty()
+            self.check_validation_ends(name, self.config.trainer.validation_steps)
+
+    def check_validation_ends(self, name: str, num_steps: int) -> None:
+        """Raises DataError when all of a validation set is to be evaluated, and it is known to be endless.
+
+        Args:
+          name: of the set.
+          num_steps: batches that are to be evaluated where the set has no number of its own; -1: all.
+        """
+        own = self._own_options(name)
+        has_own = own is not None and own.steps is not None
+        if (own.steps if has_own else num_steps) < 0:
+            field = f"validation_sets.{name}.steps" if has_own else "validation_steps"
+            self._eval_feeds[name].check_ends(f"trainer.{field}")
 
     def evaluation_batches(self) -> int | None:
         """Returns how many batches this process has in an evaluation, if that is known; from any thread, any time."""
@@ -224,6 +253,7 @@ class Evaluator(orbit.AbstractEvaluator):
         def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
             done, state = by_step(iterator, num_steps, state, reduce_fn)
             check_evaluated(done, int(num_steps), self.stop_requested)
+            self.look_into_evaluation(by_step.newest_graph)
             return state
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
@@ -232,6 +262,7 @@ class Evaluator(orbit.AbstractEvaluator):
             else:
                 done, _ = by_step(iterator, num_steps, None, lambda state, outputs: None)
             check_evaluated(done, int(num_steps), self.stop_requested)
+            self.look_into_evaluation((whole if options.eval_tf_function else by_step).newest_graph)
 
         return stateful_loop_fn if has_state else loop_fn
 
@@ -266,9 +297,13 @@ class Evaluator(orbit.AbstractEvaluator):
         return {**passthrough, **logs}
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_eval_step(self, inputs: Any) -> dict[str, Any]:
+    def _replica_eval_step(self, inputs: Any) -> Mapping[str, Any]:
         task = self.evaluated_task
         logs = converted(task.validation_step)(inputs, model=self.evaluated_model, metrics=self.evaluated_metrics)
+        if not isinstance(logs, Mapping):
+            raise TrainerKitError(
+                f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
+            )
         if task.loss in logs:
             self._eval_set.update_loss(logs[task.loss], inputs)
         return logs
@@ -305,7 +340,18 @@ class Evaluator(orbit.AbstractEvaluator):
         """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
         if type(self).eval_end is not Evaluator.eval_end or self._aggregates():
             return None
-        return [f"{name}|{metric}".lstrip("|") for name in self.validation_sets for metric in self._eval_set.names()]
+        if (names := self._eval_set.names()) is None:
+            return None
+        return [f"{name}|{metric}".lstrip("|") for name in self.validation_sets for metric in names]
+
+    def report_python_state(self) -> None:
+        """Says which values of the task have changed in training and are not saved."""
+
+    def forget_python_state(self) -> None:
+        """Takes the task's values as they are now."""
+
+    def look_into_evaluation(self, graph: tf.Graph | None) -> None:
+        """Says what the graph of an evaluation changes that training uses."""
 
     def agree_to_stop(self, count: tf.Variable) -> None:
         """Lets several workers stop together; in graph, after each step."""
@@ -321,8 +367,12 @@ class Evaluator(orbit.AbstractEvaluator):
                 self.end_averaging()
 
     def end_averaging(self) -> None:
-        """Swaps the weights back if the moving average stands in their place; from any thread."""
+        """Swaps the weights back if the moving average stands in their place; from any thread.
+
+        Random generators, too, get the states that they had before the evaluation: a late save comes in the middle.
+        """
         with self._weights_in_use:
+            self.state.put_generators_back()
             if self._average is not None and self._average.swapped:
                 self._average.swap()
 

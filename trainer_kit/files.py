@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.errors import StorageError
+from trainer_kit.held_folder import check_held
 
 # Called with (write point, path) just before each step of a write; fault injection sets it, nothing else does.
 on_write_point: Callable[[str, str], None] | None = None
@@ -23,6 +24,17 @@ on_write_point: Callable[[str, str], None] | None = None
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether `path` names an object store (`gs://...`) rather than a local file."""
     return "://" in os.fspath(path)
+
+
+def follow_links(folder: str) -> str:
+    """Returns the path of `folder` without symbolic links, or as it is given when there are none.
+
+    A link that is pointed elsewhere during a run, such as `runs/latest`, does not take the run along.
+    """
+    if not folder or is_remote(folder):
+        return folder
+    real = os.path.realpath(folder)
+    return os.fspath(folder) if real == os.path.abspath(folder) else real
 
 
 def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> None:
@@ -37,6 +49,7 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
       StorageError: when the folder or the file cannot be written.
     """
     target = Path(path)
+    check_held(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, text, point)
@@ -61,6 +74,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
       StorageError: when the file cannot be written.
     """
     target = Path(path)
+    check_held(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         reach(f"{point}.append", target)
@@ -78,24 +92,43 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yields the records of a file of JSON lines, leaving out lines that a crash cut; nothing if there is no file."""
-    if not os.path.exists(path):
+    """Yields the records of a file of JSON lines, leaving out lines that are damaged; nothing if there is no file.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):
+                    record = parse_json(line)
+                    if isinstance(record, dict):
+                        yield record
+    except (FileNotFoundError, NotADirectoryError):
         return
-    with open(path, encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict):
-                yield record
+    except OSError as error:
+        raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value that JSON text holds. All that reads records goes by it: damage is one kind of error.
+
+    Args:
+      text: bytes are UTF-8; what is none of it is replaced.
+
+    Raises:
+      ValueError: when it is no JSON, nested too deeply, or holds a number of more digits than Python reads.
+    """
+    try:
+        return json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Returns the JSON object in the file at `path`; None if there is no file, or it holds no object."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            value = json.load(stream)
+        value = parse_json(Path(path).read_bytes())
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from signal import SIGINT
 from typing import Any
 
 import tensorflow as tf
@@ -29,16 +28,14 @@ from trainer_kit.distribution.workers import worker_count
 from trainer_kit.ending import recorded
 from trainer_kit.errors import (
     ConfigError,
-    InterruptedRunError,
     ModelDirInUseError,
-    PreemptedError,
     StorageError,
     UsageError,
 )
 from trainer_kit.finetune_directory import FinetuneDirectory, pretraining_mistakes
 from trainer_kit.lease import Lease
 from trainer_kit.modes import CONTINUOUS_FINETUNE
-from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.run_directory import RunDirectory, check_model_dir, read_run_id
 from trainer_kit.run_lock import HEARTBEAT, RunLock, read_heartbeat
 from trainer_kit.runner import run_experiment
 from trainer_kit.sidecar import Sidecar
@@ -47,6 +44,7 @@ from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
 NewTask = Callable[[ExperimentConfig, str], Any]
+_BETWEEN = "between two checkpoints; the same command goes on"
 _OF_ONE_RUN = ("trainer", "summary_manager", "eval_summary_manager", "from_step")
 
 
@@ -89,14 +87,14 @@ def finetune_checkpoints(
     signals = StopSignals(lambda: None, config.trainer.preemption_grace_seconds)
     with signals, contextlib.ExitStack() as run:
         each = Finetuning(strategy, new_task, config, directory, own, signals)
-        run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
+        lock = run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
         run.enter_context(recorded(directory, config, experiment, CONTINUOUS_FINETUNE, records()))
         pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
         run.enter_context(contextlib.closing(each.curves))
         each.resume(pretraining)
-        for path in _arrivals(pretraining, config.trainer, signals):
+        for path in _arrivals(pretraining, config.trainer, signals, lock):
             each.fine_tune(step_of(path), path)
-        _raise_if_stopped(signals)
+        signals.check(_BETWEEN)
         last = max(each.directory.done(), default=0)
         directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
         _LOG.info("finished: %s has no more checkpoints; fine-tuned are %s", pretraining.path, each.told_done())
@@ -128,9 +126,17 @@ class Pretraining(Sidecar):
         )
         self.path, self._each, self._run = directory.path, each, run
         self._leased, self._refused = False, False
+        self._lineage: int | None = None
 
     def went_back_to(self) -> int | None:
-        """What was fine-tuned stays, whatever becomes of the checkpoint."""
+        """Returns None: what was fine-tuned stays, whatever becomes of the checkpoint; a warning says so."""
+        lineage, self._lineage = self._lineage, max([0, *(item["lineage"] for item in self._ledger.records())])
+        if lineage is not None and self._lineage > lineage and (done := self._each.directory.done()):
+            _LOG.warning(
+                "%s has gone back to an earlier step; what was fine-tuned stays (%s): remove metrics-<step>.json and "
+                "finetune-<step>/ of what is to be done again",
+                *(self.path, ", ".join(map(str, sorted(done)))),
+            )
         return None
 
     def evaluated(self) -> set[int]:
@@ -207,7 +213,7 @@ class Finetuning:
         Raises:
           PreemptedError, InterruptedRunError: when a signal came before it, or stopped it.
         """
-        _raise_if_stopped(self._signals)
+        self._signals.check(_BETWEEN)
         folder, config = self.directory.run(step), self._config.replace(task={"init_checkpoint": checkpoint})
         own = RunDirectory(folder, config.trainer)
         if not _has_ended(own.read_final(), config.trainer.train_steps):
@@ -247,7 +253,7 @@ class Finetuning:
         folder = self.directory.run(step)
         final = RunDirectory(folder, self._config.trainer).read_final()
         if final is not None:  # else it is no run of ours
-            remove_saved(folder, keep=0 if "best" in final else 1)
+            remove_saved(folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder))
 
 
 def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, Any]) -> None:
@@ -266,15 +272,18 @@ def _has_ended(final: Mapping[str, Any] | None, train_steps: int) -> bool:
     return final is not None and (bool(final.get("stopped")) or final["step"] >= train_steps)
 
 
-def _raise_if_stopped(signals: StopSignals) -> None:
-    """Raises PreemptedError or InterruptedRunError when a signal has come."""
-    if signals.received is not None:
-        kind = InterruptedRunError if signals.received == SIGINT else PreemptedError
-        raise kind(f"stopped by {signals.received.name} between two checkpoints; the same command goes on")
+def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSignals, lock: RunLock) -> Iterator[str]:
+    """Yields the prefixes of checkpoints as they come; a signal ends it at once.
 
+    Raises:
+      StorageError: when model_dir was moved or removed meanwhile.
+    """
 
-def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSignals) -> Iterator[str]:
-    """Yields the prefixes of checkpoints as they come; a signal ends it at once."""
+    def stopping() -> bool:
+        if lock.lost:
+            raise StorageError(lock.lost)
+        return signals.received is not None
+
     newest_only = options.continuous_eval.policy == "latest"
     arrivals = Arrivals(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
-    return arrivals.follow(lambda: signals.received is not None, contextlib.nullcontext)
+    return arrivals.follow(stopping, contextlib.nullcontext)

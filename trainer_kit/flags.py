@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,10 @@ TEXTS = {
     "experiment": (None, "Name of the experiment; `trainer-kit list` shows those that there are."),
     "mode": (None, "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())),
     "model_dir": (None, "Folder of the run: checkpoints, records, summaries."),
-    "checkpoint": ("latest", "What mode eval evaluates: latest, best, a step, or the path of a checkpoint."),
+    "checkpoint": (
+        "latest",
+        "What mode eval evaluates: latest, best, initial (none), a step, or the path of a checkpoint.",
+    ),
     "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
     "profile": (None, "Steps to trace for TensorBoard, the first and the last: 10:20. Into model_dir/train."),
     "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
@@ -43,6 +47,30 @@ RESTARTS = (
 )
 
 
+class _StepParser(flags.ArgumentParser):
+    """Takes a step, or the name of its checkpoint."""
+
+    syntactic_help = "a step, or ckpt-<step>"
+
+    def parse(self, argument: Any) -> int:
+        """Returns the step.
+
+        Raises:
+          ValueError: for anything else, with what to give instead.
+        """
+        text = str(argument).strip().removeprefix("ckpt-")
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts anew"
+        if os.sep in text:
+            advice += "; to begin with the weights of another run set task.init_checkpoint"
+        raise ValueError(f"it is not a whole number of 0 or more; {advice}")
+
+    def flag_type(self) -> str:
+        """Returns the name of the type, for --help."""
+        return "step"
+
+
 def define_flags() -> flags.FlagValues:
     """Returns the flags of this command, which are defined nowhere else."""
     values = flags.FlagValues()
@@ -51,9 +79,9 @@ def define_flags() -> flags.FlagValues:
     for name, meaning in REPEATED.items():
         flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
     flags.DEFINE_integer(SUPERVISION, 0, RESTARTS, lower_bound=0, flag_values=values)
-    flags.DEFINE_integer(ONCE, None, FROM_STEP, lower_bound=0, flag_values=values)
+    flags.DEFINE(_StepParser(), ONCE, None, FROM_STEP, flag_values=values)
     flags.DEFINE_boolean("allow_partial_restore", False, PARTIAL, flag_values=values)
-    flags.DEFINE_boolean("debug", False, "Show tracebacks of errors that are explained.", flag_values=values)
+    flags.DEFINE_boolean("debug", False, "Print the whole traceback of an error.", flag_values=values)
     flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
     return values
 

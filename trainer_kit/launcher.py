@@ -8,13 +8,15 @@ from typing import Any
 
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.batches import check_global_batch
-from trainer_kit.distribution.cluster import configure_cluster
+from trainer_kit.distribution.cluster import configure_cluster, parameter_server_mistakes
 from trainer_kit.distribution.devices import configure_devices
 from trainer_kit.distribution.peers import peers_needed
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.errors import ConfigError
 from trainer_kit.experiment import task_class
+from trainer_kit.files import follow_links
 from trainer_kit.finetune import finetune_checkpoints
 from trainer_kit.modes import CONTINUOUS_FINETUNE
 from trainer_kit.run_directory import kept_threads
@@ -45,6 +47,7 @@ def launch(
       UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
       PreemptedError: when a worker that this one trains with is gone.
     """
+    model_dir = follow_links(model_dir)
     task_type = task_class(config.task)
     before_task()
     with peers_needed():
@@ -70,13 +73,16 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
 
     Raises:
       UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
+      StalledError: when another worker has not come within trainer.hang_timeout_seconds.
     """
     runtime = config.runtime
+    if mistakes := parameter_server_mistakes(runtime):
+        raise ConfigError(mistakes)
     configure_cluster(runtime.worker_hosts, runtime.task_index)
     configure_devices(runtime, threads)
     seed_everything(runtime.random_seed)
     set_precision(runtime)
-    strategy = create_strategy(runtime)
+    strategy = create_strategy(runtime, config.trainer.hang_timeout_seconds)
     for path, batch in config.equal_batches():
         check_global_batch(batch, strategy.num_replicas_in_sync, path)
     return strategy

@@ -19,6 +19,7 @@ class LoopParts:
 
     Args:
       step: returns the global step; asked for only when there may be something to do between two steps.
+      on_ready: called when the first step of a new loop function is done.
 
     Attributes:
       window: the steps to be traced for a profile.
@@ -28,11 +29,11 @@ class LoopParts:
       tracing: seconds that the last loop took to begin a trace and to write it.
     """
 
-    def __init__(self, step: Callable[[], int]) -> None:
+    def __init__(self, step: Callable[[], int], on_ready: Callable[[], None] = lambda: None) -> None:
         self.window, self.ready_at = NO_WINDOW, 0.0
         self.waited: float | None = None
         self.tracing = 0.0
-        self._step = step
+        self._step, self._on_ready = step, on_ready
         self._known: Loop | None = None
 
     def run(self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool) -> tuple[int, Any]:
@@ -66,6 +67,7 @@ class LoopParts:
                 waited += getattr(loop, "waited", None) or 0.0
             else:
                 self._known, self.ready_at = loop, time.perf_counter() - self.tracing
+                self._on_ready()
             self._trace(self.window.after, step + done)
             if count < part:
                 break

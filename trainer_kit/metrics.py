@@ -13,6 +13,17 @@ from trainer_kit.errors import UsageError
 from trainer_kit.scalars import flat_scalars
 
 
+class _Loss(keras.metrics.Mean):
+    """A mean that knows whether a step has reported a loss: a step of a user's may update it by itself."""
+
+    reported = False
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> Any:
+        """Adds values; in graph, on a replica."""
+        self.reported = True
+        return super().update_state(values, sample_weight)
+
+
 class MetricSet:
     """Metrics that belong together. Made in the scope of the strategy.
 
@@ -26,12 +37,11 @@ class MetricSet:
     """
 
     def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
-        self.loss = keras.metrics.Mean(loss_name, dtype="float64" if exact else "float32")
+        self.loss = _Loss(loss_name, dtype="float64" if exact else "float32")
         self.metrics = list(metrics)
         names = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(f"several metrics are called {', '.join(twice)}; give each a name of its own")
-        self._loss_reported = False
 
     @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
@@ -42,7 +52,6 @@ class MetricSet:
           inputs: the batch, whose number of examples weighs the loss, so that ragged and empty batches count rightly;
             None: every batch counts the same.
         """
-        self._loss_reported = True
         if inputs is None:
             self.loss.update_state(loss)
             return
@@ -64,7 +73,7 @@ class MetricSet:
         for metric in self.metrics:
             result = metric.result()
             logs.update(result if isinstance(result, Mapping) else {metric.name: result})
-        if self._loss_reported:
+        if self.loss.reported:
             logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
         return logs
 
@@ -72,8 +81,13 @@ class MetricSet:
         """Returns the variables of all metrics, always in the same order."""
         return [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
 
-    def names(self) -> list[str]:
-        """Returns the names of the single numbers in `results`, nested ones joined by `|`; eager."""
+    def names(self) -> list[str] | None:
+        """Returns the names of the single numbers in `results`, nested ones joined by `|`; eager.
+
+        None if they are not known yet: the metrics of a compiled model are built by its first batch.
+        """
+        if any(getattr(metric, "built", True) is False for metric in self.metrics):
+            return None
         found = flat_scalars(to_numpy(self.results()), "|")
         return [*(name for name in found if name != self.loss.name), self.loss.name]
 

@@ -13,7 +13,7 @@ from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.overrides import Resolved
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.schema import DataConfig, TrainerConfig
-from trainer_kit.distribution.cluster import worker_number
+from trainer_kit.distribution.cluster import parameter_server_mistakes, worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.finetune_directory import pretraining_mistakes
 from trainer_kit.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
@@ -67,6 +67,7 @@ def check_request(request: Request) -> Resolved:
             resolved = resolve(request.experiment, request.sources)
             mistakes += _path_mistakes(request, resolved)
             mistakes += _service_mistakes(resolved)
+            mistakes += parameter_server_mistakes(resolved.config.runtime)
             mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
@@ -168,6 +169,7 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
     if request.mode == "eval" and request.checkpoint == "latest":
         if not complete_checkpoints(model_dir) and not os.path.exists(os.path.join(model_dir, "checkpoint")):
             raise UsageError(
-                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir"
+                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir, or "
+                "--checkpoint=initial for the weights as the task initializes them"
             )
     files.check_writable(model_dir)  # for what the evaluation finds

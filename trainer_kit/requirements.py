@@ -71,7 +71,7 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     Raises:
       UsageError: when there are some and `required` is set.
     """
-    ops = {node.op for node in nodes(graph.as_graph_def())}
+    ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
     found = sorted(op for op in ops if unsaved_state(op, op_def_registry.get(op)))
     if not found:
         return
@@ -83,3 +83,8 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}")
     _LOG.warning("%s", text)
+
+
+def _is_recurrent_without_dropout(node: Any) -> bool:
+    """Whether a node is a recurrent layer of cuDNN that draws nothing; tf_keras has one beside its own, for GPUs."""
+    return node.op.startswith("CudnnRNN") and "dropout" in node.attr and node.attr["dropout"].f == 0

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import functools
 import glob
-import json
 import logging
 import os
 import platform
+import re
 import sys
+import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
 from trainer_kit import files
+from trainer_kit.checkpoints.names import RECORD, complete_checkpoints
 from trainer_kit.config import yaml_loader
 from trainer_kit.config.drift import Change, check_resume
 from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.config.schema import BEST_CHECKPOINTS, ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, StorageError, UsageError
+from trainer_kit.held_folder import lost_folder
 
 FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
@@ -85,6 +88,7 @@ class RunDirectory:
         starts = before.get("starts")
         now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
         record = {
+            "run_id": read_run_id(self.path) or _adopted_run_id(self.path) or uuid.uuid4().hex,
             "experiment": experiment,
             "mode": mode,
             "command": sys.argv,
@@ -112,7 +116,7 @@ class RunDirectory:
 
     def withdraw_record(self, paths: Iterable[str]) -> None:
         """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
-        if _has_begun(self.path):
+        if has_begun(self.path) or lost_folder(self.path):
             return
         for path in paths:
             if os.path.exists(path):
@@ -152,8 +156,8 @@ class RunDirectory:
         if not os.path.exists(self.final):
             return None
         try:
-            with open(self.final, encoding="utf-8") as stream:
-                final = json.load(stream)
+            with open(self.final, "rb") as stream:
+                final = files.parse_json(stream.read())
             known = {key: kind(final[key]) for key, kind in (("step", int), ("mode", str), ("metrics", dict))}
         except (OSError, ValueError, TypeError, KeyError) as error:
             _warn_once(f"{self.final} cannot be read ({error!r}); the run counts as not finished")
@@ -165,7 +169,7 @@ class RunDirectory:
         if not os.path.exists(self.params):
             return default
         try:
-            values = yaml_loader.parse(_read_params(self.params), self.params).values
+            values = yaml_loader.parse(_read_params(self.params), self.params, own=True).values
             return int(values["trainer"]["train_steps"])
         except (ConfigError, StorageError, KeyError, TypeError, ValueError):
             return default
@@ -195,9 +199,37 @@ def check_model_dir(
     """
     files.check_writable(directory.path)
     directory.check_experiment(experiment)
-    if not (directory.is_recorded() and _has_begun(directory.path)):
+    if not (directory.is_recorded() and has_begun(directory.path)):
         return []
     return check_resume(_read_params(directory.params), config, tuple(allowed))
+
+
+def read_run_id(model_dir: str) -> str:
+    """Returns the identity of the run in `model_dir`, from its manifest; "" when it has none (yet)."""
+    run_id = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("run_id")
+    return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
+
+
+class RunIdentity:
+    """Returns the identity of the run in `model_dir` when it is called; reads it until there is one."""
+
+    def __init__(self, model_dir: str) -> None:
+        self._model_dir, self._run_id = model_dir, ""
+
+    def __call__(self) -> str:
+        """Returns the identity; "" while the run has none."""
+        self._run_id = self._run_id or read_run_id(self._model_dir)
+        return self._run_id
+
+
+def _adopted_run_id(model_dir: str) -> str:
+    """Returns the identity in the record of the newest checkpoint, for a run that goes on from it without a manifest.
+
+    So checkpoints that were copied to a folder of their own are those of the run that goes on there.
+    """
+    newest = next(reversed(complete_checkpoints(model_dir).values()), "")
+    run_id = (files.read_json(newest + RECORD) or {}).get("run_id") if newest else None
+    return run_id if isinstance(run_id, str) else ""
 
 
 def kept_threads(model_dir: str) -> dict[str, int] | None:
@@ -219,7 +251,7 @@ def count_starts(model_dir: str | os.PathLike[str]) -> int:
     return len(starts) if isinstance(starts, list) else 0
 
 
-def _has_begun(model_dir: str) -> bool:
+def has_begun(model_dir: str) -> bool:
     """Whether there is a checkpoint, or the record of a run that fine-tunes one of another run."""
     inside = glob.escape(model_dir)
     return any(glob.glob(os.path.join(inside, what)) for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml"))

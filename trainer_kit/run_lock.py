@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -26,6 +25,7 @@ from typing import Any, Literal
 
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
+from trainer_kit.held_folder import HeldFolder
 from trainer_kit.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
@@ -37,6 +37,7 @@ _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _BEATS_TO_WATCH = 4
 _GRACE = 1.0  # seconds in which whoever holds the lock writes its first heartbeat, or finishes ending
 _LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
+_LAST_MOMENT = 2.0  # seconds that all locks may take before the process is ended
 _TIMES = 3  # that the lock is opened again at once, when whoever had it has just removed it
 
 
@@ -53,7 +54,7 @@ def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> 
       killed leaves None.
     """
     try:
-        value = json.loads((Path(model_dir) / name).read_bytes())
+        value = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
     whole = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
@@ -106,6 +107,7 @@ class RunLock:
         heartbeat are removed, and the folder if nothing else is in it.
       names: of the lock and of the heartbeat.
       more: returns what else the heartbeat tells.
+      on_lost: called once, in a thread, when a beat finds that the folder was moved or removed.
     """
 
     def __init__(
@@ -118,10 +120,11 @@ class RunLock:
         recorded: Callable[[], bool] = lambda: True,
         names: tuple[str, str] = (LOCK, HEARTBEAT),
         more: Callable[[], Mapping[str, Any]] = dict,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = Path(model_dir)
         self._lock_name, self._heartbeat_name = names
-        self._more, self._writing = more, threading.Lock()
+        self._more, self._writing, self._on_lost = more, threading.Lock(), on_lost
         self._host = host or socket.gethostname()
         self._seconds = beat_seconds
         self._recorded = recorded
@@ -130,7 +133,8 @@ class RunLock:
         self._failed = False
         self._descriptor = -1
         self._locked = False
-        self._left = threading.Event()
+        self._held = HeldFolder(self._folder)
+        self._left, self._releasing = threading.Event(), threading.Lock()
         self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
@@ -157,6 +161,7 @@ class RunLock:
         _held.add(self)
         try:
             self._claim()
+            self._held.__enter__()
             call_within(_GRACE, self._reader.read)
             self._write()
         except BaseException:
@@ -172,23 +177,29 @@ class RunLock:
         self.release(_end_of(error), withdraw=error is not None and not self._recorded())
 
     def release(self, ended: Ended, *, withdraw: bool = False) -> None:
-        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once.
+        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once, in any thread.
 
         Args:
           ended: how.
           withdraw: remove lock and heartbeat before, and the folder if nothing else is in it. They stay where the file
             system has no locks: by then they may be another trainer's.
         """
-        if self._descriptor < 0:
-            return
-        self._reader.stop()
-        call_within(_GRACE, self._reader.read)
-        self._ended = ended
-        self._left.set()
-        self._thread.join(_LAST_BEAT)
-        if withdraw and self._locked and not self._thread.is_alive():
-            self._remove()
-        self._close()
+        with self._releasing:
+            if self._descriptor < 0:
+                return
+            self._reader.stop()
+            call_within(_GRACE, self._reader.read)
+            self._ended = ended
+            self._left.set()
+            self._thread.join(_LAST_BEAT)
+            if withdraw and self._locked and not self._thread.is_alive() and not self._held.look():
+                self._remove()
+            self._close()
+
+    @property
+    def lost(self) -> str:
+        """What to tell once it was seen that the folder was moved or removed; "" before."""
+        return self._held.lost
 
     def beat(self) -> None:
         """Writes the heartbeat now; an error is logged, as that of every other beat is."""
@@ -291,15 +302,16 @@ class RunLock:
         )
 
     def _serve(self) -> None:
-        while not self._left.wait(self._seconds):
+        while not self._left.wait(self._seconds) and not self._held.look():
             self._try_to_write()
-        self._try_to_write()
+        if not self._held.look():
+            self._try_to_write()
+        elif not self._left.is_set():
+            _LOG.warning("%s is gone; no heartbeat is written any more", self._folder)
+            self._on_lost()
 
     def _try_to_write(self) -> None:
         try:
-            # Writing would make the folder again, for a run whose lock went with the old one.
-            if not self._folder.is_dir():
-                raise StorageError(f"{self._folder} is gone")
             self._write()
         except StorageError as error:
             if not self._failed:
@@ -321,11 +333,25 @@ class RunLock:
 
     def _close(self) -> None:
         _held.discard(self)
+        self._held.__exit__(None, None, None)
         os.close(self._descriptor)
         self._descriptor = -1
 
 
 _held: set[RunLock] = set()
+
+
+def release_all() -> None:
+    """Gives back all locks of this process, which a signal is about to end; in any thread, within two seconds.
+
+    Locks of runs that are not recorded are removed with their heartbeats.
+    """
+
+    def release() -> None:
+        for lock in list(_held):
+            lock.release("stopped", withdraw=not lock._recorded())
+
+    call_within(_LAST_MOMENT, release)
 
 
 def _drop_in_child() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,31 +15,32 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import build
+from trainer_kit.action_checks import checked_actions
 from trainer_kit.checkpoints.selection import select_checkpoint
-from trainer_kit.config.evaluation import OWN_EVALUATIONS, folder_name_problem
+from trainer_kit.config.evaluation import evaluation_name
 from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
 from trainer_kit.controller import Controller
-from trainer_kit.distribution.peers import peers_needed
-from trainer_kit.distribution.workers import part, worker_count
+from trainer_kit.distribution.workers import part, strategy_of_run, worker_count
 from trainer_kit.early_stopping import EarlyStopping
-from trainer_kit.ending import conclude, finished_logs, recorded, saved_after_errors, stopped, until_stopped
+from trainer_kit.ending import conclude, explaining, finished_logs, recorded, saved_after_errors, stopped, until_stopped
 from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.files import follow_links
+from trainer_kit.held_folder import held_if_there, is_seen_lost
 from trainer_kit.lease import Lease
 from trainer_kit.modes import Mode, lookup_mode
+from trainer_kit.oversight import guard, open_reports, show_activity
 from trainer_kit.preflight import early_stopping_mistakes, profile_mistakes
 from trainer_kit.progress import Progress
 from trainer_kit.recovery import Recovery
 from trainer_kit.run_directory import RunDirectory, check_model_dir
-from trainer_kit.run_lock import RunLock
+from trainer_kit.run_lock import RunLock, release_all
 from trainer_kit.sidecar import Sidecar, with_chosen_sets
 from trainer_kit.signals import StopSignals
-from trainer_kit.telemetry.evaluation_watch import EvaluationWatch
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.profiler import profiled
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
-from trainer_kit.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,12 +95,12 @@ def run_experiment(
       save_summary: whether TensorBoard summaries are written.
       train_actions: called with the logs of each training loop.
       eval_actions: called with the logs of each evaluation.
-      trainer: a ready-made one, made in the scope of the strategy.
+      trainer: a ready-made trainer_kit.Trainer, made in the scope of the strategy.
       controller_cls: drives the trainer; any orbit.Controller.
       summary_manager: in place of the one for `model_dir/train`.
       eval_summary_manager: in place of the one for the validation summaries.
       enable_async_checkpointing: save in the background.
-      checkpoint: what mode eval evaluates: latest, best, a step or a path.
+      checkpoint: what mode eval evaluates: latest, best, initial (as the task initializes them), a step or a path.
       eval_name: of a continuous_eval sidecar; names its files.
       experiment: its registered name, for the record.
       allow_config_change: paths of values that may differ from those that the run in model_dir was started with.
@@ -117,26 +119,27 @@ def run_experiment(
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
     """
-    progress, managers = Progress(), (summary_manager, eval_summary_manager)
+    progress, managers = Progress(release_all), (summary_manager, eval_summary_manager)
     chosen, params = _lookup_single(mode, profile), with_chosen_sets(params) if mode == "continuous_eval" else params
-    strategy = distribution_strategy or tf.distribute.get_strategy()
-    chief = build.is_chief(strategy)
-    evaluates = chosen.evaluates or run_post_eval
-    directory = RunDirectory(model_dir, params.trainer, sidecar=_evaluation_name(mode, eval_name))
+    train_actions, eval_actions = checked_actions(train_actions, eval_actions)
+    strategy = strategy_of_run(distribution_strategy)
+    chief, evaluates = build.is_chief(strategy), chosen.evaluates or run_post_eval
+    directory = RunDirectory(follow_links(model_dir), params.trainer, sidecar=evaluation_name(mode, eval_name))
     checkpoint = _look_at_model_dir(directory, mode, params, experiment, allow_config_change, checkpoint)
 
-    with contextlib.ExitStack() as run:
+    with progress.stop_signals(params.trainer.preemption_grace_seconds) as signals, contextlib.ExitStack() as run:
         lock = run.enter_context(_alone(strategy, directory, progress, mode, eval_name))
-        run.enter_context(peers_needed())
+        run.enter_context(explaining())
+        shown = show_activity(run, progress, chief, console)
         with strategy.scope():
             best = build.create_exporter(params, directory, chief) if evaluates and mode != "eval" else None
             own = build.with_kept_choice(params, directory) if chosen.trains else params
             trainer = trainer or build.create_trainer(own, task, chosen.trains, evaluates, best)
-            _check_metrics(params.trainer, mode, trainer, controller_cls, best)
-        signals = _guard(run, params.trainer, trainer, progress, directory)
-        reports = _open_reports(run, progress, directory, chief, chosen.trains, console, save_summary, managers)
+            _check_parts(params.trainer, mode, trainer, controller_cls, best)
+        run.enter_context(guard(signals, params.trainer, trainer, progress, directory))
+        reports = open_reports(run, progress, shown, directory, chief, chosen.trains, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
-        manager = run.enter_context(build.create_manager(trainer, params, model_dir, *options, reports))
+        manager = run.enter_context(build.create_manager(trainer, params, directory.path, *options, reports))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
         early = build.create_early_stopping(directory, timeline, trainer, params.trainer, chosen.trains)
         sidecar = build.create_sidecar(directory, timeline, trainer, params, lock, reports)
@@ -162,8 +165,7 @@ def run_experiment(
         record = recorded(*known, records(), trainer.global_step, fused) if reports.history else NOTHING
         traced = profiled(trainer, profile, directory.train_summaries, writes=chief)
         with strategy.scope(), record, saved_after_errors(controller), traced:
-            if chosen.trains:
-                _begin(timeline, recovery, manager, controller, start, early)
+            _begin(chosen, timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
             logs, reason = until_stopped(MODE_ENTRIES[mode], described)
             if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
@@ -201,8 +203,15 @@ def _look_at_model_dir(
     return select_checkpoint(directory.path, checkpoint, directory.best) if mode == "eval" else checkpoint
 
 
-def _check_metrics(options: TrainerConfig, mode: str, trainer: Any, controller_cls: type, best: Any) -> None:
-    """Checks, before the first step, that the best and early stopping will have what they look at; on every worker."""
+def _check_parts(
+    options: TrainerConfig,
+    mode: str,
+    trainer: Any,
+    controller_cls: type,
+    best: Any,
+) -> None:
+    """Checks the trainer, and that the best and early stopping have their metrics; first, on every worker."""
+    build.check_trainer(trainer)
     build.check_best_metric(trainer, wanted=best is not None)
     if lookup_mode(mode).trains and options.recovery_max_trials > 0 and not issubclass(controller_cls, Controller):
         raise UsageError(
@@ -222,9 +231,11 @@ def _check_metrics(options: TrainerConfig, mode: str, trainer: Any, controller_c
 
 
 def _begin(
-    timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int, early: EarlyStopping
+    mode: Mode, timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int, early: Any
 ) -> None:
-    """Takes what was told before to the step that a training run goes on from, or ends at."""
+    """In a mode that trains: takes what was reported before to the step that the run goes on from, or ends at."""
+    if not mode.trains:
+        return
     if manager.goes_back_to is None:
         timeline.begin(start, anew=manager.begins_anew)
     else:
@@ -234,26 +245,6 @@ def _begin(
         recovery.begin(controller)
     if reason := early.reason(start):
         controller.stop_request.ask(reason)
-
-
-def _guard(
-    run: contextlib.ExitStack, options: TrainerConfig, trainer: Any, progress: Progress, directory: RunDirectory
-) -> StopSignals:
-    """Watches over all that comes, the last save and the last report included: for signals, and for what hangs."""
-    signals = StopSignals(trainer.request_stop, options.preemption_grace_seconds, progress.save_late)
-    run.enter_context(signals)
-    run.enter_context(Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds))
-    return signals
-
-
-def _open_reports(run: contextlib.ExitStack, progress: Progress, *of_reports: Any) -> build.Reports:
-    """Opens the reports, and closes them with the run; until then the console shows how far a long evaluation is."""
-    reports = build.open_reports(*of_reports, times=progress.times)
-    run.enter_context(contextlib.closing(reports.writer))
-    show = getattr(reports.console, "show_evaluation", None)
-    if show is not None:
-        run.enter_context(EvaluationWatch(progress.of_evaluation, progress.evaluation_batches, show))
-    return reports
 
 
 NOTHING = contextlib.nullcontext()
@@ -272,23 +263,18 @@ def _alone(
     if mode == "continuous_eval":
         if worker_count(strategy) > 1:
             raise UsageError("continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)")
-        return Lease(directory.evals, eval_name, progress.of_step, lambda: os.path.exists(directory.ledger))
+        evaluated = functools.partial(os.path.exists, directory.ledger)
+        return Lease(directory.evals, eval_name, progress.of_step, evaluated, on_lost=progress.request_stop)
     if not build.is_chief(strategy) or not lookup_mode(mode).trains:
-        return NOTHING
-    return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded)
-
-
-def _evaluation_name(mode: str, eval_name: str) -> str:
-    """The name of what only evaluates: what it writes lies apart from what the training run writes."""
-    if mode == "continuous_eval" and (problem := folder_name_problem(eval_name, OWN_EVALUATIONS)):
-        raise UsageError(f"eval_name: {problem}")
-    return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")
+        return held_if_there(directory.path)
+    return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded, on_lost=progress.request_stop)
 
 
 def _told_start(mode: str, checkpoint: str, trainer: Any) -> int:
     """Says what is about to be done, and returns the step that it begins with."""
     start = int(trainer.global_step.numpy())
-    what = {"eval": f"of {checkpoint}", "continuous_eval": "of what is there and what comes"}.get(mode)
+    evaluated = f"of {checkpoint or 'the initial weights'}"
+    what = {"eval": evaluated, "continuous_eval": "of what is there and what comes"}.get(mode)
     _LOG.info("%s %s; %s", mode, what or f"from step {start}", count_parameters(trainer.model))
     return start
 
@@ -299,7 +285,10 @@ def _train(run: Run) -> dict[str, Any]:
 
 
 def _eval(run: Run) -> dict[str, Any]:
-    run.controller.restore_checkpoint(run.checkpoint)
+    if run.checkpoint:
+        run.controller.restore_checkpoint(run.checkpoint)
+    else:
+        run.controller.evaluator.initialize()
     return dict(run.controller.evaluate(steps=run.config.trainer.validation_steps))
 
 
@@ -386,7 +375,7 @@ def _extras(
         "writer": reports.writer,
         "times": reports.times,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
-        "stopping": lambda: signals.received is not None,
+        "stopping": lambda: is_seen_lost(directory.own) or signals.received is not None,
         "save_on_stop": options.preemption_on_demand_checkpoint,
     }
     if recovery is not None and options.recovery_max_trials >= 0:

@@ -16,6 +16,7 @@ from typing import Any
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.ledger import Ledger
+from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.lease import Lease
@@ -92,12 +93,19 @@ class Sidecar:
             self._follow_records(max(self.evaluated(), default=-1))
 
     def finished(self) -> bool:
-        """Whether the run has ended: it says so, at its last step or before, or the last of its steps was restored."""
+        """Whether the run has ended: it says so, at its last step or before, or the last of its steps was restored.
+
+        While a trainer is alive there the run goes on, whatever final.json says: it may have begun again from an
+        earlier step, and what says so may be of its life before.
+        """
+        if self.alive():
+            return False
         train_steps = self._directory.train_steps(self._train_steps)  # the run's own, which may be changed and go on
         final = self._directory.read_final()
         if final is not None and (final["step"] >= train_steps or final.get("stopped")):
             return True
-        return 0 <= train_steps <= self._step()
+        newest = max(complete_checkpoints(self._directory.path), default=-1)  # a step of before is no end of this run
+        return 0 <= train_steps <= min(self._step(), newest)
 
     def alive(self) -> bool:
         """Whether the trainer's heartbeat beats."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,6 +27,8 @@ class Stopping:
 
     def request_stop(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
+
+        The run saves its state and raises PreemptedError, as after SIGTERM; the same command goes on from there.
 
         Several workers end it together, after AGREE_EVERY steps at most. One that left alone would leave the others
         waiting for its gradients.
@@ -65,3 +69,16 @@ class Stopping:
             return asked
 
         tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
+
+
+def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
+    """Whether a run has to stop: of several workers, whether they have agreed to. Eager, on the host.
+
+    Args:
+      trainer: of the run; one that is not ours knows of no stop.
+      asked: tells whether something else than the trainer, such as a signal, asked this process to stop.
+    """
+    agreed = getattr(trainer, "stop_agreed", None)
+    if agreed is not None:
+        return bool(agreed)
+    return asked() or bool(getattr(trainer, "stop_requested", False))

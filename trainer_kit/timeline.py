@@ -12,11 +12,21 @@ from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
-from trainer_kit.checkpoints.ledger import Ledger, active_records
+from trainer_kit.checkpoints.ledger import Ledger, active_records, other_ledgers, read_records
 from trainer_kit.errors import StorageError
-from trainer_kit.telemetry.history import JsonLinesWriter, active_history, reported
+from trainer_kit.telemetry.history import JsonLinesWriter, active_history, extent, reported
 
 _LOG = logging.getLogger(__name__)
+
+
+def recorded_extent(metrics: str, ledger: str, step: int) -> dict[str, list[int]]:
+    """Returns what history and ledger hold of the steps up to `step`, for the record of its checkpoint.
+
+    Returns:
+      "history": [the last step, bytes up to it]; "evaluations": [how many there are before `step`, the last step].
+    """
+    evaluated = sorted(item["step"] for item in active_records(read_records(ledger)) if item["step"] < step)
+    return {"history": list(extent(metrics, step)), "evaluations": [len(evaluated), evaluated[-1] if evaluated else -1]}
 
 
 class Timeline:
@@ -29,6 +39,7 @@ class Timeline:
         left alone.
       best: keeps the best checkpoint, if any.
       flush: has all that was told so far written.
+      recorded: returns what the checkpoint of a step records of what was told before it; {} if it does not.
       put_back: given the step of the checkpoint that the run goes on from, exports best weights that are missing again.
     """
 
@@ -40,8 +51,9 @@ class Timeline:
         best: BestCheckpoint | BestCheckpoints | None,
         flush: Callable[[], None] = lambda: None,
         put_back: Callable[[int], None] = lambda _: None,
+        recorded: Callable[[int], Any] = lambda _: {},
     ) -> None:
-        self.ledger = ledger
+        self.ledger, self._recorded = ledger, recorded
         self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
         self._put_back = put_back
 
@@ -66,9 +78,40 @@ class Timeline:
             _LOG.warning(
                 "%s tells of step %d, but there is no checkpoint: the run begins at step 0", self._history.path, told
             )
+        if anew and self._history is not None and self._sidecars_know_another_life():
+            _LOG.warning("%s: sidecars have evaluated checkpoints that are gone; the run begins anew", self.ledger.path)
+            self.ledger.rewind(0)  # by which a sidecar that still runs learns of it
+        if not anew:
+            self._warn_of_loss(step)
         self.resume(step)
         if not anew:
             self._put_back(step)
+
+    def _warn_of_loss(self, step: int) -> None:
+        """Says what history and ledger held when the checkpoint of `step` was saved and do not hold any more."""
+        before = self._recorded(step)
+        if self._history is None or not isinstance(before, dict):
+            return
+        now = recorded_extent(self._history.path, self.ledger.path, step)
+        (last, size), (last_now, size_now) = _numbers(before, "history"), now["history"]
+        if size_now < size:
+            left = f"what is left ends at step {last_now}" if last_now < last else f"{size_now:,} bytes are left"
+            _LOG.warning(
+                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved, and %s",
+                *(self._history.path, f"{size:,}", last, step, left if size_now else "nothing is left"),
+            )
+        (count, last), (count_now, last_now) = _numbers(before, "evaluations"), now["evaluations"]
+        if count_now < count:
+            left = f"{count_now} are left, up to step {last_now}" if count_now else "none is left"
+            _LOG.warning(
+                "%s has lost evaluations: it held %d before step %d, up to step %d, and %s",
+                *(self.ledger.path, count, step, last, left),
+            )
+
+    def _sidecars_know_another_life(self) -> bool:
+        """Whether a sidecar has evaluated a checkpoint of this run which no rewind has taken away since."""
+        others = active_records(other_ledgers(self.ledger.path))
+        return any(item["step"] > 0 and item["lineage"] >= self.ledger.lineage for item in others)
 
     def resume(self, step: int) -> None:
         """Takes all to `step`; what was told for later steps is superseded, and comes again."""
@@ -107,3 +150,10 @@ class Timeline:
         if self._history is not None and not reported(self._history.path, "validation", step):
             return set()
         return self.ledger.recorded_sets(step)
+
+
+def _numbers(told: dict[str, Any], name: str) -> list[int]:
+    """Returns the two numbers of a name; zeros, which nothing falls short of, where a record is damaged."""
+    value = told.get(name)
+    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
+    return list(value) if isinstance(value, list) and whole else [0, 0]

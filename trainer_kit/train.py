@@ -5,11 +5,14 @@ Whatever flags, files and config can tell is reported before TensorFlow is impor
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from trainer_kit.startup import leave_when_asked
+
+    leave_when_asked()  # before the other imports, which take seconds
+
 import logging
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO, cast
 
@@ -17,11 +20,15 @@ from absl import flags
 
 from trainer_kit.config.sources import gin_second_pass, operative_gin
 from trainer_kit.deferred_imports import defer_imports
-from trainer_kit.errors import ExitCode, explained
+from trainer_kit.error_report import print_error
+from trainer_kit.errors import ExitCode
 from trainer_kit.experiment import task_class
+from trainer_kit.files import follow_links
 from trainer_kit.flags import parse_flags, request, unsupervised, until_begun
 from trainer_kit.garbage import lasting
 from trainer_kit.preflight import check_request
+from trainer_kit.standard_streams import CurrentError, outlast_readers
+from trainer_kit.startup import ends_with
 from trainer_kit.supervisor.attempts import supervise
 from trainer_kit.supervisor.log_dir import ask_log_dir, log_dir_of, tell
 
@@ -59,6 +66,7 @@ def tell_log_dir(values: flags.FlagValues) -> None:
 
 def run_supervised(values: flags.FlagValues) -> int:
     """Runs the same flags under a supervisor, and returns its exit code; that of a mistake at once."""
+    values.model_dir = follow_links(values.model_dir)  # once, so that each attempt goes on in the same folder
     arguments, once = unsupervised(values), until_begun(values)
     code, log_dir = ask_log_dir([sys.executable, "-c", _ASK, *arguments, *once])
     if code:
@@ -73,56 +81,34 @@ def run_supervised(values: flags.FlagValues) -> int:
     )
 
 
-class _StandardError:
-    """sys.stderr as it is at each write: while the progress display draws, it has put itself in its place."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
-
-
-def _terminated(number: int, frame: object) -> None:
-    """SIGTERM before the run has its own way to stop: nothing is lost, so whoever sent it may start us again."""
-    print("stopped by SIGTERM before there was anything to save", file=sys.stderr)
-    raise SystemExit(ExitCode.PREEMPTED)
-
-
 def main(argv: Sequence[str] | None = None, act: Callable[[flags.FlagValues], None] = run) -> int:
-    """Runs the command and returns its exit code; explained errors are printed without a traceback."""
+    """Runs the command and returns its exit code; errors are described in a few lines."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     defer_imports()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=cast(TextIO, _StandardError()))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=cast(TextIO, CurrentError()))
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
-    debug = "--debug" in argv  # for mistakes in the flags themselves
+    debug, model_dir = "--debug" in argv, None  # for mistakes in the flags themselves
     try:
         values = parse_flags(argv)
-        debug = values.debug
+        debug, model_dir = values.debug, values.model_dir
         if values.help:
             print(__doc__, values.get_help(), sep="\n")
         elif values.max_restarts and values.model_dir:
             return run_supervised(values)
         else:
             act(values)
-    except Exception as error:
-        mistake = explained(error)
-        if mistake is None:
-            raise
-        if debug:
-            traceback.print_exc()
-        print(f"error: {mistake}", file=sys.stderr)
-        return mistake.exit_code
+    except (Exception, SystemExit) as error:
+        return print_error(error, debug=debug, model_dir=model_dir)
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C before there was anything to save", file=sys.stderr)
+        print("stopped by SIGINT; there was nothing to save", file=sys.stderr)
         return ExitCode.INTERRUPTED
     return ExitCode.DONE
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminated)
-    code = main()
+    outlast_readers()
+    code = ends_with(main())
     train_data = sys.modules.get("trainer_kit.inputs.train_data")
     if train_data is not None and train_data.is_still_saving():  # all else is done, and the end of Python would wait
         sys.stdout.flush()

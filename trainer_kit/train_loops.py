@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.config.schema import ONE_REPLICA
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.feed import no_batch
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.loops.fused_loop import FusedLoop, Stack
 from trainer_kit.loops.train_loop import TrainLoop
@@ -22,19 +23,25 @@ class TrainLoops:
     Attributes:
       data: the training data.
       input_seconds: that the last loop waited for batches; None when that is not known.
+      batch_spec: of what a replica is trained on, once that was traced; None before.
     """
 
     data: TrainData
     input_seconds: float | None
+    batch_spec: Any
     _strategy: tf.distribute.Strategy
     _train_set: MetricSet
     _stop: tf.Variable
     config: Any
     _train_step_in_step: Any
     _train_results: Any
+    _is_async: bool
+    _global_step: tf.Variable
+    loop_steps: int | None
+    data_ended: bool
 
-    def init_train_loops(self, fuse_steps: int) -> None:
-        """Makes so many steps one program; after the data.
+    def init_train_loops(self, fuse_steps: int | str) -> None:
+        """Makes so many steps one program; after the data. By "auto" none is as yet: that is chosen later.
 
         Raises:
           UsageError: when they cannot be.
@@ -43,7 +50,7 @@ class TrainLoops:
         self._loops: dict[int, Any] = {}  # by how many steps are one program
         self._train_loop: Any = None
         self.input_seconds = None
-        self.fuse(fuse_steps)
+        self.fuse(fuse_steps if isinstance(fuse_steps, int) else 1)
 
     @property
     def fuse_steps(self) -> int:
@@ -99,6 +106,23 @@ class TrainLoops:
         iterator = self.data.iterator()
         return self._stack.next_batch(iterator) if self._fuse_steps > 1 else next(iterator)
 
+    def is_out_of_data(self) -> bool:
+        """Whether the training data has ended, which a loop may have kept to itself; takes a batch if it has not.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        try:
+            next(self.data.iterator())
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self._end_of_data()
+        return self.data_ended
+
+    @property
+    def current_loop(self) -> TrainLoop | FusedLoop | None:
+        """The training loop that runs, or ran last; None in asynchronous training, where it runs on workers."""
+        return None if self._is_async else self.loop_of(self._fuse_steps)
+
     def metric_variables(self) -> list[Any]:
         """Returns the variables of all training metrics."""
         return self._train_set.variables()
@@ -114,3 +138,10 @@ class TrainLoops:
             use_tf_while_loop=options.train_tf_while_loop,
             exact_waits=self.config.runtime.executor != "default",
         )
+
+    def _end_of_data(self) -> None:
+        """The data ended inside a loop: what was done is done, and only global_step tells how much."""
+        self.loop_steps, self.data_ended = None, True
+        self.data.feed.forget()
+        if int(self._global_step.numpy()) == 0:
+            raise DataError(no_batch("train_data"))

@@ -22,16 +22,12 @@ from trainer_kit.config.evaluation import validation_sets
 from trainer_kit.distribution.batches import tell_uneven_batch
 from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.executor import executor
-from trainer_kit.distribution.replica_values import (
-    are_alike,
-    own_to_each_replica,
-    put_replica_values,
-    replica_values,
-)
+from trainer_kit.distribution.replica_values import ReplicasState, put_replica_values, replica_values
 from trainer_kit.distribution.replicas import local_tensors, run_options
-from trainer_kit.errors import DataError, UsageError
+from trainer_kit.errors import UsageError
 from trainer_kit.evaluator import Evaluator
-from trainer_kit.inputs.feed import Feed, no_batch
+from trainer_kit.first_batch import batch_described, build_model
+from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.stacking import tell_of_stacks
 from trainer_kit.inputs.train_data import TrainData, open_whole
@@ -41,13 +37,11 @@ from trainer_kit.loops.write_order import writes_after
 from trainer_kit.metrics import MetricSet, model_metrics, task_metrics, to_numpy
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
-from trainer_kit.requirements import (
-    check_exact_resume,
-    check_model,
-    check_sections,
-    tell_dropped_assertions,
-)
+from trainer_kit.requirements import check_model, check_sections
+from trainer_kit.state_keeping import StateKeeping
 from trainer_kit.stopping import Stopping
+from trainer_kit.tasks.base import step_loss
+from trainer_kit.tasks.signatures import check_methods
 from trainer_kit.train_loops import OR_NOT, TrainLoops
 from trainer_kit.user_code import converted
 
@@ -56,13 +50,13 @@ LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
 _SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 
 
-class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrainer):
+class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbit.AbstractTrainer):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
       config: an ExperimentConfig, or anything with the same sections.
       task: what is learned.
-      model: of `task.build_model`, its variables built.
+      model: of `task.build_model`; one without variables is built from what a batch looks like.
       optimizer: of `task.create_optimizer`; a dict of them by name; None if train is False.
       train: whether this trainer will train.
       evaluate: whether this trainer will evaluate.
@@ -72,8 +66,11 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
-      UsageError: when the model has no variables yet, or XLA is asked for where it cannot be.
+      UsageError: when the model has no variables, or XLA is asked for where it cannot be.
+      TrainerKitError: when a method of the task does not take what it is called with.
     """
+
+    between_steps = True  # False while a loop runs: an error may then come from the middle of a step
 
     def __init__(
         self,
@@ -92,29 +89,29 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
         self._checkpoint_exporter, self._trains, self._evaluates = checkpoint_exporter, train, evaluate
         self._global_step = self._new_global_step()
+        check_methods(task, train, evaluate)
+        build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
         check_model(model, config.runtime, self._strategy)
         self._build_optimizers()
         self._average = self._moving_average()
-        seed = getattr(config.runtime, "random_seed", 0)
-        self.state = TrainState(self._global_step, model, optimizer, self._average, task, seed)
-        own = model_metrics(model)
+        trained, own = (model, optimizer, self._average, task), model_metrics(model)
+        self.state = TrainState(self._global_step, *trained, getattr(config.runtime, "random_seed", 0))
         self._train_set = MetricSet("training_loss", task_metrics(task, True) + own if train else [])
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
+        self.init_state_keeping()
         eval_metrics = task_metrics(task, False) + own if evaluate else []
         self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
         self.init_stopping()
         self._run_options = run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        self.parts = LoopParts(lambda: int(self._global_step.numpy()))
-        self._looked_into = False  # the loop is searched, once, for state that no checkpoint holds
+        self.parts = LoopParts(lambda: int(self._global_step.numpy()), self.on_first_step)
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
         self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
         self.init_async()
-        fuse_steps = getattr(config.trainer, "fuse_steps", 1) if train else 1
-        self.init_train_loops(fuse_steps if isinstance(fuse_steps, int) else 1)
+        self.init_train_loops(getattr(config.trainer, "fuse_steps", 1) if train else 1)
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -199,12 +196,11 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
 
     def check_data(self) -> None:
-        """Raises DataError when a dataset that will be used is known to be empty; to be called after the restore."""
-        for feed in (
-            *([self.data.feed] if self._trains else []),
-            *(self._eval_feeds.values() if self._evaluates else []),
-        ):
-            feed.check_not_empty()
+        """Raises DataError when a dataset is known to be empty, or not to end; to be called after the restore."""
+        if self._trains:
+            self.data.feed.check_not_empty()
+        if self._evaluates:
+            self.check_validation_data()
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
@@ -226,6 +222,8 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
+        if self._trains and self.has_own_loop:  # whose graph is not known
+            self.look_into(None)
         self.sound, self.data_ended = None, False
 
     # ---- training
@@ -244,7 +242,8 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
 
-        `loop_steps` tells how many were done: fewer when a stop was asked for, or the data ended.
+        `loop_steps` tells how many were done: fewer when a stop was asked for, or the data ended. It is None where a
+        subclass has made the loop.
 
         Raises:
           DataError: when there is no data at all.
@@ -252,32 +251,45 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self.train_loop_begin()
         iterator = self.data.iterator()
         self._train_loop = self._train_loop or self.create_train_loop_fn()
-        with executor(self.config.runtime):
-            self._train_loop(iterator, num_steps)
+        self.loop_steps = None
+        if self.has_own_loop:
+            self._train_set.reset()  # our own loops do so inside the graph
+        spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
+        self.report_python_state()  # of what actions have changed
+        self.between_steps = False
+        with batch_described("task.train_data", spec, self.task, self.model):
+            self._run_loop(iterator, num_steps)
+        self.between_steps = True
+        self.report_python_state()
         return self.train_loop_end()
+
+    def _run_loop(self, iterator: Any, num_steps: Any) -> None:
+        """Runs one loop; the end of the data ends it, and an error of damaged data says so."""
+        try:
+            with executor(self.config.runtime):
+                self._train_loop(iterator, num_steps)
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self._end_of_data()
+        except tf.errors.OpError as error:
+            read = (self.data.made, self.data.feed.dataset)
+            self.data.feed.forget()  # the state of an iterator that has failed may hold the failure
+            if damage := damage_in(error, *read) or not_compiled(error, self._fuse_steps):
+                raise damage from error
+            raise
 
     def create_train_loop_fn(self) -> Any:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
         options, loop = self.config.trainer, self.loop_of(self._fuse_steps)
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
-            try:
-                if not self._looked_into and (graph := loop.graph(iterator)) is not None:
-                    self._looked_into = True
-                    check_exact_resume(graph, getattr(options, "require_exact_resume", False))
-                    if self._fuse_steps > 1:
-                        tell_dropped_assertions(graph)
-                        tell_of_stacks(iterator.element_spec, self._fuse_steps, options.steps_per_loop)
-                self.input_seconds = None
-                self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
-                self.input_seconds = self.parts.waited
-                self.cut_short = 0 < self.loop_steps < int(num_steps)
-            except (tf.errors.OutOfRangeError, StopIteration):
-                self._end_of_data()
-            except tf.errors.OpError as error:
-                if damage := damage_in(error) or not_compiled(error, self._fuse_steps):
-                    raise damage from error
-                raise
+            if not self._looked_into:
+                self.look_into(loop.graph(iterator))
+                if self._fuse_steps > 1:
+                    tell_of_stacks(iterator.element_spec, self._fuse_steps, options.steps_per_loop)
+            self.input_seconds = None
+            self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
+            self.input_seconds = self.parts.waited
+            self.cut_short = 0 < self.loop_steps < int(num_steps)
 
         if self._is_async and loop.whole is None:
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
@@ -326,7 +338,7 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
-        self._train_set.update_loss(logs[self.task.loss])
+        self._train_set.update_loss(step_loss(self.task, logs))
 
     # ---- how it is done
 
@@ -339,7 +351,8 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         parts.add("data", self.data.state, self.data.put_state)
         parts.add("metrics", self._metrics_state, self._put_metrics_state)
         parts.add("learning rates", rates.state, rates.restore)
-        parts.add("replicas", self._replicas_state, self._put_replicas_state)
+        replicas = ReplicasState(lambda: self.model.variables, self._strategy)
+        parts.add("replicas", replicas.state, replicas.restore)
 
     def _build_optimizers(self) -> None:
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
@@ -415,23 +428,3 @@ class Trainer(AsyncTraining, Stopping, TrainLoops, Evaluator, orbit.AbstractTrai
         self.cut_short = state is not None and put_replica_values(metrics, self._strategy, state)
         if state is not None and not self.cut_short:
             _LOG.warning("the metrics are not those of the run before: the first ones reported leave out a few steps")
-
-    def _replicas_state(self) -> Any:
-        own = own_to_each_replica(self.model.variables, self._strategy)
-        state = replica_values(own, self._strategy) if own else []
-        return None if are_alike(state) else state
-
-    def _put_replicas_state(self, state: Any) -> None:
-        own = own_to_each_replica(self.model.variables, self._strategy)
-        if own and state is not None and not put_replica_values(own, self._strategy, state):
-            _LOG.warning(
-                "there were other replicas before: each goes on with what the first one had, such as the moving "
-                "averages of batch normalization"
-            )
-
-    def _end_of_data(self) -> None:
-        """The data ended inside a loop: what was done is done, and only global_step tells how much."""
-        self.loop_steps, self.data_ended = None, True
-        self.data.feed.forget()
-        if int(self._global_step.numpy()) == 0:
-            raise DataError(no_batch("train_data"))

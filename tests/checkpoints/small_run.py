@@ -11,6 +11,8 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state import training_checkpoint
 from trainer_kit.testing import stop_at
 
+RUN_ID = "ours"
+
 
 class SmallRun:
     """Weights that hold the step they are of, the data's iterator beside them, and a manager that restores at once.
@@ -60,7 +62,7 @@ class SmallRun:
 
 def save_and_die(folder: str, point: str, occurrence: int, asynchronous: bool) -> None:
     """Goes on and saves the next step, with two to keep; this process is killed at a write point of that save."""
-    run = SmallRun(Path(folder), max_to_keep=2, asynchronous=asynchronous)
+    run = SmallRun(Path(folder), max_to_keep=2, asynchronous=asynchronous, run_id=lambda: RUN_ID)
     stop_at(point, occurrence)
     run.train_to(run.start + 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.best_info import read_info
+from trainer_kit.checkpoints.unfinished import mark
 from trainer_kit.errors import UsageError
 
 
@@ -243,7 +245,7 @@ def test_a_best_whose_weights_are_not_whole_is_told_and_the_next_evaluation_take
     assert not best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.6}, 4)
     assert best.maybe_export_checkpoint(_Weights().at(5), {"accuracy": 0.8}, 5)
     assert _saved_step(tmp_path) == 5
-    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"info", "ckpt-5"}
+    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"checkpoint", "info", "ckpt-5"}
 
 
 def test_a_metric_of_another_name_starts_anew_and_keeps_the_old_best_until_then(tmp_path: Path) -> None:
@@ -260,8 +262,11 @@ def test_files_of_others_and_debris_of_the_dead_are_told_apart(tmp_path: Path) -
     for name in ("ckpt-notes.txt", "ckpt-0.data-00000-of-00001", f".info.json.{os.getpid() + 1}.tmp"):
         (tmp_path / name).write_text("x")
     (tmp_path / "ckpt-9_temp").mkdir()
+    shutil.copy(tmp_path / "ckpt-1.index", tmp_path / "ckpt-7.index")  # it has no record, so somebody else wrote it
+    mark([str(tmp_path / "ckpt-0")])
     BestCheckpoint(str(tmp_path), "accuracy")
-    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"info", "ckpt-1", "ckpt-notes"}
+    there = {path.name.split(".")[0] for path in tmp_path.iterdir()}
+    assert there == {"checkpoint", "info", "ckpt-1", "ckpt-7", "ckpt-notes"}
 
 
 # ---- a run that goes on
@@ -294,6 +299,8 @@ def test_a_run_that_goes_back_for_good_forgets_what_it_found_later_over_restarts
     best = _run(tmp_path, [0.5, 0.6, 0.9])
     best.rewind(2)
     assert sorted(path.name for path in (tmp_path / "archived").glob("*.index")) == ["ckpt-3.index"]
+    assert tf.train.latest_checkpoint(str(tmp_path / "archived")) == str(tmp_path / "archived" / "ckpt-3")
+    assert tf.train.latest_checkpoint(str(tmp_path)) is None
     assert not (tmp_path / "info.json").exists()
     told = {"step": 2, "metrics": {"accuracy": 0.6}}
     best.resume(2, [told])

@@ -68,6 +68,7 @@ def test_info_json_is_written_only_when_it_says_something_else(folder: BestFolde
 
 def test_other_weights_are_removed_and_what_is_none_stays(folder: BestFolder, tmp_path: Path) -> None:
     (tmp_path / "ckpt-notes.txt").touch()
+    folder.note(_info(3))
     folder.remove_others({2})
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"ckpt-2", "ckpt-notes"}
 

@@ -24,7 +24,14 @@ def test_what_was_written_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(
     "change",
-    [{"checkpoint": "ckpt-6"}, {"step": "5"}, {"step": True}, {"value": float("nan")}, {"metrics": {"a": "0.5"}}],
+    [
+        {"checkpoint": "ckpt-6"},
+        {"step": "5"},
+        {"step": True},
+        {"value": float("nan")},
+        {"value": 10**400},
+        {"metrics": {"a": "0.5"}},
+    ],
 )
 def test_what_was_not_written_by_us_is_none(change: dict[str, Any]) -> None:
     assert is_info(_WHOLE)

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.checkpoints.initialization import load_initial_weights
-from trainer_kit.checkpoints.state import training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state import restore, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.variables import model_variables
 from trainer_kit.errors import StorageError, UsageError
 
 
@@ -65,8 +66,11 @@ def test_a_missing_variable_is_named(tmp_path: Path) -> None:
 def test_a_variable_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
     path = _saved(tmp_path, _model(width=3))
     rows = r"  model/sequential/dense\n.*\n    kernel +another shape +\[4, 3\] saved, \[4, 5\] here\n"
-    with pytest.raises(UsageError, match=rows):
+    with pytest.raises(UsageError, match=rows) as error:
         load_initial_weights(_model(width=5), path)
+    advice = str(error.value).splitlines()[0]
+    assert advice.startswith(f"task.init_checkpoint: {path} does not hold all weights of this model; give")
+    assert "override initialize()" in advice and "another model_dir" not in advice
 
 
 def test_more_variables_in_the_checkpoint_are_left_there(tmp_path: Path) -> None:
@@ -87,3 +91,39 @@ def test_a_damaged_checkpoint_is_a_storage_error(tmp_path: Path) -> None:
     Path(f"{path}.index").write_bytes(b"broken")
     with pytest.raises(StorageError, match="ckpt-5 is damaged"):
         load_initial_weights(_model(), path)
+
+
+def _with_body() -> Any:
+    body = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((3,)), body, keras.layers.Dense(1)])
+    more = {"list": [keras.layers.Normalization(axis=None)], "count": tf.Variable(1)}
+    model.checkpoint_items = {"body": body, "more": more}
+    return model
+
+
+@pytest.mark.parametrize("form", ["named", "as TensorFlow tracks it"])
+def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: str) -> None:
+    saved, model = _with_body(), _with_body()
+    step = tf.Variable(0, dtype=tf.int64)
+    for one in (saved, model):
+        one.checkpoint_items = {"body": one.checkpoint_items["body"]}
+    if form == "named":
+        path = training_checkpoint(global_step=step, model=saved).write(str(tmp_path / "ckpt"))
+    else:
+        path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(str(tmp_path / "ckpt"))
+    load_initial_weights(model, path)
+    assert all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
+
+
+def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> None:
+    model, step = _with_body(), tf.Variable(0, dtype=tf.int64)
+    checkpoint = training_checkpoint(global_step=step, model=model)
+    options = tf.train.CheckpointOptions(enable_async=True)
+    for number in range(3):
+        step.assign(number)
+        checkpoint.save(str(tmp_path / "ckpt"), options)
+    checkpoint.sync()
+    again, there = _with_body(), tf.Variable(5, dtype=tf.int64)
+    restore(training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), whole=True)
+    assert int(there) == 2
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))

@@ -63,6 +63,7 @@ def _steps(folder: Path) -> list[int]:
 def _named(folder: Path) -> int:
     info = json.loads((folder / "info.json").read_text())
     assert (read_record(str(folder / info["checkpoint"])) or {})["info"] == info
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / info["checkpoint"])
     return int(info["step"])
 
 
@@ -109,12 +110,17 @@ def test_a_run_that_tells_its_steps_again_writes_no_weights_and_reports_the_best
 
 
 POINTS = ["best.weights", "best.record.open", "best.record.flush", "best.record.rename", "best.info.open",
-          "best.info.flush", "best.info.rename", "best.remove"]  # fmt: skip
+          "best.info.flush", "best.info.rename", "best.pointer.open", "best.pointer.rename", "best.remove"]  # fmt: skip
 
 
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize(
-    ("point", "occurrence"), [(point, number) for point in POINTS for number in range(1, 3 if "info" in point else 5)]
+    ("point", "occurrence"),
+    [
+        (point, number)
+        for point in POINTS
+        for number in range(1, 5 if point.split(".")[1] in ("weights", "record", "remove") else 3)
+    ],
 )
 def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
     tmp_path: Path, point: str, occurrence: int, start: int, no_faults: None, caplog: pytest.LogCaptureFixture
@@ -136,7 +142,9 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
         run.to(8)
     files.on_write_point = None
     died_at = run.at
-    _named(tmp_path)  # tells of weights that exist
+    info = json.loads((tmp_path / "info.json").read_text())  # tells of weights that exist
+    assert (read_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info
+    assert problem(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
     kept = complete_checkpoints(str(tmp_path))
     assert len([step for step, prefix in kept.items() if (read_record(prefix) or {}).get("info")]) >= 2
     run.again_from(start)

@@ -307,3 +307,10 @@ def test_a_killed_run_that_evaluates_again_has_the_ledger_of_one_never_killed(pa
     for step in range(2, 6):
         resumed.append(step, {"acc": step / 7}, 1.0)
     assert [(item["step"], item["metrics"]["acc"]) for item in resumed.records()] == [(n, n / 7) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("name", ["dataset", "config_hash"])
+def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "damaged.jsonl").write_text(json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n")
+    ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
+    assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.recorded_sets(1) == {""}

@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import restore, training_checkpoint
+from trainer_kit.errors import UsageError
 
 
 class _Part:
@@ -108,7 +109,7 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
     state = _with(part=_Part(tf.constant(1.0)))
-    with pytest.raises(TypeError):
+    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, texts"):
         state.store()
 
 

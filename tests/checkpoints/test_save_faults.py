@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.checkpoints.small_run import SmallRun, names, parts, save_and_die
+from tests.checkpoints.small_run import RUN_ID, SmallRun, names, parts, save_and_die
 from trainer_kit import files
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.errors import ExitCode, StorageError
 from trainer_kit.testing import ForkServer, stop_at
 
+FOREIGN = ("ckpt-1.data-00000-of-00001", "notes.txt")  # half of a checkpoint of somebody else, and another file
 PAGE = 4096  # bytes, the unit in which a tmpfs fills
 REMOVED = ["commit.json", "index", "iterator.index", "data-00000-of-00001", "iterator.data-00000-of-00001"]
 
@@ -28,15 +29,19 @@ REMOVED = ["commit.json", "index", "iterator.index", "data-00000-of-00001", "ite
 # Write point, the how-manyth time, whether the save is asynchronous, and the step that the next start goes on from.
 KILLS = [
     ("checkpoint.save", 1, True, 3),
+    ("checkpoint.mark", 1, True, 3),
     ("checkpoint.written", 1, True, 4),
     ("checkpoint.written", 1, False, 4),
     ("checkpoint.record.open", 1, True, 4),
     ("checkpoint.record.rename", 1, True, 4),
+    ("checkpoint.unmark", 1, True, 4),
     ("checkpoint.pointer", 1, True, 4),
+    ("checkpoint.mark", 2, True, 4),
     ("checkpoint.remove", 1, True, 4),
     ("checkpoint.remove", 2, True, 4),
     ("checkpoint.remove", 3, False, 4),
     ("checkpoint.remove", 4, True, 4),
+    ("checkpoint.unmark", 2, True, 4),
 ]
 
 
@@ -50,8 +55,9 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         started = {}
         for number, kill in enumerate(chosen):
             folder = base / str(number)
-            SmallRun(folder, max_to_keep=2).train_to(2, 3)
-            (folder / "notes.txt").write_text("mine")
+            SmallRun(folder, max_to_keep=2, run_id=lambda: RUN_ID).train_to(2, 3)
+            for name in FOREIGN:
+                (folder / name).write_text("mine")
             started[kill] = (folder, server.start(save_and_die, str(folder), *kill[:3]))
         yield started
 
@@ -241,7 +247,8 @@ def test_one_that_is_discarded_goes_to_diverged_and_its_step_can_be_saved_again(
     run = SmallRun(tmp_path)
     run.train_to(1, 2)
     assert run.manager.discard(f"{tmp_path}/ckpt-2") == f"{tmp_path}/ckpt-1" == run.manager.latest_checkpoint
-    assert names(tmp_path / "diverged") == parts(2)
+    assert names(tmp_path / "diverged") == ["checkpoint", *parts(2)]
+    assert tf.train.latest_checkpoint(str(tmp_path / "diverged")) == f"{tmp_path}/diverged/ckpt-2"
     run.manager.restore(f"{tmp_path}/ckpt-1")
     run.train_to(2)
     assert SmallRun(tmp_path).start == 2
@@ -263,7 +270,20 @@ def test_a_best_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, poi
     again = BestCheckpoint(str(tmp_path), "accuracy")
     assert again.best == ("accuracy", 0.5, 1)
     assert again.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
-    assert {name.split(".")[0] for name in names(tmp_path)} == {"info", "ckpt-2"}
+    assert {name.split(".")[0] for name in names(tmp_path)} == {"checkpoint", "info", "ckpt-2"}
+
+
+@pytest.mark.parametrize("point", ["best.pointer.open", "best.pointer.rename"])
+def test_a_pointer_that_cannot_be_written_names_whole_weights(tmp_path: Path, point: str, without_faults: None) -> None:
+    checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
+    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
+    stop_at(point, how="raise")
+    with pytest.raises(StorageError, match=r"was not written: .*bytes are free there"):
+        best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-1"
+    assert BestCheckpoint(str(tmp_path), "accuracy").best == ("accuracy", 0.6, 2)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-2"
 
 
 def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> None:
@@ -291,10 +311,10 @@ def test_a_folder_whose_process_was_killed_while_saving_is_gone_on_from(
     if point == "checkpoint.remove":
         left = {f"ckpt-2.{kind}" for kind in REMOVED[occurrence - 1 :]}
         assert left == {name for name in names(folder) if name.startswith("ckpt-2.")}
-    run = SmallRun(folder, max_to_keep=2)
+    run = SmallRun(folder, max_to_keep=2, run_id=lambda: RUN_ID)
     assert run.start == start
     told = [record for record in caplog.records if record.name.startswith("trainer_kit")]
     assert [record.getMessage() for record in told if record.levelno >= logging.WARNING] == []
     run.train_to(5, 6)
-    assert names(folder) == sorted(["checkpoint", "notes.txt", *parts(5), *parts(6)])
-    assert SmallRun(folder, max_to_keep=2).start == 6
+    assert names(folder) == sorted(["checkpoint", *FOREIGN, *parts(5), *parts(6)])
+    assert SmallRun(folder, max_to_keep=2, run_id=lambda: RUN_ID).start == 6

@@ -82,3 +82,7 @@ def test_a_path_that_is_missing_says_what_may_be_given(tmp_path: Path) -> None:
 def test_an_empty_folder_is_named(tmp_path: Path, which: str) -> None:
     with pytest.raises(UsageError, match=f"{tmp_path} holds no checkpoint"):
         select_checkpoint(str(tmp_path), which, str(tmp_path / "best_ckpt"))
+
+
+def test_the_initial_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    assert select_checkpoint(str(tmp_path), "initial", "") == ""

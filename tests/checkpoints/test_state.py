@@ -50,6 +50,13 @@ def test_the_sections_are_model_gardens_and_names_tell_what_is_in_them(tmp_path:
     assert {name.split("/")[0] for name in shapes} == {"global_step", "model", "optimizer", "average"}
 
 
+def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> None:
+    names = ["layer.Softmax", "a/b", "a.b", ".S", "a.", "..S/"]
+    model = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names})
+    path = model.write(str(tmp_path / "x"))
+    assert set(saved_shapes(path)) == set(names)
+
+
 def test_several_optimizers_are_saved_and_restored_by_name(tmp_path: Path) -> None:
     def parts() -> dict[str, Any]:
         one, other = _parts(), keras.optimizers.Adam()

@@ -76,6 +76,15 @@ def test_a_ledger_without_a_finite_value_has_no_best(capsys: Output, tmp_path: P
     assert _json(capsys, str(tmp_path))["best"] == []
 
 
+def test_of_sidecars_only_the_only_ledger_is_taken_or_all_are_named(capsys: Output, tmp_path: Path) -> None:
+    write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
+    write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="slow")
+    assert _json(capsys, str(tmp_path))["name"] == "slow"
+    write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="fast")
+    assert main(["best", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("there are: --name=fast, --name=slow\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -153,9 +153,10 @@ def test_nested_metrics_may_be_the_best_and_are_known_after_an_evaluation(check:
         (["--params_override=task.examples=0"], None, "data", "the arrays hold no examples"),
         (["--params_override=task.train_data.global_batch_size=500"], None, "data", "500, but there are 103 examples"),
         ([], _EmptyConfig(), "evaluate", "task.validation_data has no batch"),
+        (["--params_override=task.validation_data.is_training=true"], None, "data", "task.validation_data never ends"),
     ],
 )
-def test_empty_data_fails_with_exit_5(
+def test_empty_and_endless_data_fail_with_exit_5(
     check: Check, arguments: list[str], task: TinyConfig | None, failed: str, message: str
 ) -> None:
     code, out, err = check(*arguments, task=task)
@@ -186,12 +187,13 @@ def test_a_name_that_gin_does_not_know_fails_when_the_task_is_imported(check: Ch
     assert "no_such_function" in err
 
 
-def test_an_error_in_the_tasks_own_code_is_raised_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     name = f"checked_{next(_numbers)}"
     register_experiment(name)(lambda: tiny_experiment().replace(task=_FailingConfig()))
-    with pytest.raises(RuntimeError, match="a bug in train_step"):
-        main(["check", name])
-    assert capsys.readouterr().out.splitlines()[-1].startswith("FAIL  train: one step")
+    assert main(["check", name]) == ExitCode.BUG
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("FAIL  train: one step")
+    assert "test_check.py" in err and "a bug in train_step" in err
 
 
 def test_several_replicas_are_checked_as_such(check: Check) -> None:

@@ -99,6 +99,18 @@ def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(trainer_kit: Com
     assert "ZeroDivisionError" in done.stderr and "broken.py" in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["show", "check"])
+def test_an_experiment_that_exits_is_a_bug(
+    verb: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"quits_{verb}"
+    registered = f"@trainer_kit.register_experiment('{name}')"
+    (here / f"{name}.py").write_text(f"import sys, trainer_kit\n\n\n{registered}\ndef quits():\n    sys.exit(0)\n")
+    monkeypatch.chdir(here)
+    assert main([verb, name, f"--import_module={name}.py"]) == 1
+    assert f"{here}/{name}.py:6: this line ends the program (SystemExit(0))" in capsys.readouterr().err
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
     code = "import sys, trainer_kit.cli.main as m; sys.exit(m.main(['show', 'mine/small', '--import_module=mine.py']))"
     command = f'{sys.executable} -c "{code}" | true; echo ${{PIPESTATUS[0]}}'

@@ -9,10 +9,22 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from trainer_kit.config.base import Config, OneOfConfig, configclass, is_configclass
-from trainer_kit.config.schema import DataConfig, TaskConfig
+from trainer_kit.config.schema import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.errors import ConfigError
+
+
+def even(value: int) -> int:
+    if value % 2:
+        raise ValueError(f"{value} is odd")
+    return value
+
+
+@configclass
+class Even(Config):
+    size: Annotated[int, AfterValidator(even)] = 2
 
 
 @configclass
@@ -65,17 +77,17 @@ def test_fields_cannot_be_changed() -> None:
 
 
 def test_fields_have_to_be_named() -> None:
-    with pytest.raises((TypeError, ValidationError)):
+    with pytest.raises((TypeError, ConfigError)):
         Inner(2)  # type: ignore[misc]
 
 
 def test_unknown_fields_are_refused() -> None:
-    with pytest.raises(ValidationError, match="sise"):
+    with pytest.raises(ConfigError, match="sise"):
         Inner(sise=2)  # type: ignore[call-arg]
 
 
 def test_a_field_without_a_default_is_needed() -> None:
-    with pytest.raises(ValidationError, match="size"):
+    with pytest.raises(ConfigError, match="size"):
         Needed()  # type: ignore[call-arg]
 
 
@@ -102,7 +114,7 @@ def test_a_field_without_a_default_is_needed() -> None:
     ],
 )
 def test_values_are_not_bent_into_a_type(name: str, value: object) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         Inner(**{name: value})  # type: ignore[arg-type]
 
 
@@ -113,7 +125,7 @@ def test_whole_numbers_lists_and_dicts_fit_where_they_mean_the_same() -> None:
 
 
 def test_all_broken_rules_come_at_once_with_their_fields() -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Ruled(low=-1, high=-2)
     (details,) = caught.value.errors()
     assert details["type"] == "rules"
@@ -127,7 +139,7 @@ def test_replace_leaves_the_original_alone_and_checks_again() -> None:
     assert before == Ruled()
     assert after.replace(inner=Inner(size=7)).inner.size == 7
     for wrong in ({"low": 9}, {"inner": {"size": 0}}, {"lwo": 1}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             before.replace(**wrong)
 
 
@@ -162,12 +174,12 @@ def test_a_choice_holds_its_branch_and_nothing_else() -> None:
 def test_a_branch_that_is_not_chosen_is_not_made() -> None:
     assert Either(type="inner").inner == Inner()
     assert Either(type="needed", needed=Needed(size=3)).get().size == 3
-    with pytest.raises(ValidationError, match="size"):
+    with pytest.raises(ConfigError, match="size"):
         Either(type="needed")
 
 
 def test_a_choice_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValidationError, match="'inner'"):
+    with pytest.raises(ConfigError, match="is not one of inner, ruled or null"):
         Choice(type="outer")  # type: ignore[arg-type]
 
 
@@ -178,7 +190,7 @@ def test_subclasses_add_fields_and_keep_rules() -> None:
 
     assert More(extra=2).as_dict().keys() == {"low", "high", "inner", "extra"}
     for wrong in ({"low": 9}, {"extra": 0}, {"extra": "2"}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             More(**wrong)  # type: ignore[arg-type]
 
 
@@ -207,7 +219,7 @@ def test_a_union_is_strict_in_each_of_its_parts() -> None:
     fine: list[Any] = [5, ("a",), "all"]
     assert [United(value=value).value for value in fine] == fine
     for wrong in ("5", 5.0, (1,), "some"):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             United(value=wrong)  # type: ignore[arg-type]
 
 
@@ -217,5 +229,39 @@ def test_replace_merges_sections_by_name() -> None:
     assert task.validation_data == {"dev": data.replace(global_batch_size=2), "hard": data}
     again = task.replace(validation_data={"dev": {"shuffle_buffer_size": 9}, "hard": None, "new": data})
     assert again.validation_data == {"dev": data.replace(global_batch_size=2, shuffle_buffer_size=9), "new": data}
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         task.replace(validation_data={"global_batch_size": 3})
+
+
+def test_replace_tells_every_mistake_with_its_whole_path() -> None:
+    wrong: dict[str, Any] = {
+        "trainer": {"train_step": 5, "steps_per_loop": "3"},
+        "task": {"validation_data": {"dev": {"batch_size": 3}}},
+        "runtime": 5,
+    }
+    with pytest.raises(ConfigError) as caught:
+        ExperimentConfig().replace(**wrong)
+    assert {str(mistake) for mistake in caught.value.mistakes} == {
+        "trainer.train_step: there is no such key; did you mean trainer.train_steps?",
+        "trainer.steps_per_loop: '3' is not a whole number of at least 1; write 3 without quotes",
+        "task.validation_data.dev.batch_size: there is no such key; "
+        "did you mean task.validation_data.dev.global_batch_size?",
+        "runtime: 5 is not a section; give its fields (distribution_strategy, enable_xla, gpu_thread_mode, "
+        "dataset_num_private_threads, ...)",
+    }
+    assert caught.value.__notes__ == [f"given in {__file__}:{caught.traceback[0].lineno + 1}"]
+    assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
+
+
+def test_a_section_alone_names_its_place_in_an_experiment() -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.train_step: there is no such key; did you mean trainer\."):
+        ExperimentConfig().trainer.replace(train_step=5)
+    with pytest.raises(ConfigError, match=r"^trainer\.validation_steps: 0 evaluates nothing; use -1"):
+        TrainerConfig(validation_steps=0)
+    with pytest.raises(ConfigError, match=r"^Either\.needed\.size: is needed"):
+        Either(type="needed")
+
+
+def test_a_check_of_a_field_by_the_user_is_told_in_its_words() -> None:
+    with pytest.raises(ConfigError, match=r"^Even\.size: 3 is odd\n"):
+        Even(size=3)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic import dataclasses as foreign
 
-from trainer_kit.config.base import Config, configclass
+from trainer_kit.config.base import Config, FieldError, configclass
 from trainer_kit.config.factory import make_config
 from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.runtime import RuntimeConfig
@@ -47,7 +47,7 @@ def _register(factory: Factory) -> str:
 def _refused(factory: Factory) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
         make_config(_register(factory))
-    assert isinstance(caught.value.__cause__, ValidationError)
+    assert isinstance(caught.value.__cause__, FieldError)
     return list(caught.value.mistakes)
 
 

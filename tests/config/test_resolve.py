@@ -100,6 +100,25 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
     }
 
 
+@pytest.mark.parametrize(
+    ("gin", "overrides", "paths"),
+    [
+        ("TrainrConfig.a = 1\nTrainerConfig.train_steps = 'x'", (), {"TrainrConfig.a", "trainer.train_steps"}),
+        ("TrainrConfig.a = 1\nTrainerConfig.train_steps = %n", (), {"TrainrConfig.a", "TrainerConfig.train_steps"}),
+        ("TrainerConfig.a = 1\nTrainerConfig.b = 1", (), {"trainer.a", "trainer.b"}),
+        ("TrainrConfig.a = 1", ("trainer.x=5",), {"TrainrConfig.a", "trainer.x"}),
+        ("mine.Net.a = 1", ("trainer.x=5",), {"trainer.x"}),  # a module that is imported later may register it
+    ],
+)
+def test_two_mistakes_of_gin_are_reported_together(
+    gin: str, overrides: tuple[str, ...], paths: set[str], experiment: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(experiment, Sources(gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides))
+    assert {mistake.path for mistake in caught.value.mistakes} == paths
+    assert ("did you mean TrainerConfig?" in str(caught.value)) == ("TrainrConfig" in gin)
+
+
 @pytest.mark.parametrize("gin_params", [(), ("TrainerConfig.train_steps = 5",)])
 def test_an_unknown_experiment_is_reported_beside_unreadable_sources(
     experiment: str, gin_params: tuple[str, ...]

@@ -118,7 +118,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
         return whole(default, type=kind, **branch)
     made = default
     for name, value in values.items():
-        with contextlib.suppress(ValidationError):
+        with contextlib.suppress(ConfigError):
             made = made.replace(**{name: value})
     return made
 
@@ -135,7 +135,7 @@ def test_a_random_config_comes_back_equal_from_yaml(default: ExperimentConfig, d
 def whole(default: Config, **values: Any) -> Config:
     try:
         return type(default)(**values)
-    except ValidationError:
+    except ConfigError:
         return default
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from trainer_kit.config import evaluation, optimization, schema
 from trainer_kit.config.base import Config, OneOfConfig
 from trainer_kit.config.sections import fields_of, section_class
+from trainer_kit.errors import ConfigError
 
 ADDITIONS = {
     "RuntimeConfig": {
@@ -185,7 +185,7 @@ def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
     ],
 )
 def test_rules_across_fields(config_class: type[Config], values: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         config_class(**values)
     (details,) = caught.value.errors()
     assert field in [name for name, _ in details["ctx"]["broken"]]
@@ -194,7 +194,7 @@ def test_rules_across_fields(config_class: type[Config], values: dict[str, Any],
 @pytest.mark.parametrize("field", ["best_checkpoint_export_subdir", "validation_summary_subdir"])
 @pytest.mark.parametrize("name", [".", "..", "/etc", "a/b", "a\\b", "../other", "train", "evals", "params.yaml"])
 def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         schema.TrainerConfig(**{field: name})
     ((broken, message),) = caught.value.errors()[0]["ctx"]["broken"]
     assert broken == field
@@ -203,14 +203,14 @@ def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) 
 
 def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept() -> None:
     assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
-    with pytest.raises(ValidationError, match="validation_summary_subdir: '' is not a plain folder name"):
+    with pytest.raises(ConfigError, match=r"validation_summary_subdir: '' is not a plain folder name"):
         schema.TrainerConfig(validation_summary_subdir="")
 
 
 @pytest.mark.parametrize("values", [{}, {"keep": 0}, {"min_delta": -0.1}, {"metric_comp": "more"}, {"kept": 2}])
 def test_a_best_with_a_name_has_a_metric_and_bounds(values: dict[str, Any]) -> None:
     given = {"metric": "accuracy", **values} if values else {}
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         schema.TrainerConfig(best_checkpoints={"top": given})
     made = schema.TrainerConfig(best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}})
     assert made.best_checkpoints["top"].keep == 3
@@ -231,7 +231,7 @@ def _shared(runtime: dict[str, Any], batch: int, section: str = "train_data", **
 @pytest.mark.parametrize("strategy", ["auto", "mirrored"])
 def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         _shared(runtime, 32, section, is_training=True)
     ((path, message),) = caught.value.errors()[0]["ctx"]["broken"]
     assert path == f"task.{section}.global_batch_size"
@@ -240,7 +240,7 @@ def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: 
 
 
 def test_a_batch_smaller_than_the_virtual_cpus_names_their_number() -> None:
-    with pytest.raises(ValidationError, match=r"shared equally: 4 \["):
+    with pytest.raises(ConfigError, match=r"shared equally: 4\n"):
         _shared({"virtual_cpus": 4}, 3)
 
 
@@ -271,7 +271,7 @@ def test_batches_are_left_to_the_machine_where_the_config_cannot_tell(runtime: d
     ],
 )
 def test_intervals_and_counts_are_bounded(values: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         schema.TrainerConfig(**values)
 
 
@@ -279,5 +279,5 @@ def test_input_paths_have_four_spellings() -> None:
     for path in ("a", ("a", "b"), {"en": "a"}, {"en": ("a", "b")}):
         assert schema.DataConfig(input_path=path).input_path == path  # type: ignore[arg-type]
     assert schema.DataConfig(input_path=["a"]).input_path == ("a",)  # type: ignore[arg-type]
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         schema.DataConfig(input_path=5)  # type: ignore[arg-type]

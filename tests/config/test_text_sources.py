@@ -175,3 +175,11 @@ def test_all_mistakes_of_one_override_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         read_params_override("x=1,a,b.=1,d=1,d=2")
     assert [mistake.path for mistake in caught.value.mistakes] == ["", "", "d"]
+
+
+def test_a_file_without_an_end_and_deep_overrides_are_refused() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: is longer than"):
+        read_config_file("/dev/zero")
+    for text in ('{"a": ' + "[" * 30_000 + "]" * 30_000 + "}", "a=" + "[" * 300 + "]" * 300, "a=" + "9" * 5000):
+        with pytest.raises(ConfigError, match=r"params_override.*(levels deep|digits)"):
+            read_params_override(text)

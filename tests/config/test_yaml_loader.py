@@ -158,3 +158,51 @@ def test_a_tuple_as_python_writes_it_is_a_list() -> None:
     assert parsed.lines["a.1"] == 3
     (mistake,) = broken("a: !!python/tuple {b: 1}\n")
     assert mistake.origin == "conf.yaml:1:4"
+
+
+def _doubled(template: str, count: int = 30) -> str:
+    """A document in which each line names the one before it several times."""
+    lines = [template.format(key=f"k{i}", alias=f"*k{i - 1}") for i in range(1, count)]
+    return "\n".join(["k0: &k0 {x: 1}", *lines])
+
+
+TOO_MANY, TOO_DEEP = "more than 30,000 values", "nested more than 64 levels"
+
+
+@pytest.mark.parametrize(
+    ("text", "as_json", "problem"),
+    [
+        (_doubled("{key}: &{key} [{alias}, {alias}]"), False, TOO_MANY),
+        (_doubled("{key}: &{key} {{<<: [{alias}, {alias}], {key}: {alias}}}"), False, TOO_MANY),
+        (_doubled("{key}: &{key} {{a: {alias}}}", 2000), False, TOO_DEEP),
+        ("a: " + "[" * 5000 + "]" * 5000, False, TOO_DEEP),
+        ("".join(f"{' ' * level}a:\n" for level in range(900)), False, TOO_DEEP),
+        ('{"a": ' + "[" * 100 + "]" * 100 + "}", True, TOO_DEEP),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", True, TOO_DEEP),
+        ('{"a": ' + "9" * 5000 + "}", True, "too many digits"),
+        ("a: 0x" + "9" * 5000, False, "cannot be read"),
+        ("a" * 2**20 + "b", False, "longer than 1,048,576 characters"),
+    ],
+)
+def test_what_would_take_for_ever_to_read_is_refused(text: str, as_json: bool, problem: str) -> None:
+    (mistake,) = broken(text, as_json)
+    assert problem in mistake.problem and mistake.origin.startswith("conf.yaml")
+
+
+def test_aliases_and_large_lists_of_a_sensible_size_are_read() -> None:
+    text = "a: &a [1, 2]\nb: {c: *a, d: [*a, *a]}\ne: " + "[" * 60 + "]" * 60 + f"\nf: {[0] * 1000}"
+    values = parse(text, "conf.yaml").values
+    assert values["b"] == {"c": [1, 2], "d": [[1, 2], [1, 2]]} and len(values["f"]) == 1000
+
+
+def test_a_file_of_our_own_has_no_limit_but_for_aliases() -> None:
+    many = "a: [" + "1, " * 40_000 + "1]"
+    assert TOO_MANY in broken(many)[0].problem
+    assert len(parse(many, "params.yaml", own=True).values["a"]) == 40_001
+    with pytest.raises(ConfigError, match=TOO_MANY):
+        parse(_doubled("{key}: &{key} [{alias}, {alias}]"), "params.yaml", own=True)
+
+
+def test_a_bare_number_of_too_many_digits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="more than 300 digits"):
+        parse_scalar("9" * 5000)

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from trainer_kit.distribution.cluster import configure_cluster, read_cluster
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.distribution.cluster import configure_cluster, parameter_server_mistakes, read_cluster
 from trainer_kit.errors import ExitCode, UsageError
 
 
@@ -131,3 +132,21 @@ def test_what_flags_and_config_need_imports_no_tensorflow() -> None:
     code = f"import sys, {modules}; sys.exit(str(sorted({{'tensorflow', 'keras'}} & set(sys.modules))))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "servers", "refused"),
+    [
+        ({"distribution_strategy": "parameter_server"}, False, True),
+        ({}, True, True),
+        ({}, False, False),
+        ({"distribution_strategy": "off"}, True, False),
+        ({"virtual_cpus": 2}, True, False),
+    ],
+)
+def test_runs_refuse_parameter_servers(runtime: dict[str, object], servers: bool, refused: bool) -> None:
+    cluster = {"chief": ["c:1"], "worker": ["a:1"], **({"ps": ["p:1"]} if servers else {})}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    found = [str(mistake) for mistake in parameter_server_mistakes(RuntimeConfig(**runtime))]  # type: ignore[arg-type]
+    assert len(found) == refused
+    assert all("runs do not support parameter servers; use multi_worker_mirrored" in text for text in found)

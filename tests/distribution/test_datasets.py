@@ -158,3 +158,4 @@ def test_one_replica_and_batches_of_any_size_keep_all_that_there_is() -> None:
     assert whole_steps(full, one_each) is full
     assert whole_steps(ragged, several) is ragged
     assert whole_steps(full, several) is not full
+    assert whole_steps(full.repeat(), several).cardinality() == tf.data.INFINITE_CARDINALITY

@@ -11,6 +11,7 @@ import pytest
 from trainer_kit.distribution import meeting
 from trainer_kit.distribution.cluster import Cluster
 from trainer_kit.distribution.meeting import wait_for_workers
+from trainer_kit.errors import ExitCode, StalledError
 
 
 def _clusters(count: int, chief: bool = False) -> list[Cluster]:
@@ -50,17 +51,28 @@ def test_all_go_on_when_the_last_one_has_come_and_leave_their_ports_free(chief: 
     assert len(servers) == len(threads)
 
 
-def test_who_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(meeting, "_TELL_AFTER", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
-    while "no answer for" not in caplog.text:
+    while "not come" not in caplog.text:
         assert thread.is_alive()
         time.sleep(0.05)
-    assert f"from worker 1 ({second.tasks['worker'][1]})" in caplog.text
+    assert f"worker 1 at {second.tasks['worker'][1]} has not come" in caplog.text and "waiting" in caplog.text
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)
     assert not thread.is_alive()
+
+
+def test_workers_that_answer_late_are_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(16)
+
+    def answers(address: str) -> bool:
+        together.wait(10)
+        return True
+
+    monkeypatch.setattr(meeting, "_answers", answers)
+    wait_for_workers(_clusters(17)[0])
 
 
 def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> None:
@@ -71,3 +83,12 @@ def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> Non
         thread = _waiting(first)
         thread.join(5)
     assert not thread.is_alive()
+
+
+def test_a_worker_that_never_comes_ends_the_wait_by_name() -> None:
+    first, second, _ = _clusters(3)
+    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not come"):
+        wait_for_workers(first, timeout_seconds=0.1)
+    assert StalledError.exit_code == ExitCode.STALLED
+    with socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2]))):
+        pass  # the port is free again

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import signal
 import time
@@ -28,7 +30,19 @@ def alone() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     strategies = (tf.distribute.get_strategy(), mirrored, tf.distribute.MultiWorkerMirroredStrategy())
-    tell({name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)})
+    returned = {name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)}
+    tell({"warned": [_warns(strategy) for strategy in strategies], **returned})
+
+
+def _warns(strategy: Any) -> bool:
+    """Whether a run says that its strategy has one worker, and how a cluster is given."""
+    from trainer_kit.distribution import workers
+
+    stream = io.StringIO()
+    workers._LOG.addHandler(logging.StreamHandler(stream))
+    assert workers.strategy_of_run(strategy) is strategy
+    workers._LOG.handlers.clear()
+    return "trains with one worker" in stream.getvalue() and "runtime.worker_hosts" in stream.getvalue()
 
 
 def together(cluster: dict[str, list[str]], index: int) -> None:
@@ -78,6 +92,10 @@ def test_one_process_is_the_only_worker_and_agrees_with_itself(found: dict[str, 
     assert found[strategy]["place"] == [1, 0]
     assert found[strategy]["numbers"] == [own for own, _ in NUMBERS]
     assert found[strategy]["texts"] == [[own] for own, _ in TEXTS]
+
+
+def test_only_a_multi_worker_strategy_of_one_worker_is_warned_of(found: dict[str, Any]) -> None:
+    assert found["warned"] == [False, False, True]
 
 
 def test_the_chief_is_the_first_of_two_workers(found: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
 from trainer_kit.testing.fork_server import train
+from trainer_kit.testing.tiny import FEATURES, tiny_arrays
 from trainer_kit.trainer import Trainer
 
 LOOP, STEPS, INTERVAL = 5, 60, 5
@@ -30,9 +31,21 @@ class KilledConfig(TinyConfig):
     width: int = 8
 
 
+def moved(batch: Any, seed: tf.Tensor) -> Any:
+    """Moves each point a little, at random."""
+    points, labels = batch
+    draw = lambda row: tf.random.stateless_uniform([FEATURES], row, -0.1, 0.1)  # noqa: E731
+    return points + tf.map_fn(draw, seed, fn_output_signature=tf.float32), labels
+
+
 @trainer_kit.register_task(KilledConfig)
 class KilledTask(TinyTask):
-    """Calls `on_step` in every training step, once on each replica."""
+    """Moves the training points, and calls `on_step` in every training step, once on each replica."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        """Returns the points; those to train on are moved by the seed of each example."""
+        arrays = tiny_arrays(bool(params.is_training), self.task_config.examples)
+        return trainer_kit.ArraySource(arrays, params, transform=moved if params.is_training else None)
 
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""

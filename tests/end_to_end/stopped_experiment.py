@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any
 
@@ -15,7 +14,8 @@ from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.fork_server import train
 
 STEPS, LOOP = 60, 10
-_MOMENT, _SIGNALS, _SECONDS = "", 0, 0.0
+_MOMENT, _SECONDS = "", 0.0
+_SIGNALS: tuple[int, ...] = ()
 
 
 def happens(moment: str) -> None:
@@ -24,9 +24,9 @@ def happens(moment: str) -> None:
     if moment != _MOMENT:
         return
     _MOMENT = ""
-    for _ in range(_SIGNALS):
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.3)
+    for number in _SIGNALS:
+        os.kill(os.getpid(), number)
+        time.sleep(1.2 if _SIGNALS.count(number) > 1 else 0.3)  # two of a kind are to count as two
     time.sleep(_SECONDS)
 
 
@@ -40,6 +40,11 @@ class StoppedConfig(TinyConfig):
 @trainer_kit.register_task(StoppedConfig)
 class StoppedTask(TinyTask):
     """Tells of the moments that it knows of."""
+
+    def build_model(self) -> Any:
+        """Returns the model."""
+        happens("build")
+        return super().build_model()
 
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step; tracing it is a part of the compilation."""
@@ -69,12 +74,9 @@ def stopped() -> Any:
     return config.replace(task=StoppedConfig())
 
 
-def stopped_at(moment: str, number: int, signals: int, seconds: float, *arguments: str) -> None:
-    """Trains, and gets a signal at `moment`: a step, a compilation, an evaluation, or a write point."""
-    global _MOMENT, _SIGNALS, _SECONDS, NUMBER
-    _MOMENT, NUMBER, _SIGNALS, _SECONDS = moment, number, signals, seconds
+def stopped_at(moment: str, signals: tuple[int, ...], seconds: float, *arguments: str) -> None:
+    """Trains, and gets signals at `moment`: a step, a compilation, an evaluation, or a write point."""
+    global _MOMENT, _SIGNALS, _SECONDS
+    _MOMENT, _SIGNALS, _SECONDS = moment, signals, seconds
     files.on_write_point = lambda point, path: happens(point)
     train(*arguments)
-
-
-NUMBER: int = signal.SIGTERM

@@ -163,6 +163,17 @@ def test_sigterm_while_tensorflow_is_imported_asks_for_another_start(folder: Pat
     assert "stopped by SIGTERM" in errors and "Traceback" not in errors
 
 
+_EVALUATED = """
+import sys
+
+import numpy as np
+
+points = np.random.default_rng(2).normal(size=(2000, 2)).astype("float32")
+right = (model(points).numpy()[:, 0] > 0.0) == (np.linalg.norm(points, axis=1) > 1.2)
+print("accuracy", right.mean(), "trainer_kit" in sys.modules)
+"""
+
+
 def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     example = text.split("<!-- example: my_task.py -->")[1].split("```python\n")[1].split("```")[0]
@@ -174,3 +185,13 @@ def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     best = json.loads((tmp_path / "runs/rings/best_ckpt/info.json").read_text())
     assert best["value"] > 0.95
+    elsewhere = [text.split(f"<!-- example: {name} -->")[1].split("```python\n")[1] for name in ("plain.py", "load.py")]
+    plain, load = (example.split("```")[0] for example in elsewhere)
+    (tmp_path / "elsewhere.py").write_text("\n".join([plain, _EVALUATED, load, _EVALUATED]))
+    done = subprocess.run(
+        [sys.executable, "elsewhere.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines() if line.startswith("accuracy")]
+    assert [known for _, _, known in found] == ["False", "True"]  # trainer_kit is not needed for the first
+    assert [float(value) for _, value, _ in found] == pytest.approx([best["value"]] * 2)

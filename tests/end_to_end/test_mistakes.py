@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told
+from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
+from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told, run_module, what_is_missing
 from trainer_kit.testing import ForkServer
 
 _EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
@@ -47,6 +48,18 @@ def test_a_mistake_that_tensorflow_has_to_tell_gets_one_clear_message_too(
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
     assert outcome.written == []
+
+
+@pytest.mark.parametrize("mistake", CODE_MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_an_error_of_own_code_shows_the_line_and_the_shapes(
+    mistake: CodeMistake, tmp_path: Path, server: ForkServer
+) -> None:
+    def run(arguments: list[str]) -> tuple[int, str]:
+        ended = server.run("train", *arguments, folder=str(ROOT))
+        return ended.code, ended.text
+
+    code, text = run_module(mistake, tmp_path, run)
+    assert what_is_missing(mistake, code, text, tmp_path) == [], text
 
 
 def test_the_sample_in_the_readme_is_what_is_printed() -> None:

@@ -30,9 +30,9 @@ PHASES = {
     "checkpoint.written": None,  # in the thread of the save: training goes on meanwhile
 }
 # Runs whose stop is a wait, for the end of a grace or of a patience: what happens when, and what they are given.
-HANGS = {"number": signal.SIGTERM, "signals": 0, "seconds": 90, "overrides": "trainer.hang_timeout_seconds=8"}
+HANGS = {"signals": (), "seconds": 90, "overrides": "trainer.hang_timeout_seconds=8"}
 LONG: dict[str, dict[str, Any]] = {
-    "second ctrl-c": {"moment": "checkpoint.written", "number": signal.SIGINT, "signals": 2, "seconds": 60},
+    "second ctrl-c": {"moment": "checkpoint.written", "signals": (signal.SIGINT,) * 2, "seconds": 60},
     "step": {
         "moment": "step 13",
         "seconds": 90,
@@ -92,10 +92,10 @@ def _flags(folder: Path, overrides: str = "") -> list[str]:
 
 
 def _stop(
-    server: ForkServer, folder: Path, moment: str, number: int = signal.SIGTERM, signals: int = 1,
+    server: ForkServer, folder: Path, moment: str, signals: tuple[int, ...] = (signal.SIGTERM,),
     seconds: float = 0.0, overrides: str = "",
 ) -> Ended:  # fmt: skip
-    return server.run(stopped_at, moment, number, signals, seconds, *_flags(folder, overrides))
+    return server.run(stopped_at, moment, signals, seconds, *_flags(folder, overrides))
 
 
 def _newest(folder: Path) -> int:
@@ -138,9 +138,25 @@ def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(whole: dict[s
     assert compare_runs(whole[overrides], folder) == []
 
 
-def test_ctrl_c_does_the_same_with_its_own_exit_code(server: ForkServer, tmp_path: Path) -> None:
-    ended = _stop(server, tmp_path / "run", "step 13", signal.SIGINT)
-    assert (ended.code, _newest(tmp_path / "run")) == (130, 14), ended.text
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGINT,), 130),
+        ((signal.SIGHUP,), 75),
+        ((signal.SIGTERM, signal.SIGINT), 75),
+        ((signal.SIGINT, signal.SIGTERM), 75),
+    ],
+)
+def test_other_signals_do_the_same(server: ForkServer, tmp_path: Path, signals: tuple[int, ...], code: int) -> None:
+    ended = _stop(server, tmp_path / "run", "step 13", signals)
+    assert (ended.code, _newest(tmp_path / "run")) == (code, 14), ended.text
+
+
+def test_a_run_that_is_still_being_built_ends_within_seconds(server: ForkServer, tmp_path: Path) -> None:
+    ended = _stop(server, tmp_path / "run", "build", (signal.SIGINT, signal.SIGTERM), seconds=60)
+    assert ended.code == 75 and ended.seconds < 30, ended.text
+    assert "stopped by SIGTERM before the first step; the same command starts it again" in ended.text
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("long", ["second ctrl-c"], indirect=True)

@@ -94,6 +94,22 @@ def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: Fo
     assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))
 
 
+def test_a_sidecar_that_waits_follows_a_run_that_begins_again(server: ForkServer, tmp_path: Path) -> None:
+    side = server.start("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=20"))
+    trainer = _arguments(tmp_path, "train")
+    death = server.run(killed_at, "checkpoint.pointer", 4, f"{tmp_path}.points", *trainer)
+    assert death.code == -signal.SIGKILL, death.text
+    while not (tmp_path / "evals/continuous_eval.jsonl").exists() or len(_ledger(tmp_path)) < 4:
+        assert side.alive, side.text
+        time.sleep(0.05)
+    again = ["--from_step=0", "--allow_config_change=trainer.train_steps"]
+    assert server.run("train", *_arguments(tmp_path, "train", f"train_steps={2 * INTERVAL}"), *again).code == 0
+    ended = side.wait()
+    assert ended.code == 0, ended.text
+    since = [(record["step"], record["lineage"]) for record in _ledger(tmp_path)[4:]]
+    assert since == [(0, 1), (INTERVAL, 1), (2 * INTERVAL, 1)]
+
+
 def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:
     run = tmp_path / "run"
     sets = ["--params_override=trainer.best_checkpoints.two=null"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from pydantic import ValidationError
 
 import trainer_kit
 from experiments.char_lm import CharLmConfig, char_lm
@@ -19,6 +18,7 @@ from experiments.char_lm.model import build_transformer
 from experiments.char_lm.task import CharLmTask, bits, shifted
 from experiments.char_lm.text import VOCABULARY, is_held_out, library, read_text, source_files, windows
 from trainer_kit import DataError
+from trainer_kit.errors import ConfigError
 from trainer_kit.experiment import task_class
 from trainer_kit.launcher import launch
 
@@ -153,7 +153,7 @@ def test_the_metric_is_the_mean_over_all_characters_not_over_batches() -> None:
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ValidationError, match="3 heads cannot share a width of 128"):
+    with pytest.raises(ConfigError, match="3 heads cannot share a width of 128"):
         char_lm(heads=3)
 
 

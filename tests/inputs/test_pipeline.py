@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
+from trainer_kit.inputs.transformations import kind_of, transformations
 
 
 def test_unread_fields_are_those_that_are_set_and_neither_shared_nor_the_readers() -> None:
@@ -14,10 +15,10 @@ def test_unread_fields_are_those_that_are_set_and_neither_shared_nor_the_readers
     assert warning_of_unread("X", params, {"cache", "input_path", "cycle_length"}) == ""
 
 
-def test_a_finished_pipeline_is_transformed_prefetched_and_has_the_options() -> None:
+def test_a_finished_pipeline_is_prefetched_and_has_the_options() -> None:
     params = DataConfig(prefetch_buffer_size=0, deterministic=True)
-    dataset = finished(tf.data.Dataset.range(3), lambda value: value + 1, params, options_of(params))
-    assert [int(value) for value in dataset] == [1, 2, 3]
-    assert dataset.options().deterministic is True
-    plain = finished(tf.data.Dataset.range(3), None, DataConfig(), tf.data.Options())
-    assert [int(value) for value in plain] == [0, 1, 2]
+    dataset = finished(tf.data.Dataset.range(3), params, options_of(params))
+    assert [int(value) for value in dataset] == [0, 1, 2]
+    assert dataset.options().deterministic is True and "Prefetch" not in {kind_of(part) for part in dataset._inputs()}
+    plain = finished(tf.data.Dataset.range(3), DataConfig(), tf.data.Options())
+    assert {kind_of(part) for part in transformations(plain)} >= {"Prefetch", "Range"}

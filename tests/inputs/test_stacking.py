@@ -59,7 +59,7 @@ def test_batches_of_other_sizes_begin_a_stack_of_their_own() -> None:
 @pytest.mark.parametrize("position", [Position(), Position(9), Position(2, (3, 11)), Position(5, (1,))])
 def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> None:
     source = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS)
-    transformed = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda x, y: (x, y))
+    transformed = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair)
     at_once, one_by_one = stacked_at(source, position, 3), stacked_at(transformed, position, 3)
     assert at_once.element_spec == one_by_one.element_spec
     count = 12

@@ -222,6 +222,29 @@ def test_records_follow_those_of_an_earlier_supervisor(tmp_path: Path) -> None:
     assert _attempts(tmp_path, "attempt", "exit_code") == [(1, 130), (1, 0)]
 
 
+_MOVED = """
+import os, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1]).resolve()
+folder.mkdir()
+(folder / "ckpt-10.index").touch()
+time.sleep(1.5)
+folder.rename(folder.with_name("moved"))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("code", [1, 75])
+def test_a_run_whose_folder_was_moved_is_not_restarted(
+    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "latest").symlink_to("run")
+    command = [sys.executable, "-S", "-c", _MOVED, str(tmp_path / "latest"), str(code)]
+    assert supervise(command, max_restarts=3, log_dir=tmp_path / "latest", backoff_seconds=0.001) == 6
+    assert f"{tmp_path}/run was moved or removed during the run: it is {tmp_path}/moved" in caplog.text
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_record_that_cannot_be_written_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,6 +316,7 @@ def _supervisor(folder: Path, child: str, grace: float = 60.0, backoff: float = 
     [
         (signal.SIGTERM, "lambda *_: sys.exit(75)", 60.0, 75, 75),
         (signal.SIGINT, "lambda *_: sys.exit(130)", 60.0, 130, 130),
+        (signal.SIGHUP, "lambda *_: sys.exit(75)", 60.0, 75, 75),
         (signal.SIGTERM, "lambda *_: sys.exit(1)", 60.0, 1, 1),
         (signal.SIGTERM, "lambda *_: sys.exit(0)", 60.0, 0, 0),
         (signal.SIGTERM, "signal.SIG_IGN", 0.2, 75, -9),

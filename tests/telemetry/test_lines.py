@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer_kit.telemetry import lines
-from trainer_kit.telemetry.report import EvaluationProgress, Report
+from trainer_kit.telemetry.report import EVALUATING, Activity, Report
 
 
 def test_a_training_line_has_all_figures() -> None:
@@ -57,7 +57,7 @@ def test_each_of_several_validation_sets_has_a_line_with_its_own_seconds_and_bes
 def test_an_evaluation_under_way_tells_what_is_done_and_what_is_left(
     done: int, total: int | None, expected: str
 ) -> None:
-    assert lines.evaluation_line(EvaluationProgress(200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
+    assert lines.activity_line(Activity(EVALUATING, 200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
 
 
 def test_a_line_is_one_line_whatever_names_hold() -> None:

@@ -52,6 +52,11 @@ def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
     assert verdict(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
 
 
+def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
+    told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
+    assert told.startswith("compute-bound: 94 %") and "a faster device" in told and "bfloat16" not in told
+
+
 def test_a_run_that_took_no_step_has_no_verdict() -> None:
     assert verdict(_times(steps=0), _SETTINGS) == ""
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from trainer_kit.checkpoints.commit import is_foreign
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import NothingToWaitForError
+from trainer_kit.run_directory import read_run_id
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.25
@@ -85,6 +87,7 @@ class Arrivals:
         self._directory, self._timeout, self._run, self._newest_only = directory, timeout, run, newest_only
         self._passed: set[int] = set()  # what was taken, whatever became of it
         self._queued: set[int] = set()  # what was seen, and has to be taken
+        self._foreign: set[str] = set()  # prefixes of checkpoints that another run has saved
         self.left_out = 0
 
     def follow(
@@ -120,6 +123,13 @@ class Arrivals:
             with waiting():
                 time.sleep(_POLL_SECONDS)
 
+    def _is_foreign(self, prefix: str) -> bool:
+        """Whether another run has saved the checkpoint; says so once."""
+        if prefix not in self._foreign and is_foreign(prefix, read_run_id(self._directory)):
+            _LOG.warning("%s was saved by another run; it is not evaluated", prefix)
+            self._foreign.add(prefix)
+        return prefix in self._foreign
+
     def _next(self) -> str | None:
         """Returns the prefix of the checkpoint to take next, which the run keeps from now on; None if there is none."""
         back = self._run.went_back_to()
@@ -130,6 +140,7 @@ class Arrivals:
         last = max(known, default=-1)
         there = complete_checkpoints(self._directory)
         new = [step for step in there if step not in known and (step > last or not self._newest_only)]
+        new = [step for step in new if not self._is_foreign(there[step])]
         self._tell_lost(self._queued - set(there) - known)
         if self._newest_only:
             self._tell_left_out(new[:-1])

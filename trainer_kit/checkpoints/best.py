@@ -32,7 +32,9 @@ from trainer_kit.checkpoints.criterion import Criterion, Scored
 from trainer_kit.checkpoints.folder import ARCHIVED, not_written, remove_debris, remove_unfinished, set_aside
 from trainer_kit.checkpoints.kept_weights import KeptWeights, info_of
 from trainer_kit.checkpoints.names import RECORD
+from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.held_folder import check_held
 from trainer_kit.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -209,10 +211,13 @@ class BestCheckpoint:
         folder = self._weights.folder
         prefix = folder.prefix(new.step)
         try:
+            if self._keeps:
+                mark([prefix])
             self._save(checkpoint, os.path.basename(prefix))
             if self._keeps:
                 files.reach("best.weights", prefix)
                 folder.note(new.record)
+                unmark([prefix])
             self._weights.hold(held, new)
         except (tf.errors.OpError, OSError, StorageError) as error:
             told = read_info(self.export_dir, quiet=True) or {}
@@ -220,11 +225,13 @@ class BestCheckpoint:
                 with contextlib.suppress(OSError):
                     os.remove(prefix + RECORD)
                 remove_unfinished(prefix)
+                unmark([prefix])
             raise not_written(f"the best checkpoint {prefix} was not written", self.export_dir, error) from error
 
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         with contextlib.ExitStack() as stack:
             folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
+            check_held(folder)
             tf.io.gfile.makedirs(folder)
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(folder, name) + RECORD)  # of weights that are written over

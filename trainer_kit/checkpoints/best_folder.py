@@ -11,11 +11,23 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.checkpoints.best_info import INFO, is_info, read_info
 from trainer_kit.checkpoints.commit import commit, problem, read_record
-from trainer_kit.checkpoints.names import complete_checkpoints, owner, step_of
+from trainer_kit.checkpoints.names import (
+    POINTER,
+    RECORD,
+    complete_checkpoints,
+    own_files,
+    owner,
+    pointer_text,
+    step_of,
+)
+from trainer_kit.checkpoints.unfinished import mark, unmark
+from trainer_kit.held_folder import check_held
 
 
 class BestFolder:
     """`ckpt-<step>.*`, whose commit records tell the metrics of the weights, and info.json, which names the best.
+
+    TensorFlow's pointer file `checkpoint` names the best one too, so that `tf.train.latest_checkpoint` finds it.
 
     Args:
       path: of the folder; local.
@@ -69,22 +81,24 @@ class BestFolder:
         return "" if sound else "names weights that are not whole"
 
     def name(self, info: dict[str, Any]) -> bool:
-        """Makes info.json name weights that are there; returns whether it did not say the same before.
+        """Makes info.json, then the pointer file, name weights that are there; returns whether info.json has changed.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when one of them cannot be written. The pointer file names weights that are whole all the same.
         """
-        if json.dumps(self.told()) == json.dumps(info):  # as text: NaN is no other than NaN
+        if not self.writes:
             return False
-        if self.writes:
+        changed = json.dumps(self.told()) != json.dumps(info)  # as text: NaN is no other than NaN
+        if changed:
             files.write_json(self.info_path, info, point="best.info")
-        return self.writes
+        self._point_to(f"ckpt-{info['step']}")
+        return changed
 
     def name_none(self) -> None:
-        """Removes info.json."""
-        if self.writes:
+        """Removes info.json and the pointer file."""
+        for path in (self.info_path, os.path.join(self.path, POINTER)) if self.writes else ():
             with contextlib.suppress(FileNotFoundError):
-                os.remove(self.info_path)
+                os.remove(path)
 
     def note(self, info: dict[str, Any]) -> None:
         """Writes the commit record of weights that are whole, and in it what they are.
@@ -96,14 +110,25 @@ class BestFolder:
             commit(self.prefix(info["step"]), point="best.record", info=info)
 
     def remove_others(self, steps: Collection[int]) -> None:
-        """Removes all weights but those of `steps`, each with its record first.
+        """Removes all weights with a record but those of `steps`, the record first; what has none is not ours.
 
         Raises:
           OSError: when a file cannot be removed.
         """
-        for name in sorted(os.listdir(self.path)) if self.writes and os.path.isdir(self.path) else ():
-            checkpoint = owner(name)
-            if checkpoint is not None and step_of(checkpoint) not in steps:
-                path = os.path.join(self.path, name)
+        check_held(self.path)
+        names = sorted(os.listdir(self.path)) if self.writes and os.path.isdir(self.path) else []
+        others = {str(owner(name)) for name in names if name.endswith(RECORD) and owner(name)}
+        for prefix in (os.path.join(self.path, other) for other in sorted(others) if step_of(other) not in steps):
+            mark([prefix])
+            for path in own_files(prefix):
                 files.reach("best.remove", path)
                 os.remove(path)
+            unmark([prefix])
+
+    def _point_to(self, name: str) -> None:
+        """Makes TensorFlow's pointer file name these weights only, unless it does."""
+        path, text = os.path.join(self.path, POINTER), pointer_text([name])
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as stream:
+            if stream.read() == text:
+                return
+        files.write_text(path, text, point="best.pointer")

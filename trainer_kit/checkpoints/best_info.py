@@ -6,13 +6,15 @@ the record of the weights of that step.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
+from pathlib import Path
 from typing import Any
 
+from trainer_kit import files
 from trainer_kit.checkpoints.commit import read_record
+from trainer_kit.scalars import from_json_number
 
 INFO, GARDEN_STEP = "info.json", "best_ckpt_global_step"
 _LOG = logging.getLogger(__name__)
@@ -30,8 +32,7 @@ def read_info(export_dir: str, quiet: bool = False, either_form: bool = True) ->
     if not os.path.exists(path):
         return None
     try:
-        with open(path, encoding="utf-8") as stream:
-            info = json.load(stream)
+        info = files.parse_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         info, reason = None, str(error)
     else:
@@ -52,7 +53,7 @@ def is_info(value: Any) -> bool:
     numbers = (value["step"], value["value"], *value["metrics"].values())
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         return False
-    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(value["value"])
+    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(from_json_number(value["value"]))
 
 
 def _noted(export_dir: str, info: Any) -> Any:

@@ -3,13 +3,13 @@
 `ckpt-<step>.commit.json` holds the size and the CRC-32 of every file of the checkpoint. TensorFlow renames finished
 files into place but never forces them to the disk, so that is done here first. A checkpoint without a record, such as
 TF Model Garden's or one whose process died before the record, is read whole, with TensorFlow's own checksums, before it
-is trusted.
+is trusted. The record also holds the identity of the run, the `run_id` of its manifest.json; those that earlier
+versions wrote do not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import zlib
 from typing import Any
@@ -43,11 +43,26 @@ def commit(prefix: str, point: str = "checkpoint.record", **others: Any) -> None
 def read_record(prefix: str) -> dict[str, Any] | None:
     """Returns the record of the checkpoint at `prefix`; None if there is none or it is damaged."""
     try:
-        with open(prefix + RECORD, encoding="utf-8") as stream:
-            record = json.load(stream)
-        return record if isinstance(record["files"], dict) else None
-    except (OSError, ValueError, TypeError, KeyError):
+        record = files.read_json(prefix + RECORD)
+        return record if record and isinstance(record["files"], dict) else None
+    except KeyError:
         return None
+
+
+def is_own(prefix: str, run_id: str) -> bool:
+    """Whether a record says that this run saved the checkpoint at `prefix`; one without an identity says so too.
+
+    Args:
+      prefix: of the checkpoint.
+      run_id: of the run; "": it has none, and any record counts.
+    """
+    record = read_record(prefix)
+    return record is not None and (not run_id or record.get("run_id", run_id) == run_id)
+
+
+def is_foreign(prefix: str, run_id: str) -> bool:
+    """Whether a record says that another run saved the checkpoint at `prefix`."""
+    return read_record(prefix) is not None and not is_own(prefix, run_id)
 
 
 def problem(prefix: str) -> str:

@@ -8,83 +8,133 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterable
 
-import tensorflow as tf
-
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.commit import commit, is_foreign, is_own, problem, read_record
 from trainer_kit.checkpoints.names import (
     ITERATOR,
+    POINTER,
     RECORD,
     UNFINISHED,
     complete_checkpoints,
     own_files,
     owner,
+    pointer_text,
     require_step,
     step_of,
 )
+from trainer_kit.checkpoints.unfinished import mark, marked, unmark
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.held_folder import check_held, lost_folder
 
-DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
-_POINTER = "checkpoint"
+DAMAGED, DIVERGED, ARCHIVED, FOREIGN = "damaged", "diverged", "archived", "foreign"
 _NOTE = "going_back.json"
 _LOG = logging.getLogger(__name__)
 
 
-def remove_debris(directory: str) -> None:
+def remove_debris(directory: str, run_id: str = "") -> None:
     """Removes what a process that died while it saved has left: `*_temp` folders, `*.tmp` files, halves of renames.
 
-    To be called by the one trainer that holds the folder's lock.
+    A marked checkpoint (unfinished.py) that turns out to be whole gets its record. To be called by the one trainer that
+    holds the folder's lock.
+
+    Args:
+      directory: of the checkpoints.
+      run_id: of the run. If it has one, its saves leave marks: other halves than those with a mark or a `*_temp` folder
+        are not its own, and stay.
     """
     if not os.path.isdir(directory):
         return
     names = sorted(os.listdir(directory))
     unfinished = {name.removesuffix("_temp") for name in names if UNFINISHED.fullmatch(name)}
-    halves = _halves(names, unfinished, set(_pointed(directory)))
-    halves |= {name for name in unfinished if _is_cut_short(os.path.join(directory, name))}
+    marks = marked(names, run_id)
+    begun = unfinished | marks.keys()
+    halves = _halves(names, begun, set(_pointed(directory)))
+    halves = halves & begun if run_id else halves
+    halves |= {name for name in begun if _is_cut_short(os.path.join(directory, name))}
     for name in names:
         path = os.path.join(directory, name)
         if name.endswith("_temp") and name.removesuffix("_temp") in unfinished:
             shutil.rmtree(path, ignore_errors=True)
         elif os.path.isfile(path) and (_is_temporary(name) or owner(name) in halves):
             os.remove(path)
+    for checkpoint, name in marks.items():
+        prefix = os.path.join(directory, checkpoint)
+        if checkpoint not in halves and os.path.exists(f"{prefix}.index") and read_record(prefix) is None:
+            commit(prefix, **_identity(run_id))
+        os.remove(os.path.join(directory, name))
+    for folder in (ARCHIVED, DIVERGED):  # a process may have died when it had moved a checkpoint, and not yet pointed
+        top = os.path.join(directory, folder)
+        for place in (top, *glob.glob(os.path.join(glob.escape(top), "*", ""))):
+            _point_to_newest(place)
 
 
 def remove_unfinished(prefix: str) -> None:
-    """Removes what a failed save of the checkpoint `prefix` has left, unless its record says that it is whole."""
+    """Removes what a failed save of the checkpoint `prefix` has left, unless its record says that it is whole.
+
+    Nothing where the folder was moved or removed: what is at the path now is somebody else's.
+    """
+    if lost_folder(prefix):
+        return
     for folder in (f"{prefix}_temp", *glob.glob(f"{glob.escape(prefix + ITERATOR)}*_temp")):
         shutil.rmtree(folder, ignore_errors=True)
-    pointers = glob.glob(os.path.join(glob.escape(os.path.dirname(prefix)), f"{_POINTER}.tmp*"))
+    pointers = glob.glob(os.path.join(glob.escape(os.path.dirname(prefix)), f"{POINTER}.tmp*"))
     parts = [] if os.path.exists(prefix + RECORD) else own_files(prefix)
     for path in [*parts, *filter(lambda path: _is_temporary(os.path.basename(path)), pointers)]:
         with contextlib.suppress(OSError):
             os.remove(path)
 
 
-def remove_saved(directory: str, keep: int) -> None:
+def remove_saved(directory: str, keep: int, run_id: str = "") -> None:
     """Removes all but the `keep` newest checkpoints of a run that is finished; those that are pinned stay.
 
-    As in a rotation, each leaves the pointer file first, then loses its record.
+    Only those that have a record of this run count and go. As in a rotation, each leaves the pointer file first.
     """
-    there = list(complete_checkpoints(directory).values())
+    there = [prefix for prefix in complete_checkpoints(directory).values() if is_own(prefix, run_id)]
     for prefix in there[: len(there) - keep]:
-        if os.path.exists(f"{prefix}.pin"):
-            continue
-        _unpoint(prefix)
-        for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
-            files.reach("checkpoint.remove", path)
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+        if not os.path.exists(f"{prefix}.pin"):
+            _unpoint(prefix)
+            remove_checkpoint(prefix, run_id)
+
+
+def remove_checkpoint(prefix: str, run_id: str = "") -> None:
+    """Removes the files of a checkpoint of this run, its record first.
+
+    What a crash leaves of it has a mark, so that it cannot be taken for one that was damaged, or is somebody else's.
+    """
+    mark([prefix], run_id)
+    for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
+        files.reach("checkpoint.remove", path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+    unmark([prefix], run_id)
+
+
+def make_room(prefix: str, run_id: str) -> None:
+    """Moves files that have the name of a checkpoint about to be saved, but are not of this run, to `foreign/`.
+
+    Raises:
+      StorageError: when they cannot be moved.
+    """
+    if own_files(prefix) and not is_own(prefix, run_id):
+        moved = set_aside(prefix, FOREIGN)
+        _LOG.warning("%s was there, and this run has not saved it; it was moved to %s", prefix, moved)
+
+
+def _identity(run_id: str) -> dict[str, str]:
+    """What a record holds of the run."""
+    return {"run_id": run_id} if run_id else {}
 
 
 def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns what tells a user that `what` failed, why, and how much room there is in `folder`."""
+    if told := lost_folder(folder):
+        return StorageError(told)
     if not os.path.isdir(folder):
         return StorageError(f"{what}: {_reason(error)}; give a folder that can be written")
     return StorageError(
@@ -106,7 +156,7 @@ def _is_temporary(name: str) -> bool:
     """
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
         return int(match.group(2)) != os.getpid() or owner(match.group(1)) is not None
-    return re.fullmatch(_POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
+    return re.fullmatch(POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
 def _halves(names: Iterable[str], unfinished: set[str], pointed: set[str]) -> set[str]:
@@ -137,25 +187,37 @@ def _is_cut_short(prefix: str) -> bool:
     return os.path.exists(f"{prefix}.index") and not os.path.exists(prefix + RECORD) and problem(prefix) != ""
 
 
-def newest_whole(directory: str) -> str | None:
+def newest_whole(directory: str, run_id: str = "") -> str | None:
     """Returns the prefix of the newest checkpoint that is whole; None when none was ever saved. Repairs the pointer.
 
-    Newer ones that are damaged are moved to `damaged/`.
+    Newer ones that are damaged are moved to `damaged/`, and those with a record of another run to `foreign/`.
 
     Raises:
-      StorageError: when checkpoints were saved and none of them is whole.
+      StorageError: when checkpoints were saved and none of them is whole and can be this run's.
     """
     damaged: dict[str, str] = {}
+    foreign: set[str] = set()
     for prefix in reversed(_ever_saved(directory)):
-        if not (wrong := problem(prefix)):
+        if is_foreign(prefix, run_id):
+            foreign.add(prefix)
+            damaged[prefix] = "another run saved it"
+        elif not (wrong := problem(prefix)):
             for other, reason in damaged.items():
-                moved = set_aside(other, DAMAGED)
-                _LOG.warning("%s is damaged: %s; it was moved to %s, and %s is used", other, reason, moved, prefix)
+                moved = set_aside(other, FOREIGN if other in foreign else DAMAGED)
+                what = "is not of this run" if other in foreign else "is damaged"
+                _LOG.warning("%s %s: %s; it was moved to %s, and %s is used", other, what, reason, moved, prefix)
             if not os.path.exists(prefix + RECORD):
                 _LOG.info("%s has no record of its checksums; all of it was read instead, and it is whole", prefix)
             _point_to(directory, prefix)
             return prefix
-        damaged[prefix] = wrong
+        else:
+            damaged[prefix] = wrong
+    if damaged and foreign == damaged.keys():
+        raise StorageError(
+            f"the checkpoints in {directory} are of another run ({', '.join(map(os.path.basename, sorted(foreign)))}): "
+            "their records hold another run_id than manifest.json; move them away, or copy them to a folder of their "
+            "own to go on from them there"
+        )
     if damaged:
         told = "; ".join(f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3])
         more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
@@ -166,16 +228,21 @@ def newest_whole(directory: str) -> str | None:
     return None
 
 
-def check_from_step(directory: str, step: int) -> str | None:
+def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
     """Returns the prefix of the checkpoint that --from_step names; None for 0, which starts anew.
 
     Raises:
-      UsageError: when there is none of that step, or it is damaged.
+      UsageError: when there is none of that step, or it is damaged, or another run saved it.
     """
     if step == 0:
         return None
     there = {step_of(prefix): prefix for prefix in _ever_saved(directory)}
     require_step(step, there)
+    if is_foreign(there[step], run_id):
+        raise UsageError(
+            f"--from_step: another run saved {there[step]}: its record holds another run_id than manifest.json; give "
+            "another step, or copy it to a folder of its own to go on from it there"
+        )
     if wrong := problem(there[step]):
         raise UsageError(
             f"--from_step: {there[step]} is damaged: {wrong}; give another step of those there are, or 0 to start anew"
@@ -207,8 +274,8 @@ def going_back(directory: str) -> int | None:
     """
     path = os.path.join(directory, ARCHIVED, _NOTE)
     try:
-        with open(path, encoding="utf-8") as stream:
-            return int(json.load(stream)["step"])
+        with open(path, "rb") as stream:
+            return int(files.parse_json(stream.read())["step"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -230,6 +297,7 @@ def set_aside(prefix: str, folder: str) -> str:
     Raises:
       StorageError: when they cannot be moved.
     """
+    check_held(prefix)
     target = top = os.path.join(os.path.dirname(prefix), folder)
     number = 1
     while glob.glob(f"{glob.escape(os.path.join(target, os.path.basename(prefix)))}.*"):  # set aside another time
@@ -242,7 +310,18 @@ def set_aside(prefix: str, folder: str) -> str:
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:
         raise StorageError(f"{prefix} cannot be moved to {target}: {error.strerror or error}") from error
+    if folder != DAMAGED:  # a pointer file leads programs to what it names, and that has to be readable
+        _point_to_newest(target)
     return target
+
+
+def _point_to_newest(directory: str) -> None:
+    """Has the pointer file of a folder of checkpoints that were set aside name the newest one there that is whole."""
+    there = list(complete_checkpoints(directory).values())
+    if there and _pointed(directory)[:1] != [os.path.basename(there[-1])]:
+        whole = next((prefix for prefix in reversed(there) if not problem(prefix)), None)
+        if whole is not None:
+            _point_to(directory, whole)
 
 
 def _ever_saved(directory: str) -> list[str]:
@@ -264,7 +343,7 @@ def _pointed(directory: str) -> list[str]:
 
 def _pointer(directory: str) -> str:
     try:
-        with open(os.path.join(directory, _POINTER), encoding="utf-8", errors="replace") as stream:
+        with open(os.path.join(directory, POINTER), encoding="utf-8", errors="replace") as stream:
             return stream.read()
     except OSError:
         return ""
@@ -278,7 +357,7 @@ def _unpoint(prefix: str) -> None:
     if left and name in pointed:
         _write_pointer(directory, left)
     elif name in pointed:
-        os.remove(os.path.join(directory, _POINTER))
+        os.remove(os.path.join(directory, POINTER))
 
 
 def _point_to(directory: str, prefix: str) -> None:
@@ -293,8 +372,7 @@ def _point_to(directory: str, prefix: str) -> None:
 
 def _write_pointer(directory: str, there: list[str]) -> None:
     """Writes TensorFlow's pointer file for the checkpoints named, in the order of steps."""
-    state = tf.compat.v1.train.generate_checkpoint_state_proto(os.path.abspath(directory), there[-1], there)
     try:
-        files.write_text(os.path.join(directory, _POINTER), str(state))
+        files.write_text(os.path.join(directory, POINTER), pointer_text(there))
     except StorageError as error:  # the file is for other programs; ours goes by the checkpoints that are whole
         _LOG.warning("%s", error)

@@ -176,17 +176,19 @@ class KeptWeights:
         return bool(self.held) and self.folder.name(self.ranked[0].record)
 
     def _repair(self) -> None:
-        """Makes info.json again from what the weights tell, if it is missing or wrong."""
+        """Makes info.json again from what the weights tell, if it is missing or wrong; the pointer file follows it."""
         wrong = self.folder.wrong_with_info(self._noted)
-        path = self.folder.info_path
+        path, told = self.folder.info_path, self.folder.told()
+        if not wrong and told is not None:
+            self.folder.name(told)  # a process may have died between info.json and the pointer file
         if self.held:
             if wrong and self._name_best():
                 best = self.ranked[0].step
                 _LOG.warning("%s was missing or damaged; it was made again: its weights are of step %d", path, best)
             self.folder.remove_others(self.folder.steps())
         elif wrong and self.folder.has_info():
-            told = "is damaged, and no weights beside it tell of theirs" if wrong == "is damaged" else wrong
-            _LOG.warning("%s %s; unless the ledger tells, the best is chosen anew from the next evaluation", path, told)
+            said = "is damaged, and no weights beside it tell of theirs" if wrong == "is damaged" else wrong
+            _LOG.warning("%s %s; unless the ledger tells, the best is chosen anew from the next evaluation", path, said)
 
     def _not_gone(self) -> list[Scored]:
         return [one for one in self.candidates if one.step not in self._gone]

@@ -9,9 +9,10 @@ is NaN or infinite is the text "nan", "inf" or "-inf" and read back as a float.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +51,7 @@ class Ledger:
         self._followed: Any = None
         self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
         self._known: dict[tuple[Any, ...], dict[str, Any]] | None = None
-        self._told = False
+        self._told, self._size = False, 0
 
     def append(
         self,
@@ -101,9 +102,19 @@ class Ledger:
             "config_hash": self._hashes[dataset],
             "lineage": self.lineage,
         }
+        self._warn_of_loss()
         files.append_line(self.path, record, point="ledger")
-        self._known[key] = values
+        self._known[key], self._size = values, os.path.getsize(self.path)
         return True
+
+    def _warn_of_loss(self) -> None:
+        """Says so when somebody has cut or removed the file since this process has appended its last record."""
+        if self._size and (_signature(self.path) or (0, 0))[1] < self._size:
+            steps = sorted({key[1] for key in self._known or ()} - {item["step"] for item in self.records()})
+            _LOG.warning(
+                "%s was cut or removed during the run: the evaluations of %d steps are lost (%s)",
+                *(self.path, len(steps), _listed(steps)),
+            )
 
     def rewind(self, step: int) -> None:
         """Notes that the run goes on from `step` in a new lineage; what was evaluated for later steps counts no more.
@@ -197,6 +208,13 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
 
 
+def other_ledgers(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the records of all ledgers in the folder of the one at `path` but its own: those of sidecars."""
+    folder, name = os.path.split(os.path.abspath(path))
+    others = sorted(set(glob.glob(f"{glob.escape(folder)}/*.jsonl")) - {os.path.join(folder, name)})
+    return [record for other in others for record in read_records(other)]
+
+
 def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations that count, in their order: those that no later lineage began before.
 
@@ -242,6 +260,10 @@ def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps)) if len(steps) <= 5 else f"{steps[0]} to {steps[-1]}"
+
+
 def _signature(path: str | os.PathLike[str]) -> Any:
     """Tells one state of the file from another; None while there is none."""
     try:
@@ -263,6 +285,8 @@ def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...]
 def _is_record(record: Mapping[str, Any]) -> bool:
     numbers = (record.get("step"), record.get("lineage", 0))
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        return False
+    if not all(isinstance(record.get(name, ""), (str, type(None))) for name in ("dataset", "config_hash")):
         return False
     return record.get("kind") == REWIND or ("kind" not in record and isinstance(record.get("metrics"), dict))
 

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import commit
+from trainer_kit.checkpoints.commit import commit, is_own
 from trainer_kit.checkpoints.folder import (
     DIVERGED,
     archive_later,
     check_from_step,
     done_going_back,
     going_back,
+    make_room,
     newest_whole,
     not_written,
+    remove_checkpoint,
     remove_debris,
     remove_unfinished,
     set_aside,
 )
-from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, own_files, step_of
-from trainer_kit.checkpoints.state import restore
+from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, step_of
+from trainer_kit.checkpoints.state import end_saver, restore
+from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_order import WrittenAfter
 from trainer_kit.errors import DivergedError, StorageError
+from trainer_kit.held_folder import check_held
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,8 +42,8 @@ _LOG = logging.getLogger(__name__)
 class CheckpointManager(tf.train.CheckpointManager):
     """TensorFlow's manager, with asynchronous saves, commit records, rotation of our own and a strict restore.
 
-    A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it. A
-    checkpoint with a file `ckpt-<step>.pin` beside it is never rotated away.
+    A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it. Rotation
+    counts and removes only checkpoints that have a record of this run; one with a file `ckpt-<step>.pin` stays.
 
     Args:
       checkpoint: of `training_checkpoint`.
@@ -56,11 +60,14 @@ class CheckpointManager(tf.train.CheckpointManager):
       before_save: called with the prefix before each save, on the caller's thread.
       before_files: called before the variables of a save are written, in the thread of the save. A checkpoint that has
         all its files is gone on from, with its record or without; what it must not be ahead of is on the disk before.
+      recorded: returns how far history and ledger reach at a step, for the checkpoint's record; called after
+        `before_files`.
       sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
       agree: returns the chief's number on every worker.
       spared: given the steps of checkpoints that are about to be rotated away, returns those that have to stay.
       partial: restore what fits and list what does not.
       loose: sections that are restored as far as both sides have them.
+      run_id: returns the identity of the run, which each record holds; "" as long as it has none.
       from_step: of the checkpoint to go on from, in place of the newest; 0: begin anew. The later ones stay where they
         are until `archive_later`: the one that is named may not fit.
 
@@ -69,6 +76,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     """
 
     _last_checkpoint_step: int | None
+    _saving = ""  # the prefix of the save in flight, and what its record will hold
+    _noted: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -84,20 +93,21 @@ class CheckpointManager(tf.train.CheckpointManager):
         keeps: bool = True,
         before_save: Callable[[str], None] = lambda _: None,
         before_files: Callable[[], None] = lambda: None,
+        recorded: Callable[[int], dict[str, Any]] = lambda _: {},
         sound: Callable[[], bool] = lambda: True,
         agree: Callable[[int], int] = lambda number: number,
         spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
         partial: bool = False,
         loose: Collection[str] = (),
+        run_id: Callable[[], str] = str,
         from_step: int | None = None,
     ) -> None:
         self.source = directory
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
-        self._keeps, self._for_training, self._partial = keeps, for_training, partial
-        self._loose = loose
+        self._keeps, self._for_training, self._partial, self._loose = keeps, for_training, partial, loose
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
-        self._before_save, self._before_files = before_save, before_files
-        self._sound, self._agree, self._spared = sound, agree, spared
+        self._before_save, self._before_files, self._recorded = before_save, before_files, recorded
+        self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
         self.goes_back_to: int | None = None
         self._begun, self._begun_at = False, -1
         self._start = self._first(from_step) if for_training else None
@@ -130,13 +140,18 @@ class CheckpointManager(tf.train.CheckpointManager):
         if self._keeps:
             options.experimental_write_callbacks = [self._commit]
             shards = options.experimental_sharding_callback
-            options.experimental_sharding_callback = WrittenAfter(self._before_files, shards)
+            options.experimental_sharding_callback = WrittenAfter(self._write_first, shards)
         prefix = f"{self._prefix}-{step if checkpoint_number is None else int(checkpoint_number)}"
         try:
+            check_held(prefix)
+            if self._keeps:
+                make_room(prefix, self._run_id())
+                mark([prefix], self._run_id())
             with contextlib.suppress(FileNotFoundError):
                 os.remove(prefix + RECORD)  # of a checkpoint that is written over
             self._before_save(prefix)
             files.reach("checkpoint.save", prefix)
+            self._saving = prefix
             super().save(step_of(prefix), check_interval=False, options=options)
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._failed(prefix, error) from error
@@ -167,7 +182,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 raise
             _LOG.warning("%s", second)
         finally:
-            _end_saver(self.checkpoint)
+            end_saver(self.checkpoint)
             if self._own_folder:
                 self._own_folder.cleanup()
 
@@ -254,10 +269,10 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _first(self, from_step: int | None) -> str | None:
         """Returns the prefix of the checkpoint that the run goes on from, on every worker."""
         if self._keeps:
-            remove_debris(self.source)
+            remove_debris(self.source, self._run_id())
             from_step = going_back(self.source) if from_step is None else from_step
             if from_step is not None:
-                check_from_step(self.source, from_step)
+                check_from_step(self.source, from_step, self._run_id())
         step = self._agree(-1 if from_step is None else from_step)
         if step < 0:
             return self._newest()
@@ -265,7 +280,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.source, f"ckpt-{step}") if step else None
 
     def _newest(self) -> str | None:
-        found = newest_whole(self.source) if self._keeps else None
+        found = newest_whole(self.source, self._run_id()) if self._keeps else None
         step = self._agree(step_of(found) if found else -1)
         return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
 
@@ -277,20 +292,31 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._maybe_delete.update({path: os.path.getmtime(f"{path}.index") for path in there})
         self._latest_checkpoint = next(reversed(there), None)
 
+    def _write_first(self) -> None:
+        """In the thread of the save, before the variables are written."""
+        self._before_files()
+        recorded = self._recorded(step_of(self._saving))
+        self._noted = {"recorded": recorded} if recorded else {}
+
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""
         files.reach("checkpoint.written", prefix)
-        commit(prefix)
+        run_id = self._run_id()
+        identity = {"run_id": run_id} if run_id else {}
+        commit(prefix, **identity, **self._noted)
+        unmark([prefix], run_id)
         files.reach("checkpoint.pointer", prefix)
 
     def _sweep(self) -> None:
         """Removes all but the newest checkpoints and those that are pinned or spared; in the thread of the save.
 
-        Overrides TensorFlow's, which knows no pins. A checkpoint leaves the pointer file before it loses a file, and
-        loses its record first: what a crash leaves of it cannot be taken for one that was damaged.
+        Overrides TensorFlow's, which knows neither pins nor checkpoints of others. A checkpoint leaves the pointer file
+        before it loses a file.
         """
-        there = complete_checkpoints(self._directory)
-        old = [path for path in list(there.values())[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
+        check_held(self._directory)
+        there, run_id = complete_checkpoints(self._directory), self._run_id()
+        own = [path for path in there.values() if not self._keeps or is_own(path, run_id)]
+        old = [path for path in own[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
         spared = self._spared([step_of(path) for path in old])
         old = [path for path in old if step_of(path) not in spared]
         gone = [path for path in self._maybe_delete if step_of(path) not in there]
@@ -299,10 +325,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if old:
             self._record_state()
         for path in old:
-            for file in sorted(own_files(path), key=lambda name: (not name.endswith(RECORD), ".data-" in name)):
-                files.reach("checkpoint.remove", file)
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(file)
+            remove_checkpoint(path, run_id)
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes what the failed save has left, and returns what to tell."""
@@ -311,21 +334,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         if os.path.exists(prefix + RECORD):
             what = "was written, but not the file that points to it, or an older one was not removed"
         remove_unfinished(prefix)
+        unmark([prefix], self._run_id())
         return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
-
-
-def _end_saver(checkpoint: tf.train.Checkpoint) -> None:
-    """Ends the thread of asynchronous saves, which TensorFlow leaves to the end of the process, with all it refers to.
-
-    It would keep the model, and its copy of every variable, while other runs follow in the same process. A later save
-    makes another one.
-    """
-    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
-    if saver is not None and saver._async_save_thread is not None:
-        atexit.unregister(saver._join_async_save_thread)
-        saver._queue.put(False)  # after the save in flight, if any
-        saver._async_save_thread.join()
-        checkpoint._async_checkpointer_impl = None
 
 
 def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trainer_kit.errors import UsageError
 
 RECORD = ".commit.json"
+POINTER = "checkpoint"  # TensorFlow's file, which names the checkpoint of a folder that `latest_checkpoint` returns
 ITERATOR = ".iterator"  # in the names of files that hold the state of a tf.data iterator; -<n> where there are several
 UNFINISHED = re.compile(r"ckpt-\d+(\.iterator(-\d+)?)?_temp")  # the folder in which TensorFlow makes the files
 _FILE = re.compile(r"(ckpt-\d+)\.(?:iterator(?:-\d+)?\.)?(?:index|data-\d{5}-of-\d{5})|(ckpt-\d+)\.commit\.json")
@@ -49,3 +50,13 @@ def require_step(step: int, there: Iterable[int]) -> None:
     if step not in steps:
         listed = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"--from_step: there is no checkpoint of step {step}; there are: {listed}; 0 starts anew")
+
+
+def pointer_text(names: Sequence[str]) -> str:
+    """Returns what TensorFlow's pointer file says of checkpoints in its own folder.
+
+    Args:
+      names: `ckpt-<step>`, at least one; the last is the one that `tf.train.latest_checkpoint` returns.
+    """
+    lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+    return "\n".join(lines) + "\n"

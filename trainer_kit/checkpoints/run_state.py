@@ -15,6 +15,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from trainer_kit.errors import StorageError, UsageError
+
+_KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"  # of the variable, in a checkpoint
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,9 +45,17 @@ class RunState:
         self._parts[name] = (get, put)
 
     def store(self) -> None:
-        """Puts all parts into the variable; eager, on the host, right before a save."""
+        """Puts all parts into the variable; eager, on the host, right before a save.
+
+        Raises:
+          UsageError: when a part returns what JSON cannot hold.
+        """
         values = {name: get() for name, (get, _) in self._parts.items()}
-        self.variable.assign(json.dumps(values, sort_keys=True))
+        try:
+            text = json.dumps(values, sort_keys=True)
+        except (TypeError, ValueError):
+            raise UsageError(_no_json(values)) from None
+        self.variable.assign(text)
 
     def load(self) -> None:
         """Hands all parts what the variable holds; eager, on the host, after a restore."""
@@ -55,7 +66,37 @@ class RunState:
         for name, (_, put) in self._parts.items():
             put(values.get(name))
 
+    def load_part(self, path: str, name: str) -> None:
+        """Hands one part what the checkpoint at `path` holds of it, if there is such a part; eager.
+
+        Best weights hold none; a warning says so.
+
+        Raises:
+          StorageError: when the checkpoint cannot be read.
+        """
+        if name not in self._parts:
+            return
+        try:
+            reader = tf.train.load_checkpoint(path)
+            text = reader.get_tensor(_KEY) if reader.has_tensor(_KEY) else b""
+        except (tf.errors.OpError, ValueError, IndexError) as error:
+            raise StorageError(f"{path} is gone or damaged: {error}") from error
+        value = json.loads(text or "{}").get(name)
+        if value is None:
+            _LOG.warning("%s holds no state of the %s: it keeps the state that it has", path, name)
+        else:
+            self._parts[name][1](value)
+
     def clear(self) -> None:
         """Forgets what was loaded, for a run that starts anew."""
         self.variable.assign("")
         self.load()
+
+
+def _no_json(values: dict[str, Any]) -> str:
+    for name, value in values.items():
+        try:
+            json.dumps(value, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            return f"the state of {name} cannot be saved: {error}; return numbers, texts, lists and dicts from state()"
+    return "the state of the run cannot be saved"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,18 +11,23 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
+from trainer_kit.checkpoints.reachable import is_state
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import (
     OPTIONAL,
     difference,
+    end_saver,
     holds,
     restore,
     training_checkpoint,
     weights_checkpoint,
 )
+from trainer_kit.checkpoints.step_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.step_state import StepState, handles, restore_section, saved_section
 from trainer_kit.errors import UsageError
 
 _SMALL = 4096  # elements
+_GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")  # TensorFlow's names and Keras', of their states
 
 
 class TrainState:
@@ -39,7 +46,6 @@ class TrainState:
 
     Attributes:
       checkpoint: all of it.
-      weights: the weights alone, as the best checkpoint keeps them.
       run_state: takes further parts, before the restore.
       loose: the names of the further parts.
 
@@ -58,22 +64,35 @@ class TrainState:
         items: Mapping[str, Any] | None = None,
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
-        self.run_state = RunState()
+        self.run_state, self.step_state = RunState(), StepState({"task": task, "model": model})
+        self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
+        evaluated = {
+            "task": self._evaluated_parts["task"],
+            "random": _if_any(model=self._evaluated_parts["random/model"]),
+        }
         others: dict[str, Any] = {}
         if optimizer is not None:
-            generators: dict[str, Any] = process_generators(seed)
-            others = {"run_state": self.run_state.variable, "task": task_state(task, model), "random": generators}
-            if model_state := untracked_model_state(model):
-                generators["model"] = model_state
+            generators = {**process_generators(seed), **evaluated["random"]}
+            others = {"run_state": self.run_state.variable, "task": evaluated["task"], "random": generators}
         self._items, self.loose = dict(items or {}), frozenset(items or ())
-        if taken := self.loose & {*OPTIONAL, "global_step", "model", "optimizer"}:
+        if taken := self.loose & {*OPTIONAL, STEP_STATE, "global_step", "model", "optimizer"}:
             raise UsageError(f"a checkpoint has {', '.join(sorted(taken))} of its own; give your item another name")
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
+        evaluated[STEP_STATE] = others[STEP_STATE] = self.step_state.section
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
-        self.weights = weights_checkpoint(global_step=global_step, model=model, **self._items)
+        self._saved_with_weights = evaluated
         self._optimizer = optimizer
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
+        self._generators: list[Any] | None = None  # the states of random generators; found at the first evaluation
+        self._before_evaluation: list[tuple[Any, tf.Tensor]] = []
+
+    @functools.cached_property
+    def weights(self) -> tf.train.Checkpoint:
+        """The weights alone, as the best checkpoint keeps them; made at the first evaluation that is kept."""
+        return weights_checkpoint(
+            global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
+        )
 
     def restored(self, path: str | None) -> None:
         """Brings what is no variable in line with what was restored; eager, in scope.
@@ -82,6 +101,7 @@ class TrainState:
           path: of the checkpoint; None when there was none. What it does not hold starts anew: the average at the
             weights.
         """
+        self._restore_evaluated(path)
         if path is None or not holds(path, "run_state"):
             self.run_state.clear()
         else:
@@ -92,13 +112,18 @@ class TrainState:
             self._average.reset()
 
     def restore_weights(self, path: str) -> None:
-        """Restores global step, model and average alone from a checkpoint of a run; eager, in scope.
+        """Restores what an evaluation uses from a checkpoint of a run; eager, in scope.
+
+        That is: global step, model, average, and what the task and the training step hold besides, but no optimizer; of
+        the run state the task's own part, which best weights lack.
 
         Raises:
           UsageError: when it does not fit.
           StorageError: when it is gone or damaged.
         """
         restore(self._evaluated(), path, whole=False, loose=self.loose)
+        self._restore_evaluated(path)
+        self.run_state.load_part(path, "task")
         if self._average is not None and not holds(path, self._average.section):
             self._average.reset()
 
@@ -109,6 +134,83 @@ class TrainState:
           StorageError: when it is gone or damaged.
         """
         return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
+
+    def keep_written(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
+        """Has all that the training step writes to be in checkpoints; eager, in scope, before the first step.
+
+        Args:
+          graph: of the loop or of the step, traced; None if neither is compiled: then all that can be found is kept.
+          apart: variables that need no saving, such as those of metrics that are reset.
+          required: whether state that cannot be saved is an error.
+
+        Raises:
+          UsageError: if `required`, when something cannot be saved.
+        """
+        held = self._held(apart)
+        if graph is None:
+            self._noted(self.step_state.add_reachable(held, required))
+        else:
+            self._noted(self.step_state.add_written(graph, held, required))
+
+    def keep_made(self, apart: Iterable[Any], required: bool) -> None:
+        """Does the same, where steps are not compiled, with what came into being in the first of them."""
+        self._noted(self.step_state.add_reachable(self._held(apart), required, begun=True))
+
+    def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
+        """Warns of what an evaluation changes and training uses, random generators apart, which are put back.
+
+        Args:
+          graph: of the evaluation, traced.
+          apart: as of `keep_written`.
+          required: whether it is an error.
+
+        Raises:
+          UsageError: if `required`, when there is something.
+        """
+        self.step_state.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
+
+    def remember_generators(self) -> None:
+        """Remembers the states of all random generators for `put_generators_back`; eager, on the host.
+
+        An evaluation that draws random numbers would change those of the training after it, and a run that is resumed
+        does not repeat the evaluations on record.
+        """
+        if self._generators is None:
+            checkpoint = self.checkpoint if self._optimizer is not None else self.weights
+            items = tf.train.TrackableView(checkpoint).descendants()
+            states = [one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)]
+            self._generators = [part for one in states for part in (getattr(one, "values", None) or [one])]
+        self._before_evaluation = [(part, part.read_value()) for part in self._generators]
+
+    def put_generators_back(self) -> None:
+        """Gives the random generators the states that were remembered last, once; eager, from any thread."""
+        before, self._before_evaluation = self._before_evaluation, []
+        for part, value in before:
+            part.assign(value)
+
+    def _held(self, apart: Iterable[Any]) -> set[int]:
+        """The handles of all that the other sections hold, and of `apart`."""
+        items = list(tf.train.TrackableView(self.checkpoint).descendants())
+        known = [one for one in items if is_state(one)]
+        # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
+        optimizers = [self._optimizer, *(one for one in items if hasattr(one, "get_slot_names"))]
+        return handles([*known, *_native([*(slot for one in optimizers for slot in _kept_by(one)), *apart])])
+
+    def _noted(self, changed: bool) -> None:
+        self._generators = None
+        if changed:
+            end_saver(self.checkpoint)  # it knows only what there was at its first save
+
+    def _restore_evaluated(self, path: str | None) -> None:
+        """Restores what an evaluation uses beside weights and average, as far as run and checkpoint have it."""
+        self._noted(self.step_state.restored(path))
+        if path is None:
+            return
+        for section, items in self._evaluated_parts.items():
+            saved = saved_section(path, section) if items else {}
+            there = {name: one for name, one in items.items() if saved.get(name) == tuple(one.shape)}
+            if there:
+                restore_section(path, section, there)
 
     def _evaluated(self) -> tf.train.Checkpoint:
         others = {**self._average_section(), **self._items}
@@ -139,6 +241,10 @@ class TrainState:
         return _all_finite(self._model.variables)
 
 
+def _if_any(**parts: Any) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if part}
+
+
 def _kept_by(optimizer: Any) -> list[Any]:
     """The variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
@@ -147,10 +253,14 @@ def _kept_by(optimizer: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
+def _native(variables: Iterable[Any]) -> list[Any]:
+    """Returns TensorFlow's variables, those of Keras 3 included."""
+    return [one.value if isinstance(one, keras.Variable) else one for one in variables]
+
+
 def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
-    native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
     alike: dict[Any, list[Any]] = {}  # small ones are summed together: each operation has to be traced, for a ms or so
-    for number, variable in enumerate(v for v in native if v.dtype.is_floating):
+    for number, variable in enumerate(v for v in _native(variables) if v.dtype.is_floating):
         small = variable.shape.is_fully_defined() and variable.shape.num_elements() <= _SMALL
         alike.setdefault((tuple(variable.shape), variable.dtype) if small else number, []).append(variable)
     groups = (tf.stack(group) if len(group) > 1 else group[0] for group in alike.values())

@@ -30,6 +30,31 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
     return _unique(canonical_paths([variable.path for variable in variables]), variables)
 
 
+def item_variables(item: Any) -> Any:
+    """Returns an item of `checkpoint_items` with the tf.Variables of what is of Keras 3 in it, by name.
+
+    Args:
+      item: a trackable; or a dict, a list or a tf.train.Checkpoint of such, nested ones included.
+    """
+    if isinstance(item, keras.Layer):
+        return model_variables(item)
+    if isinstance(item, (keras.Optimizer, keras.Metric)):
+        return _unique(canonical_paths([variable.path for variable in item.variables]), item.variables)
+    if isinstance(item, keras.random.SeedGenerator):
+        return item.state.value
+    if isinstance(item, keras.Variable):
+        return item.value
+    if isinstance(item, (list, tuple)):
+        return [item_variables(one) for one in item]
+    if isinstance(item, Mapping):
+        return {name: item_variables(one) for name, one in item.items()}
+    if type(item) is tf.train.Checkpoint:
+        children = {name: one for name, one in vars(item).items() if name != "save_counter" and name[0] != "_"}
+        found = {name: item_variables(one) for name, one in children.items()}
+        return tf.train.Checkpoint(**found)
+    return item
+
+
 def optimizer_variables(optimizer: Any, model: Any) -> dict[str, tf.Variable] | Any:
     """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other as it is.
 

@@ -22,7 +22,9 @@ from trainer_kit.errors import ExitCode, UsageError, suggestion
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, its ledger, what makes an evaluation the best, and how many are shown."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run")
-    parser.add_argument("--name", default=ledgers.VALIDATION, help="of the ledger; default: %(default)s")
+    parser.add_argument(
+        "--name", help="of the ledger; default: validation, the training run's, or the only one that there is"
+    )
     ledgers.add_choice(parser)
     parser.add_argument("--best", metavar="NAME", help="what the run keeps as the best of this name")
     parser.add_argument("--top", type=int, metavar="K", help="how many of each dataset; default: 1; of --best all")
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--top: {arguments.top} is not 1 or more")
     folder = open_run(arguments.model_dir)
     settings = read_settings(folder)
-    (name,) = ledgers.require_ledgers(folder, arguments.name)
+    name = arguments.name = _ledger(folder, arguments.name)
     if arguments.recompute:
         return _recompute(arguments, folder, name, settings)
     evaluations = ledgers.read_evaluations(folder, name)
@@ -62,6 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     own = ledgers.best_folder(folder, settings, ledgers.VALIDATION)
     _show(arguments, folder, choice, of_datasets, shown, [kept, own])
     return ExitCode.DONE
+
+
+def _ledger(folder: Path, name: str | None) -> str:
+    """Returns the ledger that is asked for; without a name that of the training run, or the only one."""
+    names = ledgers.require_ledgers(folder, name)
+    if ledgers.VALIDATION in names or len(names) == 1:
+        return names[0]  # that of the training run comes first
+    listed = ", ".join(f"--name={one}" for one in names)
+    raise UsageError(f"--name: is needed, the training run has recorded no evaluation; there are: {listed}")
 
 
 def _show_named(

@@ -18,7 +18,7 @@ from trainer_kit.checkpoints.names import owner
 from trainer_kit.cli.run_view import Settings, listed, readable
 from trainer_kit.config.schema import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.scalars import flat_scalars
+from trainer_kit.scalars import as_scalar, flat_scalars
 
 VALIDATION, EVAL = "validation", "eval"  # the ledgers of training runs and of mode eval; every other is a sidecar's
 
@@ -199,7 +199,7 @@ def _evaluation(record: Mapping[str, Any], active: bool) -> Evaluation:
         step=record["step"],
         dataset=str(record.get("dataset") or ""),
         metrics=flat_scalars(record["metrics"], "|"),
-        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
+        seconds=as_scalar(seconds),
         checkpoint=str(record.get("checkpoint") or ""),
         lineage=record["lineage"],
         active=active,

@@ -6,16 +6,20 @@ TensorFlow is imported only by verbs that need it, when they run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Sequence
 
 from trainer_kit import __version__
 from trainer_kit.cli import best, check, doctor, evals, list_experiments, show, watch
+from trainer_kit.cli.stops import Stops
 from trainer_kit.deferred_imports import defer_imports
-from trainer_kit.errors import EXIT_CODES, ExitCode, TrainerKitError
+from trainer_kit.error_report import print_error, print_line
+from trainer_kit.errors import EXIT_CODES, ExitCode
+from trainer_kit.startup import exit_code
 
 VERBS = {
     "list": list_experiments,
@@ -46,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         module.add_arguments(verb)
         verb.add_argument("--import_module", action="append", default=[], metavar="MODULE",
                           help="module or .py file that registers experiments; may be repeated")  # fmt: skip
-        verb.add_argument("--debug", action="store_true", help="show tracebacks of errors that are explained")
+        verb.add_argument("--debug", action="store_true", help="print the whole traceback of an error")
         verb.set_defaults(run=module.run)
     return whole
 
@@ -57,18 +61,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     defer_imports()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     arguments = parser().parse_args(argv)
-    try:
-        return int(arguments.run(arguments))
-    except TrainerKitError as error:
-        if arguments.debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
+    with Stops() as stops:
+        try:
+            code = int(arguments.run(arguments))
+            sys.stdout.flush()
+            return code
+        except BaseException as error:
+            if stops.received is not None:
+                print_line(f"stopped by {stops.received.name}")
+                return exit_code(stops.received)
+            if isinstance(error, BrokenPipeError):
+                return _unread(arguments)
+            if not isinstance(error, (Exception, SystemExit)):
+                raise
+            return print_error(error, debug=arguments.debug)
+
+
+def _unread(arguments: argparse.Namespace) -> int:
+    """Ends a verb whose output nobody reads any more, as after `| head`; returns its exit code.
+
+    For a verb that only shows something this is no failure: 0, however much of it fitted into the pipe. One that
+    checks or writes something has not done so: 141, as of a tool that SIGPIPE has ended.
+    """
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):  # Python writes what is left of them at its end
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nothing, stream.fileno())
+    shows = arguments.verb not in ("check", "doctor") and not getattr(arguments, "recompute", False)
+    return ExitCode.DONE if shows else 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

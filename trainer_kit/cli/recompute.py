@@ -6,7 +6,6 @@ checkpoint need the experiment, which is built from what the run's folder record
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from trainer_kit import discovery, files
 from trainer_kit.checkpoints.best_folder import BestFolder
 from trainer_kit.checkpoints.best_info import read_info
 from trainer_kit.checkpoints.commit import problem
@@ -23,14 +21,13 @@ from trainer_kit.checkpoints.kept_weights import KeptWeights
 from trainer_kit.checkpoints.ledger import active_records, read_records
 from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
 from trainer_kit.cli.run_view import Settings, readable
-from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.garbage import lasting
 from trainer_kit.lease import Lease
 from trainer_kit.run_lock import RunLock
+from trainer_kit.serving.recorded_run import recorded_config, recorded_experiment
 
 _LOG = logging.getLogger(__name__)
-_FLAG = "--import_module"
 
 
 class _Unseen:
@@ -131,9 +128,7 @@ def _export(
     import_modules: Sequence[str],
 ) -> None:
     """Builds the model of the run, and exports what lacks from the run's checkpoints."""
-    manifest = files.read_json(folder / "manifest.json") or {}
-    experiment = manifest.get("experiment")
-    if not isinstance(experiment, str) or not experiment:
+    if not recorded_experiment(folder):
         place, steps = lacking[0]
         again = "the run again as it was started, a finished one with a larger trainer.train_steps"
         raise UsageError(
@@ -141,11 +136,7 @@ def _export(
             "manifest.json does not name the experiment; "
             f"start {again if name == VALIDATION else 'the sidecar again as it was started'}: that exports it"
         )
-    command = manifest.get("command")
-    discovery.find_experiment(
-        experiment, import_modules or _import_modules(command if isinstance(command, list) else [])
-    )
-    config = _config(folder, experiment)
+    config = recorded_config(folder, import_modules)
 
     with lasting():
         from trainer_kit import build
@@ -163,26 +154,3 @@ def _export(
         trainer = build.create_trainer(config, task, train=False, checkpoint_exporter=exporter)
         exporter.resume(None, records)
         put_back_lost(trainer, str(folder), None)
-
-
-def _config(folder: Path, experiment: str) -> Any:
-    """The config of the run, on one device: what is exported depends on no other."""
-    from trainer_kit.config.serialize import from_yaml
-    from trainer_kit.experiment import get_experiment
-
-    config = from_yaml((folder / "params.yaml").read_text(encoding="utf-8"), get_experiment(experiment))
-    runtime = config.runtime
-    alone = RuntimeConfig(
-        distribution_strategy="off",
-        mixed_precision_dtype=runtime.mixed_precision_dtype,
-        loss_scale=runtime.loss_scale,
-        random_seed=runtime.random_seed,
-    )
-    return config.replace(runtime=alone)
-
-
-def _import_modules(command: Sequence[Any]) -> list[str]:
-    """The modules that a command line imports first."""
-    words = [str(word) for word in command]
-    joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
-    return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]

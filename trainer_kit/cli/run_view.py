@@ -147,7 +147,7 @@ def read_settings(folder: Path) -> Settings:
     """Returns what params.yaml tells; a value that is missing or of the wrong kind is the config's default."""
     try:
         text = (folder / "params.yaml").read_text(encoding="utf-8")
-        values: Any = yaml_loader.parse(text, "params.yaml").values
+        values: Any = yaml_loader.parse(text, "params.yaml", own=True).values
     except (OSError, ValueError, ConfigError):
         values = None
     trainer = values.get("trainer") if isinstance(values, dict) else None
@@ -167,7 +167,7 @@ def read_settings(folder: Path) -> Settings:
 def _named_bests(told: Any) -> dict[str, Criterion]:
     found = {}
     for name, values in told.items() if isinstance(told, dict) else ():
-        with contextlib.suppress(ValueError, TypeError):  # pydantic's error is a ValueError
+        with contextlib.suppress(ValueError, TypeError):  # a FieldError is a ValueError
             one = BestCheckpointConfig(**values)
             found[str(name)] = Criterion(one.metric, one.metric_comp, one.keep, one.min_delta)
     return found

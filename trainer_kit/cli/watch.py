@@ -17,6 +17,8 @@ from trainer_kit.cli.pulse import Pulses, pulse_text
 from trainer_kit.cli.run_view import RunState, Settings, holds_run, open_run, read_state
 from trainer_kit.cli.tables import Table, drawn, number, plain, show, terminal
 from trainer_kit.errors import ExitCode, StorageError, UsageError
+from trainer_kit.files import follow_links
+from trainer_kit.held_folder import HeldFolder
 from trainer_kit.telemetry.lines import duration_text, number_text
 
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if not 0 < arguments.interval < math.inf:
         raise UsageError(f"--interval: {arguments.interval:g} is not a number of seconds above 0")
-    folder = open_run(arguments.model_dir, may_be_empty=True)
+    folder = open_run(follow_links(arguments.model_dir), may_be_empty=True)
     look = Look(folder)
     try:
         if arguments.once:
@@ -63,6 +65,7 @@ class Look:
         self.over = False
         self._folder = folder
         self._pulses = pulses or Pulses()
+        self._held: HeldFolder | None = None
 
     def tables(self) -> list[Table]:
         """Returns what is to be shown now.
@@ -75,11 +78,19 @@ class Look:
             raise StorageError(f"{self._folder} is gone: somebody removed it, or the run ended before its first step")
         if not holds_run(self._folder):
             return [Table(f"{self._folder}: empty; waiting for a trainer to begin (heartbeat.json)", (), ())]
+        self._hold()
         state = read_state(self._folder)
         processes, alive = self._processes(state)
         self.over = state.finished is not None and not alive
         found = {name: ledgers.read_evaluations(self._folder, name) for name in ledgers.ledger_names(self._folder)}
         return [processes, *_training(state), *_evaluations(state, found)]
+
+    def _hold(self) -> None:
+        """Remembers the folder of the run at the first look, and raises StorageError when it is another one later."""
+        if self._held is None:
+            self._held = HeldFolder(self._folder).__enter__()
+        if self._held.look():
+            raise StorageError(f"{self._folder} is gone: somebody moved or removed it, and another folder is there now")
 
     def _processes(self, state: RunState) -> tuple[Table, bool]:
         """Returns the table of trainer and sidecars, and whether any of them is alive."""

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic.dataclasses
-from pydantic import ConfigDict, Discriminator, Field, Strict, Tag
+from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self, dataclass_transform
 
+from trainer_kit.errors import ConfigError, add_note
+
 Section = TypeVar("Section")
+Part = tuple[str, "type[Config]", ValidationError]  # dotted path, class, what pydantic found
 ONE, SEVERAL = "(one)", "(several)"  # what pydantic puts into the place of a mistake in such a field
 
 
@@ -29,7 +33,8 @@ def configclass(cls: type[Section]) -> type[Section]:
     """Makes a config class of `cls`: frozen, keyword-only, typed and checked when built.
 
     Every int, float, bool and str in its annotations becomes strict. To check a rule across fields, define
-    `rules(self)`, yielding (field name, what is wrong and what to do) for each broken one.
+    `rules(self)`, yielding (field name, what is wrong and what to do) for each broken one. The class raises a
+    FieldError, which is a ConfigError and a ValueError, for unknown fields, wrong types and broken rules.
 
     Raises:
       TypeError: when `cls` does not inherit from Config (usually from TaskConfig).
@@ -52,6 +57,34 @@ def is_configclass(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, Config) and "__pydantic_fields__" in vars(cls)
 
 
+class FieldError(ConfigError):
+    """Values that a config class does not take, with the message that the command line has for them.
+
+    Attributes:
+      parts: for each section with a mistake: its dotted path, its class, and what pydantic found.
+    """
+
+    def __init__(self, config_class: type[Config], parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        from trainer_kit.config.field_mistakes import giver, mistakes_of  # it needs all config classes
+
+        super().__init__(mistakes_of(config_class, self.parts))
+        if place := giver():
+            add_note(self, f"given in {place}")
+
+    def errors(self) -> list[dict[str, Any]]:
+        """Returns what pydantic found, as its `ValidationError.errors()` does, with whole paths."""
+        return [
+            {**details, "loc": (*filter(None, path.split(".")), *details["loc"])}
+            for path, _, error in self.parts
+            for details in error.errors(include_url=False)
+        ]
+
+    def below(self, path: str) -> list[Part]:
+        """Returns the parts as those of the section around, in which this one is at the dotted `path`."""
+        return [(_joined(path, inner), config_class, error) for inner, config_class, error in self.parts]
+
+
 class Config:
     """What every config class can do.
 
@@ -64,6 +97,12 @@ class Config:
 
     one_or_several: tuple[str, ...] = ()
     merges_values: bool = False
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        """Sees to it that the class raises FieldErrors. pydantic sets `__init__` again when a class is first used."""
+        if is_configclass(cls) and not hasattr(cls.__init__, "__wrapped__"):
+            cls.__init__ = _with_field_errors(cls.__init__)  # type: ignore[method-assign]
+        return super().__new__(cls)
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yields (field name, message) for each broken rule across fields; none by default."""
@@ -81,26 +120,39 @@ class Config:
         So does a dict for sections by name: None removes one, and where a single section was, each begins as that.
 
         Raises:
-          pydantic.ValidationError: for unknown fields, wrong types and broken rules.
+          FieldError: a ConfigError and ValueError, for unknown fields, wrong types and broken rules: all of them, with
+            their whole paths.
         """
-        merged = {name: self._merged(name, value) for name, value in changes.items()}
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return type(self)(**{**values, **merged})
+        wrong: list[Part] = []
+        made = self._changed(changes, "", wrong)
+        if wrong:
+            raise FieldError(type(self), wrong)
+        return made
 
-    def _merged(self, name: str, value: Any) -> Any:
-        now = getattr(self, name, None)
+    def _changed(self, changes: Mapping[Any, Any], path: str, wrong: list[Part]) -> Self:
+        """Returns a copy with `changes`; what is wrong with them goes to `wrong`, as parts of a FieldError."""
+        known = len(wrong)
+        merged = {str(name): self._merged(str(name), value, path, wrong) for name, value in changes.items()}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        try:
+            return type(self)(**{**values, **merged})
+        except FieldError as error:
+            of_rules = all(details["type"] == "rules" for details in error.errors())
+            if len(wrong) == known or not of_rules:  # a rule may be broken because an inner change was refused
+                wrong += error.below(path)
+            return self
+
+    def _merged(self, name: str, value: Any, path: str, wrong: list[Part]) -> Any:
+        now, where = getattr(self, name, None), _joined(path, name)
         if not isinstance(value, Mapping):
             return value
         if isinstance(now, Config):
             if not (name in self.one_or_several and gives_several(type(now), value)):
-                return now.replace(**value)
-            return {key: now.replace(**one) if isinstance(one, Mapping) else one for key, one in value.items()}
+                return now._changed(value, where, wrong)
+            return {key: _item(now, one, _joined(where, key), wrong) for key, one in value.items()}
         if not isinstance(now, Mapping) or not any(isinstance(one, Config) for one in now.values()):
             return value
-        changed = {
-            key: now[key].replace(**one) if key in now and isinstance(one, Mapping) else one
-            for key, one in value.items()
-        }
+        changed = {key: _item(now.get(key), one, _joined(where, key), wrong) for key, one in value.items()}
         return {key: one for key, one in {**now, **changed}.items() if one is not None}
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,9 +175,15 @@ class OneOfConfig(Config):
         for name, branch in self.branches().items():
             value = getattr(self, name) if name == self.type else None
             if name == self.type and value is None:
-                value = branch()  # only of the chosen one: a class's first object costs milliseconds
+                value = self._made(name, branch)  # only of the chosen one: a class's first object costs milliseconds
             object.__setattr__(self, name, value)
         super().__post_init__()
+
+    def _made(self, name: str, branch: Callable[[], Config]) -> Config:
+        try:
+            return branch()
+        except FieldError as error:  # a field without a default
+            raise FieldError(type(self), error.below(name)) from error
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
@@ -143,6 +201,28 @@ class OneOfConfig(Config):
 
     def _shown_fields(self) -> list[str]:
         return ["type", *([self.type] if self.type else [])]
+
+
+def _item(now: Any, value: Any, path: str, wrong: list[Part]) -> Any:
+    """Returns one of several sections by name, with the changes to it if there is one already."""
+    return now._changed(value, path, wrong) if isinstance(now, Config) and isinstance(value, Mapping) else value
+
+
+def _joined(path: str, name: object) -> str:
+    return f"{path}.{name}" if path and name else f"{path}{name}"
+
+
+def _with_field_errors(checked_init: Callable[..., None]) -> Callable[..., None]:
+    """Returns the `__init__` of a config class that raises a FieldError in place of pydantic's error."""
+
+    @functools.wraps(checked_init)
+    def __init__(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            checked_init(self, *args, **values)
+        except ValidationError as error:
+            raise FieldError(type(self), [("", type(self), error)]) from error
+
+    return __init__
 
 
 def gives_several(section: type[Config], value: Mapping[Any, Any]) -> bool:

@@ -111,7 +111,7 @@ def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Seque
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
     """
-    old = yaml_loader.parse(old_yaml_text, "params.yaml").values
+    old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
     if not isinstance(old, dict):
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
     changes = compare(old, new)
@@ -143,7 +143,7 @@ def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_
       old_yaml_text: the params.yaml of the run, if there is one; what is wrong with it is check_resume's to tell.
     """
     try:
-        old = yaml_loader.parse(old_yaml_text, "params.yaml").values
+        old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
     except ConfigError:
         return []
     there = {*leaves(new), *(path for path, _, _ in sections(new) if path)}

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer_kit.config.base import Config, configclass
+from trainer_kit.errors import UsageError
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -114,3 +115,14 @@ class BestCheckpointConfig(Config):
         """A metric has a name."""
         if not self.metric:
             yield "metric", "is empty; name the metric that decides, or remove the entry"
+
+
+def evaluation_name(mode: str, eval_name: str) -> str:
+    """Returns the name of a run that only evaluates, under which it writes its files; "" for a run that trains.
+
+    Raises:
+      UsageError: when `eval_name` cannot name the folder of a sidecar.
+    """
+    if mode == "continuous_eval" and (problem := folder_name_problem(eval_name, OWN_EVALUATIONS)):
+        raise UsageError(f"eval_name: {problem}")
+    return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer_kit.config.base import Config
 from trainer_kit.config.gin_scan import Binding, Scan
-from trainer_kit.errors import Mistake, suggestion
+from trainer_kit.errors import Mistake, near_names, suggestion
 
 SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # what gin takes for the modules of our names
 _MACRO = "gin.macro"
@@ -117,6 +117,18 @@ def bind_others(gin: Any, found: Scan, strict: bool) -> list[Mistake]:
             _bind(gin, binding, _MACRO)
         elif not ours(binding):
             mistakes += _bind_other(gin, binding, strict)
+    return mistakes
+
+
+def near_misses(gin: Any, found: Scan) -> list[Mistake]:
+    """Returns the bindings of unknown names that look like one of ours. A module imported later may register them."""
+    known = [selector.rpartition(".")[2] for selector in _state.current]
+    mistakes = []
+    for binding in found.bindings:
+        near = near_names(binding.selector.rpartition(".")[2], known)
+        if near and binding.argument and not ours(binding) and not _matching(gin, binding.selector):
+            problem, advice = f"nothing called {binding.selector} is registered", f"did you mean {' or '.join(near)}?"
+            mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
     return mistakes
 
 

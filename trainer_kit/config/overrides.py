@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainer_kit.config.base import ONE, SEVERAL, Config, gives_several, is_configclass
+from trainer_kit.config.base import ONE, SEVERAL, Config, FieldError, gives_several, is_configclass
 from trainer_kit.config.layers import Layer, given_inside, join
 from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import checker, fields_of, is_oneof, leaves, listed_class, named_class, section_class
-from trainer_kit.config.wording import describe, hint, show
-from trainer_kit.errors import ConfigError, Mistake, near_names, suggestion
+from trainer_kit.config.sections import (
+    checker,
+    fields_advice,
+    fields_of,
+    is_oneof,
+    leaves,
+    listed_class,
+    named_class,
+    section_class,
+)
+from trainer_kit.config.wording import NO_SUCH_KEY, describe, hint, missing_key_advice, show
+from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 DEFAULT = "default"
 
@@ -50,22 +59,6 @@ def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
     if report.mistakes:
         raise ConfigError(report.mistakes)
     return Resolved(built, {path: report.given.get(path, DEFAULT) for path in leaves(built)})
-
-
-def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
-    """Returns what was probably meant by a key that is not there.
-
-    Args:
-      where: dotted path of the key.
-      name: the key; the end of `where`.
-      siblings: the keys that its section has.
-      known: dotted paths of all values.
-    """
-    if "." in name:
-        return "nest the keys, or write it as a.b=c in --params_override"
-    elsewhere = [path for path in known if path.rpartition(".")[2] == name]
-    near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
-    return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
 
 
 @dataclass
@@ -150,8 +143,7 @@ class _Merge:
 
     def _section(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
         if not isinstance(value, Mapping):
-            fields = ", ".join(list(fields_of(config_class))[:4])
-            self._refuse(where, f"{show(value)} is not a section", f"give its fields ({fields}, ...)" if fields else "")
+            self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class))
         elif not is_configclass(config_class):
             self._refuse(
                 where, "this experiment has no such section", "remove it, or let the task's config class type it"
@@ -228,7 +220,7 @@ class _Merge:
 
     def _unknown(self, section: _Section, name: str, where: str) -> None:
         advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
-        self._refuse(where, "there is no such key", advice)
+        self._refuse(where, NO_SUCH_KEY, advice)
 
 
 def _instead(annotation: Any, value: Any) -> bool:
@@ -271,9 +263,9 @@ def _build(section: _Section, path: str, report: _Report) -> Any:
     values = {name: _closed(value, join(path, name), report) for name, value in values.items()}
     try:
         return section.config_class(**values)
-    except ValidationError as error:
-        for details in error.errors(include_url=False):
-            _report_details(dict(details), path, report)
+    except FieldError as error:
+        for details in error.errors():
+            _report_details(details, path, report)
     except Exception:
         if not report.mistakes:  # else a rule stumbled over what could not be set
             raise
@@ -298,6 +290,9 @@ def _report_details(details: dict[str, Any], path: str, report: _Report) -> None
         for name, message in details["ctx"]["broken"]:
             problem, _, advice = message.partition("; ")
             report.add_broken_rule(join(where, name), problem, advice)
+    elif isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule has made
+        for one in inner.errors():
+            _report_details(one, where, report)
     elif details["type"] == "missing":
         report.add_broken_rule(where, "is needed", "give it a value")
     else:

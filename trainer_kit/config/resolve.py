@@ -56,7 +56,7 @@ def resolve(name: str, sources: Sources) -> Resolved:
     except ConfigError as error:
         mistakes += error.mistakes
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError([*mistakes, *first.near_misses])
     return _with_arguments(name, first, resolved)
 
 

@@ -54,6 +54,12 @@ def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
+def fields_advice(config_class: type[Config]) -> str:
+    """Returns what to give where the value is no section: the first of the section's fields."""
+    fields = list(fields_of(config_class))
+    return f"give its fields ({', '.join(fields[:4])}, ...)" if fields else ""
+
+
 def leaves(config: Config) -> dict[str, Any]:
     """Returns every value of `config` by dotted path, as plain data; of a "oneof" only the chosen branch."""
     return dict(_leaves(config, config.as_dict(), ""))

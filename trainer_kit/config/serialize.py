@@ -23,7 +23,7 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
     """
-    parsed = yaml_loader.parse(text, "params.yaml")
+    parsed = yaml_loader.parse(text, "params.yaml", own=True)
     if not isinstance(parsed.values, dict):
         raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}

@@ -34,6 +34,7 @@ from trainer_kit.config.sections import fields_of, sections
 from trainer_kit.config.text_sources import read_config_file as read_config_file
 from trainer_kit.config.text_sources import read_params_override as read_params_override
 from trainer_kit.config.wording import show
+from trainer_kit.discovery import exits
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 from trainer_kit.experiment import experiments, get_experiment
 
@@ -47,12 +48,15 @@ class FirstPass:
       layer: the values for its sections.
       arguments: the bound factory arguments and where each was written.
       mistakes: what is wrong so far; names that are unknown yet are left to the second pass.
+      near_misses: those of them that look like a name of ours. They are reported with other mistakes only: a module
+        that is imported later may register such a name.
     """
 
     config: ExperimentConfig
     layer: Layer
     arguments: dict[str, str]
     mistakes: tuple[Mistake, ...]
+    near_misses: tuple[Mistake, ...] = ()
 
 
 def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
@@ -67,16 +71,21 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
 
     Raises:
       UsageError: when there is no such experiment, or its factory fails without the bindings.
+      ConfigError: when the factory gives its config wrong values, with the mistakes of gin found before.
     """
     experiments.lookup(name)
     gin = importlib.import_module("gin")
     with gin.unlock_config():
         gin_binding.forget(gin)
         reading = _Reading(gin, scan(gin, files, bindings))
-        config = reading.make_config(name)
+        try:
+            config = reading.make_config(name)
+        except ConfigError as error:
+            raise ConfigError([*reading.mistakes, *error.mistakes]) from error
         layer = reading.read_sections(config)
         reading.note_unread()
-    return FirstPass(config, layer, reading.arguments, tuple(reading.mistakes))
+        near = gin_binding.near_misses(gin, reading.found)
+    return FirstPass(config, layer, reading.arguments, tuple(reading.mistakes), tuple(near))
 
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -98,6 +107,8 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
                 importlib.import_module(module)
             except ImportError as error:
                 mistakes.append(Mistake("", f"{module} cannot be imported: {error}", "correct or install it", origin))
+            except SystemExit as error:
+                mistakes.append(Mistake("", exits(module, error), origin=origin))
         found = scan(gin, files, bindings)
         mistakes += [*found.mistakes, *gin_binding.bind_others(gin, found, strict=True)]
         if not mistakes:
@@ -118,7 +129,7 @@ class _Reading:
     """The first pass: what is bound for us, what of that has been read, and what is wrong."""
 
     def __init__(self, gin: Any, found: Scan) -> None:
-        self._gin, self._found = gin, found
+        self._gin, self.found = gin, found
         self._read: set[tuple[str, str, str]] = set()  # scope, selector, argument
         self.mistakes = list(found.mistakes)
         self.arguments: dict[str, str] = {}
@@ -128,8 +139,8 @@ class _Reading:
         selector = gin_binding.experiment_selector(name)
         scope = "/".join(selector.split(".")[1:-1])
         gin_binding.collect(self._gin, selector, scope)
-        self.mistakes += gin_binding.bind_others(self._gin, self._found, strict=False)
-        self.mistakes += gin_binding.bind_ours(self._gin, self._found, selector)
+        self.mistakes += gin_binding.bind_others(self._gin, self.found, strict=False)
+        self.mistakes += gin_binding.bind_ours(self._gin, self.found, selector)
         bound, origins = self._bound(selector, scope, name)
         for argument, advice in _unknown_arguments(experiments.lookup(name), bound):
             problem = "the experiment's factory has no such argument"
@@ -149,13 +160,13 @@ class _Reading:
         parts = [part for part in sections(config) if fields_of(part[1])]
         for path, config_class, _ in parts:
             gin_binding.collect(self._gin, gin_binding.section_selector(config_class), path.rpartition(".")[2])
-        self.mistakes += gin_binding.bind_ours(self._gin, self._found, f"{gin_binding.SECTIONS}.")
+        self.mistakes += gin_binding.bind_ours(self._gin, self.found, f"{gin_binding.SECTIONS}.")
         uses = Counter(config_class for _, config_class, _ in parts)
         layer = Layer({}, {})
         for path, config_class, is_there in parts:
             selector, scope = gin_binding.section_selector(config_class), path.rpartition(".")[2]
             shared = not is_there and uses[config_class] > 1
-            if shared and not any(b.scope == scope and gin_binding.ours(b) == selector for b in self._found.bindings):
+            if shared and not any(b.scope == scope and gin_binding.ours(b) == selector for b in self.found.bindings):
                 continue  # a binding for others of this class must not bring this one into being
             bound, origins = self._bound(selector, scope, path)
             if bound:
@@ -165,7 +176,7 @@ class _Reading:
 
     def note_unread(self) -> None:
         """Notes the bindings that are for us and that nothing has read: their scope is wrong."""
-        for binding in self._found.bindings:
+        for binding in self.found.bindings:
             selector = gin_binding.ours(binding)
             refused = any((wrong.path, wrong.origin) == (binding.name, binding.origin) for wrong in self.mistakes)
             if not selector or refused or (binding.scope, selector, binding.argument) in self._read:
@@ -192,7 +203,7 @@ class _Reading:
         return {}, {}
 
     def _note_read(self, selector: str, scope: str) -> dict[str, str]:
-        read = [b for b in self._found.bindings if gin_binding.ours(b) == selector and _holds(b.scope, scope)]
+        read = [b for b in self.found.bindings if gin_binding.ours(b) == selector and _holds(b.scope, scope)]
         self._read |= {(binding.scope, selector, binding.argument) for binding in read}
         return {b.argument: b.origin for b in sorted(read, key=lambda b: len(b.scope))}  # the longest scope wins
 

@@ -44,8 +44,9 @@ def read_params_override(text: str) -> Layer:
     that ends in .yaml, .yml or .json. Nothing is evaluated.
 
     Raises:
-      ConfigError: when the text is none of them, or is broken.
+      ConfigError: when the text is none of them, is broken, or is too long.
     """
+    yaml_loader.check_length(text, OVERRIDE_FLAG)
     if not text.strip():
         return Layer()
     one_line = "\n" not in text.strip()
@@ -63,12 +64,13 @@ def read_text(name: str) -> str:
     """Returns the text of the local file `name`.
 
     Raises:
-      ConfigError: when it is not there (with near names), is a folder, cannot be read, or is not UTF-8.
+      ConfigError: when it is not there (with near names), is a folder, cannot be read, is not UTF-8, or is too long.
     """
     if is_remote(name):
         raise ConfigError([Mistake("", "is not a local file", "copy it here first", name)])
     try:
-        return Path(name).read_text(encoding="utf-8")
+        with open(name, encoding="utf-8") as stream:
+            text = stream.read(yaml_loader.MOST_CHARACTERS + 1)  # of a file that has no end, no more
     except FileNotFoundError:
         raise ConfigError([Mistake("", "there is no such file", _near_files(Path(name)), name)]) from None
     except IsADirectoryError:
@@ -78,6 +80,8 @@ def read_text(name: str) -> str:
     except UnicodeDecodeError as error:
         problem = f"is not text in UTF-8 (byte {error.start})"
         raise ConfigError([Mistake("", problem, "save it as UTF-8", name)]) from None
+    yaml_loader.check_length(text, name)
+    return text
 
 
 def _is_json(text: str) -> bool:
@@ -87,6 +91,8 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except ValueError:
         return False
+    except RecursionError:  # YAML would stumble as well
+        return True
     return True
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import types
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trainer_kit.config.base import Config
-from trainer_kit.errors import near_names
+from trainer_kit.errors import near_names, suggestion
+
+NO_SUCH_KEY = "there is no such key"
 
 _NAMES: dict[Any, str] = {
     int: "a whole number",
@@ -51,6 +54,22 @@ def show(value: Any) -> str:
 def hint(annotation: Any, value: Any) -> str:
     """Returns what the writer of `value` probably meant, or ""."""
     return _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
+
+
+def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
+    """Returns what was probably meant by a key that is not there.
+
+    Args:
+      where: dotted path of the key.
+      name: the key; the end of `where`.
+      siblings: the keys that its section has.
+      known: dotted paths of all values.
+    """
+    if "." in name:
+        return "nest the keys, or write it as a.b=c in --params_override"
+    elsewhere = [path for path in known if path.rpartition(".")[2] == name]
+    near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
+    return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
 
 
 def _hint_for_one(annotation: Any, value: Any) -> str:

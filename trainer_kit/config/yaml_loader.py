@@ -31,16 +31,54 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
     ("merge", r"<<", "<"),
 )
 _TUPLE = _TAG + "python/tuple"  # as TF Model Garden writes its lists; read as a list, which makes no object
+MOST_CHARACTERS = 2**20  # of a text; PyYAML takes some seconds for so many
+_MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for; PyYAML takes a second for them
+_MOST_LEVELS = 64
+_MOST_DIGITS = 300
+_TOO_LARGE = "a config is a few kilobytes; keep data in files of its own, and name them here"
 _LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 
+class _TooMuchError(yaml.MarkedYAMLError):
+    """The document would become too many values, or too deep."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Safe: makes plain values only, never objects."""
+    """Safe: makes plain values only, never objects, and no more of them than a config can need."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own form
 
+    def __init__(self, stream: str, most_values: int = _MOST_VALUES) -> None:
+        super().__init__(stream)
+        self._levels, self._most_values = 0, most_values
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels in a node, aliases counted each time
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuses aliases that multiply ("billion laughs") before anything is made of them."""
+        self._levels += 1
+        self._check(len(self._sizes), self._levels, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        if node is not None and node not in self._sizes:
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = [one for pair in parts for one in pair] if isinstance(node, yaml.MappingNode) else parts
+            sizes = [self._sizes.get(one, (1, 1)) for one in parts]  # one that holds itself is not known yet
+            values, levels = 1 + sum(size[0] for size in sizes), 1 + max((size[1] for size in sizes), default=0)
+            self._check(values, levels, node.start_mark)
+            self._sizes[node] = values, levels
+        return node
+
+    def _check(self, values: int, levels: int, mark: yaml.error.Mark) -> None:
+        if values > self._most_values:
+            problem = f"has more than {self._most_values:,} values, aliases counted each time"
+            raise _TooMuchError(None, None, problem, mark)
+        if levels > _MOST_LEVELS:
+            raise _TooMuchError(None, None, f"is nested more than {_MOST_LEVELS} levels deep", mark)
+
     def construct_whole_number(self, node: yaml.ScalarNode) -> int:
         text = str(self.construct_scalar(node)).replace("_", "")
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"a number of more than {_MOST_DIGITS} digits")
         return int(text, 0 if re.match(r"[-+]?0[xo]", text) else 10)
 
 
@@ -77,28 +115,35 @@ class Parsed:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def parse(text: str, name: str, as_json: bool = False) -> Parsed:
+def parse(text: str, name: str, as_json: bool = False, own: bool = False) -> Parsed:
     """Reads one YAML document, or JSON.
 
     Args:
       text: the document; an empty one gives None.
       name: what the messages call it.
       as_json: whether the text has to be JSON.
+      own: whether the text is of a file that trainer_kit writes, such as params.yaml: it may be of any length, and hold
+        as many values as can be written out in it.
 
     Raises:
-      ConfigError: when the text is not YAML (or JSON), or has a key twice; every place as name:line:column.
+      ConfigError: when the text is not YAML (or JSON), has a key twice, is too long, or would become too many values;
+        every place as name:line:column.
     """
+    if not own:
+        check_length(text, name)
     if as_json:
         values = _parse_json(text, name)
         text = text.replace("\t", " ")  # in JSON a tab is always between tokens; YAML refuses it there
     parsed = Parsed()
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, max(_MOST_VALUES, len(text)) if own else _MOST_VALUES)
         node = loader.get_single_node()
         if node is not None:
             parsed.values = _Reader(loader, name, parsed).read(node, "")
     except yaml.YAMLError as error:
         raise ConfigError([_broken(error, text, name)]) from None
+    except RecursionError:
+        raise ConfigError([Mistake("", "it is nested too deeply", origin=name)]) from None
     if parsed.mistakes:
         raise ConfigError(parsed.mistakes)
     if as_json:
@@ -106,11 +151,24 @@ def parse(text: str, name: str, as_json: bool = False) -> Parsed:
     return parsed
 
 
+def check_length(text: str, name: str) -> None:
+    """Raises ConfigError when `text` is longer than a config can be; `name` is what the message calls it."""
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError([Mistake("", f"is longer than {MOST_CHARACTERS:,} characters", _TOO_LARGE, name)])
+
+
 def parse_scalar(text: str) -> Any:
-    """Returns what a bare word means: "1e-3" a number, "true" a truth value, "off" and "*.txt" themselves."""
+    """Returns what a bare word means: "1e-3" a number, "true" a truth value, "off" and "*.txt" themselves.
+
+    Raises:
+      ConfigError: for a number of too many digits.
+    """
     loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
+    try:
+        return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
+    except ValueError as error:
+        raise ConfigError([Mistake("", f"{text[:20]}... is {error}", "write a smaller one")]) from None
 
 
 def dump(values: Any) -> str:
@@ -189,9 +247,15 @@ def _parse_json(text: str, name: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"{name}:{error.lineno}:{error.colno}"
         raise ConfigError([Mistake("", f"is not JSON: {error.msg}", "correct it there", place)]) from None
+    except RecursionError:
+        raise ConfigError([Mistake("", f"is nested more than {_MOST_LEVELS} levels deep", _TOO_LARGE, name)]) from None
+    except ValueError:  # Python's own limit
+        raise ConfigError([Mistake("", "has a number of too many digits", "write a smaller one", name)]) from None
 
 
 def _broken(error: yaml.YAMLError, text: str, name: str) -> Mistake:
+    if isinstance(error, _TooMuchError) and error.problem_mark is not None:
+        return Mistake("", str(error.problem), _TOO_LARGE, _place(name, error.problem_mark))
     mark = getattr(error, "problem_mark", None)
     position = getattr(error, "position", None)
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))

@@ -12,8 +12,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
+NO_PARAMETER_SERVERS = (
+    "runs do not support parameter servers; use multi_worker_mirrored, with a cluster without ps tasks (a Trainer that "
+    "your own program drives may have a ParameterServerStrategy)"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -101,6 +106,21 @@ def worker_number(worker_hosts: str | None, task_index: int) -> int:
     if cluster is not None:
         return cluster.worker_number
     return max(task_index, 0) if worker_hosts else 0
+
+
+def parameter_server_mistakes(runtime: RuntimeConfig) -> list[Mistake]:
+    """Returns why a run cannot have parameter servers; [] when it asks for none.
+
+    Raises:
+      ConfigError: when TF_CONFIG is wrong.
+    """
+    strategy = runtime.distribution_strategy
+    asks_cluster = strategy == "auto" and not runtime.tpu and runtime.virtual_cpus <= 1
+    cluster = read_cluster() if asks_cluster else None
+    if strategy != "parameter_server" and not (cluster and cluster.trains and cluster.parameter_servers):
+        return []
+    origin = "" if cluster is None else "TF_CONFIG has ps tasks"
+    return [Mistake("runtime.distribution_strategy", NO_PARAMETER_SERVERS, origin=origin)]
 
 
 def read_cluster() -> Cluster | None:

@@ -77,7 +77,10 @@ def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputCont
         return dataset
     windows, known = dataset.window(replicas, drop_remainder=True), dataset.cardinality()
     whole = windows.flat_map(lambda *parts: tf.data.Dataset.zip(parts if is_tuple else parts[0]))
-    return whole.apply(tf.data.experimental.assert_cardinality(known // replicas * replicas)) if known > 0 else whole
+    if known == tf.data.UNKNOWN_CARDINALITY:
+        return whole
+    whole_batches = known if known == tf.data.INFINITE_CARDINALITY else known // replicas * replicas
+    return whole.apply(tf.data.experimental.assert_cardinality(whole_batches))
 
 
 def with_threads(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:

@@ -98,3 +98,8 @@ def _let_gpus_grow() -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:
             _LOG.info("%s keeps its memory setting: TensorFlow is already in use", gpu.name)
+
+
+def only_cpus() -> bool:
+    """Whether TensorFlow has no other devices than CPUs; of several hosts, on this one."""
+    return {device.device_type for device in tf.config.list_logical_devices()} <= {"CPU"}

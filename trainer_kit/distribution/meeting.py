@@ -13,35 +13,54 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from trainer_kit.distribution.cluster import Cluster
+from trainer_kit.errors import StalledError
 
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.2  # seconds between two calls
 _ANSWERS_WITHIN = 2.0  # seconds
-_TELL_AFTER = 30.0  # seconds, and twice as long each time
+_AT_ONCE = 64  # calls
+_TELL_AFTER = 10.0  # seconds, and twice as long each time
 
 
-def wait_for_workers(cluster: Cluster) -> None:
+def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> None:
     """Returns when every worker of the cluster has answered at its address; any signal's handler may end it.
 
-    Says after half a minute, and then ever more rarely, who is missing.
+    Warns after ten seconds, and then ever more rarely, which workers have not come.
 
     Args:
       cluster: with this process in it.
+      timeout_seconds: how long to wait; None: without an end.
+
+    Raises:
+      StalledError: when the time is over; it names the workers that have not come.
     """
     addresses = {
         (job, index): address for job in ("chief", "worker") for index, address in enumerate(cluster.tasks.get(job, ()))
     }
     own = addresses.pop((cluster.task_type, cluster.task_index), "")
     begin, tell_after = time.monotonic(), _TELL_AFTER
-    with _listening(own):
+    # All are called at once: one that does not even refuse takes the whole time for an answer.
+    with _listening(own), ThreadPoolExecutor(_AT_ONCE, "meeting") as calls:
         while addresses:
-            addresses = {who: address for who, address in addresses.items() if not _answers(address)}
+            answers = dict(zip(addresses, calls.map(_answers, addresses.values()), strict=True))
+            addresses = {who: address for who, address in addresses.items() if not answers[who]}
             waited = time.monotonic() - begin
+            missing = ", ".join(f"{job} {index} at {address}" for (job, index), address in addresses.items())
+            have = "has" if len(addresses) == 1 else "have"
+            if addresses and timeout_seconds is not None and waited > timeout_seconds:
+                raise StalledError(
+                    f"{missing} {have} not come within {timeout_seconds:g} s (trainer.hang_timeout_seconds); start all "
+                    "workers, and let each reach the others at their addresses"
+                )
             if addresses and waited > tell_after:
-                missing = ", ".join(f"{job} {index} ({address})" for (job, index), address in addresses.items())
-                _LOG.warning("no answer for %.0f s from %s; is it started, can it be reached?", waited, missing)
+                prospect = "" if timeout_seconds is None else f"; waits for {timeout_seconds:g} s at most"
+                _LOG.warning(
+                    "%s %s not come for %.0f s; waiting%s (is it started, can it be reached?)",
+                    *(missing, have, waited, prospect),
+                )
                 tell_after *= 2
             if addresses:
                 time.sleep(_PAUSE)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+
 import keras
 
 from trainer_kit.config.runtime import RuntimeConfig
@@ -24,3 +28,18 @@ def set_precision(runtime: RuntimeConfig) -> None:
     policy = _POLICIES.get(dtype, dtype)
     keras.config.set_dtype_policy(policy)
     when_imported("tf_keras", "policy", lambda keras_2: keras_2.mixed_precision.set_global_policy(policy))
+
+
+@contextlib.contextmanager
+def precision(runtime: RuntimeConfig) -> Iterator[None]:
+    """Sets the policy as `set_precision` does for what is made inside; afterwards it is what it was before."""
+    before = keras.config.dtype_policy()
+    keras_2 = sys.modules.get("tf_keras")
+    before_2 = keras_2.mixed_precision.global_policy() if keras_2 else None
+    set_precision(runtime)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+        if runtime.mixed_precision_dtype is not None and (now := sys.modules.get("tf_keras")):
+            now.mixed_precision.set_global_policy(before_2 or "float32")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.distribution.workers import everyones, worker_count, worker_index
+
+_LOG = logging.getLogger(__name__)
 
 
 def own_to_each_replica(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
@@ -51,6 +54,33 @@ def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strateg
             for part, value in zip(parts, saved, strict=True):
                 part.assign(value)
     return fits
+
+
+class ReplicasState:
+    """What the replicas hold each for itself, such as the averages of batch normalization, for the checkpoint.
+
+    Args:
+      variables: returns those of the model.
+      strategy: in whose scope they were made.
+    """
+
+    def __init__(self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy) -> None:
+        self._variables, self._strategy = variables, strategy
+
+    def state(self) -> list[Any] | None:
+        """Returns the values of all replicas; None where all have the same. Eager, on every worker at once."""
+        own = own_to_each_replica(self._variables(), self._strategy)
+        state = replica_values(own, self._strategy) if own else []
+        return None if are_alike(state) else state
+
+    def restore(self, state: list[Any] | None) -> None:
+        """Takes back what `state` returned; warns when there were other replicas."""
+        own = own_to_each_replica(self._variables(), self._strategy)
+        if own and state is not None and not put_replica_values(own, self._strategy, state):
+            _LOG.warning(
+                "there were other replicas before: each goes on with what the first one had, such as the moving "
+                "averages of batch normalization"
+            )
 
 
 def _parts(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Sequence[Any]]:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
@@ -14,17 +15,21 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
 from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.distribution.cluster import read_cluster
+from trainer_kit.distribution.cluster import Cluster, read_cluster
 from trainer_kit.distribution.meeting import wait_for_workers
 from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices
 from trainer_kit.errors import ConfigError, Mistake
+from trainer_kit.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
 
+HANG_TIMEOUT = 60 * 60.0  # seconds, as trainer.hang_timeout_seconds is by default
 TPU_ANSWERS_WITHIN = 10.0  # seconds; TensorFlow itself waits for ever
 
 
-def create_strategy(runtime: RuntimeConfig) -> tf.distribute.Strategy:
+def create_strategy(
+    runtime: RuntimeConfig, hang_timeout_seconds: float | None = HANG_TIMEOUT
+) -> tf.distribute.Strategy:
     """Returns the strategy that `runtime` asks for; eager, on the host, after `configure_devices`.
 
     One device never pays for mirroring: `auto` and `mirrored` over a single device give TensorFlow's default strategy.
@@ -32,9 +37,11 @@ def create_strategy(runtime: RuntimeConfig) -> tf.distribute.Strategy:
     Args:
       runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu are used; the
         workers are those of TF_CONFIG (see `configure_cluster`).
+      hang_timeout_seconds: how long to wait for the other workers of a cluster; None: without an end.
 
     Raises:
       ConfigError: when the machine has not what was asked for; it names what there is.
+      StalledError: when a worker has not come in time.
     """
     machine = Machine(
         gpus=_count_gpus(),
@@ -44,7 +51,14 @@ def create_strategy(runtime: RuntimeConfig) -> tf.distribute.Strategy:
     policy = choose_policy(runtime, machine)
     if policy in ("off", "one_device", "mirrored") and machine.cluster and machine.cluster.trains_with_others:
         _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
-    strategy = _BUILDERS[policy](runtime, machine)
+    if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.trains_with_others:
+        _wait_for_others(machine.cluster, hang_timeout_seconds)
+        # A worker that has answered may be gone when TensorFlow connects, which has no time limit of its own.
+        connecting = lambda: ("connecting workers", 0)  # noqa: E731
+        with Watchdog(connecting, tempfile.gettempdir(), hang_timeout_seconds, last_resort_seconds=5.0):
+            strategy = _multi_worker_mirrored(runtime, machine)
+    else:
+        strategy = _BUILDERS[policy](runtime, machine)
     _LOG.info(
         "distribution_strategy=%s: %s, replicas in sync: %d",
         runtime.distribution_strategy,
@@ -93,12 +107,14 @@ def _check_devices(devices: tuple[str, ...]) -> None:
         raise ConfigError([Mistake(f"runtime.{field}", problem, "call configure_devices before TensorFlow is used")])
 
 
+def _wait_for_others(cluster: Cluster, timeout_seconds: float | None) -> None:
+    _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
+    if not eager_context.context()._initialized:  # else it is too late, and TensorFlow says so at once
+        wait_for_workers(cluster, timeout_seconds)
+
+
 def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    if machine.cluster and machine.cluster.trains_with_others:
-        cluster = machine.cluster
-        _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
-        if not eager_context.context()._initialized:  # else it is too late, and TensorFlow says so at once
-            wait_for_workers(cluster)
+    del machine
     implementation = tf.distribute.experimental.CommunicationImplementation((runtime.all_reduce_alg or "auto").upper())
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:

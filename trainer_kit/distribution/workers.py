@@ -6,13 +6,35 @@ What agrees is a sum over all workers, a collective operation: all of them have 
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.distribution.cluster import NO_PARAMETER_SERVERS
+from trainer_kit.errors import UsageError
+
+_LOG = logging.getLogger(__name__)
 _LAST_WORDS = 1.0  # seconds
+
+
+def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
+    """Returns the strategy of a run: the given one, or the current one; warns when several workers are but one.
+
+    Raises:
+      UsageError: for parameter servers.
+    """
+    strategy = given or tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+        raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) == 1:
+        _LOG.warning(
+            "multi_worker_mirrored trains with one worker: no cluster of several is known; give all workers the same "
+            "runtime.worker_hosts (host:port of each, with commas) and each its runtime.task_index, or set TF_CONFIG"
+        )
+    return strategy
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:

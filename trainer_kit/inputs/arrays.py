@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.errors import DataError
+from trainer_kit.inputs.batch_function import BatchFunction
 from trainer_kit.inputs.order import Order
 from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
 
@@ -44,17 +45,22 @@ class ArraySource:
       arrays: nested tuples and dicts of arrays with one first dimension, the examples. They are copied once to host
         memory, not into the graphs of the datasets; dtypes stay as they are.
       params: the data's section of the config.
-      transform: changes a batch, in graph, on the host; structure as `arrays`, first dimension the batch. It has to be
-        a pure function, or the order is no longer all that there is to restore.
+      transform: changes a batch, in graph, on the host. It gets one argument, of the structure of `arrays` (so a tuple
+        for arrays in a tuple), first dimension the batch. It has to be a pure function, or a resumed run differs. For
+        random changes give it a second parameter named `seed`: int32 [batch, 2], one row for each example, a pure
+        function of (`params.seed` or 0, epoch, index of the example), for ops such as tf.random.stateless_uniform.
+        An evaluation has epoch 0.
 
     Raises:
-      UsageError: when the batch size is 0, or autotune_algorithm is unknown.
+      UsageError: when the batch size is 0, autotune_algorithm is unknown, or `transform` cannot be called so.
       DataError: when there are no examples, the first dimensions differ, or there are fewer examples than a batch,
         except in a pass that keeps its last batch.
     """
 
-    def __init__(self, arrays: Any, params: DataConfig, *, transform: Callable[[Any], Any] | None = None) -> None:
-        self._params, self._transform = params, transform
+    def __init__(self, arrays: Any, params: DataConfig, *, transform: Callable[..., Any] | None = None) -> None:
+        self._params = params
+        self._transform = None if transform is None else BatchFunction(transform, "transform")
+        self._seeded = self._transform is not None and self._transform.takes_seed
         self.num_examples = _count(arrays)
         self._order = Order(self.num_examples, params)
         with tf.device("CPU:0"):
@@ -78,14 +84,16 @@ class ArraySource:
         """
         rows = self._rows(input_context)
         if rows > 1:
-            gathered = self._order.at(position, rows=rows).map(self._gather)
+            gathered = self._order.at(position, rows=rows, seeds=self._seeded).map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
             batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        elif self._params.is_training or (input_context and input_context.num_input_pipelines > 1):
-            batches = self._order.at(position, input_context).map(self._gather)
+        elif self._params.is_training or self._seeded or (input_context and input_context.num_input_pipelines > 1):
+            batches = self._order.at(position, input_context, seeds=self._seeded).map(self._gather)
         else:
             batches = self._slices(position, input_context.num_replicas_in_sync if input_context else 1)
-        return finished(batches, self._transform, self._params, self._options)
+        if self._transform is not None:
+            batches = self._transform.over(batches, seeded=self._seeded)
+        return finished(batches, self._params, self._options)
 
     def _rows(self, input_context: tf.distribute.InputContext | None) -> int:
         """Returns how many batches one gather makes: a call of a function costs as much as a few kilobytes do."""
@@ -109,7 +117,7 @@ class ArraySource:
             return None
         batch = self._params.global_batch_size
         indices = self._order.at(position, rows=size).map(lambda rows: tf.reshape(rows, [size, batch]))
-        return finished(indices.map(self._gather), None, self._params.replace(prefetch_buffer_size=0), self._options)
+        return finished(indices.map(self._gather), self._params.replace(prefetch_buffer_size=0), self._options)
 
     def _slices(self, position: int, replicas: int) -> tf.data.Dataset:
         """Returns the batches of one pass for all replicas, without a function in it.
@@ -131,8 +139,9 @@ class ArraySource:
         return tf.nest.map_structure(lambda array: array[begin:end], self._arrays)
 
     @tf.autograph.experimental.do_not_convert
-    def _gather(self, indices: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
+    def _gather(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
+        batch = tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
+        return batch if seeds is None else (batch, seeds)
 
 
 def _count(arrays: Any) -> int:

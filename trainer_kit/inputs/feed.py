@@ -9,15 +9,21 @@ as soon as it ends, while the pauses are short; and those that live to the end o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer_kit.errors import DataError
+import tensorflow as tf
 
+from trainer_kit.error_report import reason
+from trainer_kit.errors import DataError
+from trainer_kit.user_frames import user_frames
+
+_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
 _ALIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
@@ -53,11 +59,12 @@ class Feed:
 
     @property
     def dataset(self) -> Any:
-        """The dataset; a ready-made one as it was given."""
+        """The dataset; a ready-made one as it was given. Raises DataError when a file that it needs is not there."""
         if self.given is not None:
             return self.given
         if self._made is None:
-            self._made = self._make()
+            with missing_files_told(self.name):
+                self._made = self._make()
         return self._made
 
     @property
@@ -69,6 +76,14 @@ class Feed:
         """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
         if _cardinality(self.dataset) == 0:
             raise DataError(no_batch(self.name))
+
+    def check_ends(self, steps_field: str) -> None:
+        """Raises DataError when the dataset is known to repeat without end; `steps_field` is what asks for all of it.
+
+        A dataset of unknown length passes.
+        """
+        if is_endless(self.dataset):
+            raise DataError(endless(self.name, steps_field))
 
     def cardinality(self) -> int | None:
         """Returns how many elements the dataset has that was made of the task's data; from any thread.
@@ -125,12 +140,39 @@ def _cardinality(dataset: Any) -> int | None:
     return None if known is None else int(known)
 
 
+def is_endless(dataset: Any) -> bool:
+    """Whether a dataset, distributed or not, is known to repeat without end."""
+    return _cardinality(dataset) == _INFINITE
+
+
 @atexit.register
 def _leave_all() -> None:
     for feed in list(_ALIVE):
         feed.leave()
 
 
+@contextlib.contextmanager
+def missing_files_told(section: str) -> Iterator[None]:
+    """Has an error of the data of `section` say that a file is not there, or may not be read.
+
+    Raises:
+      DataError: in place of it.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        place = "".join(f"\n  {frame}: {frame.code}" for frame in user_frames(error)[-1:])
+        raise DataError(f"task.{section} cannot be opened: {reason(error)[0]}{place}") from error
+
+
 def no_batch(section: str) -> str:
     """Returns the message for a section of data without a batch."""
     return f"task.{section} has no batch: no files, no examples, or fewer than a batch of them"
+
+
+def endless(section: str, steps_field: str) -> str:
+    """Returns the message for validation data without end, all of which `steps_field` asks for."""
+    return (
+        f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to a number of "
+        f"batches, or let the data end: no repeat() in build_inputs, and task.{section}.is_training=false for a Source"
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.example_seeds import epoch_key, example_seeds
 
 _FOREVER = 2**62  # epochs, or batches: more than any run will see
 
@@ -33,7 +36,12 @@ class Order:
         _check_batch(examples, params)
 
     def at(
-        self, position: int, input_context: tf.distribute.InputContext | None = None, rows: int = 1
+        self,
+        position: int,
+        input_context: tf.distribute.InputContext | None = None,
+        rows: int = 1,
+        *,
+        seeds: bool = False,
     ) -> tf.data.Dataset:
         """Returns the indices, int64 of shape [batch], of each batch for one replica from global batch `position` on.
 
@@ -44,12 +52,15 @@ class Order:
           position: of the first batch.
           input_context: the worker's place among the others; None for a single replica.
           rows: so many batches come as one of as many times the size; for training on one replica.
+          seeds: whether elements are pairs of indices and the seeds of the examples, int32 [batch, 2].
 
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
         share = _Share(self._params, input_context)
-        return self._shuffled(position, share, rows) if self._params.is_training else self._in_order(position, share)
+        if self._params.is_training:
+            return self._shuffled(position, share, rows, seeds)
+        return self._in_order(position, share, seeds)
 
     def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
         """Returns how one pass is shared out to replicas from global batch `position` on, as `at` does it.
@@ -64,8 +75,8 @@ class Order:
         rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
         return min(begin, full), full, _parts(batch, replicas), _parts(rest, replicas) if rest else []
 
-    def _shuffled(self, position: int, share: _Share, rows: int) -> tf.data.Dataset:
-        """Returns the indices of each batch for training.
+    def _shuffled(self, position: int, share: _Share, rows: int, seeds: bool) -> tf.data.Dataset:
+        """Returns the indices of each batch for training. Seeds are made for a whole epoch at once, in the background.
 
         The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits of each word of its
         seed for less than 65,536 examples (epochs repeat after 256), is far from uniform near powers of 4, and took
@@ -75,37 +86,42 @@ class Order:
         first_epoch, used = divmod(position * share.batch, count)
 
         @tf.autograph.experimental.do_not_convert
-        def permutation(epoch: tf.Tensor) -> tf.Tensor:
+        def permutation(epoch: tf.Tensor) -> Any:
             key = tf.stack([tf.constant(seed, tf.int64), epoch])
             blocks = tf.range(-(-count // block), dtype=tf.int64)
             order = tf.random.experimental.stateless_shuffle(blocks, key, alg="philox")
             if block > 1:
                 order = tf.reshape(order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64), [-1])
                 order = order[order < count]
-            return order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
+            order = order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
+            return (order, example_seeds(epoch_key(seed, epoch), order)) if seeds else order
 
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
         batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
         if share.replicas > 1:
             own = slice(share.first * share.size, (share.first + share.here) * share.size)
-            batches = batches.map(lambda batch: batch[own]).rebatch(share.size, drop_remainder=True)
+            cut = lambda *parts: tuple(part[own] for part in parts) if seeds else parts[0][own]  # noqa: E731
+            batches = batches.map(cut).rebatch(share.size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
-    def _in_order(self, position: int, share: _Share) -> tf.data.Dataset:
-        """Returns the indices of each batch of one pass."""
+    def _in_order(self, position: int, share: _Share, seeds: bool) -> tf.data.Dataset:
+        """Returns the indices of each batch of one pass, which is epoch 0."""
         count = self._count
+        with tf.device("CPU:0"):
+            key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if seeds else None
         full, rest = divmod(count, share.batch)
         last = full if self._params.drop_remainder or not rest else full + 1
         all_alike = last == full and share.size * share.replicas == share.batch
 
         @tf.autograph.experimental.do_not_convert
-        def part(element: tf.Tensor) -> tf.Tensor:
+        def part(element: tf.Tensor) -> Any:
             batch, replica = element // share.here, share.first + element % share.here
             examples = tf.minimum(tf.constant(share.batch, tf.int64), count - batch * share.batch)
             size, larger = examples // share.replicas, examples % share.replicas
             begin = batch * share.batch + replica * size + tf.minimum(replica, larger)
             indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
-            return tf.ensure_shape(indices, [share.size if all_alike else None])
+            indices = tf.ensure_shape(indices, [share.size if all_alike else None])
+            return indices if key is None else (indices, example_seeds(key, indices))
 
         return tf.data.Dataset.range(min(position, last) * share.here, last * share.here).map(part)
 

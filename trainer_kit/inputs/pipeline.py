@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import tensorflow as tf
 
@@ -40,12 +39,8 @@ def options_of(params: DataConfig) -> tf.data.Options:
     return options
 
 
-def finished(
-    batches: tf.data.Dataset, transform: Callable[[Any], Any] | None, params: DataConfig, options: tf.data.Options
-) -> tf.data.Dataset:
-    """Returns `batches`, changed by `transform` in graph on the host, prefetched, and with `options`."""
-    if transform is not None:
-        batches = batches.map(transform, num_parallel_calls=tf.data.AUTOTUNE)
+def finished(batches: tf.data.Dataset, params: DataConfig, options: tf.data.Options) -> tf.data.Dataset:
+    """Returns `batches`, prefetched, and with `options`."""
     buffer = params.prefetch_buffer_size
     batches = batches.prefetch(tf.data.AUTOTUNE if buffer is None else buffer) if buffer != 0 else batches
     return batches.with_options(options)

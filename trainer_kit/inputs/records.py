@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.config.schema import DataConfig
 from trainer_kit.errors import DataError
+from trainer_kit.inputs.batch_function import BatchFunction
 from trainer_kit.inputs.order import Order
 from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
 from trainer_kit.inputs.record_files import RecordFiles, matching_files
+from trainer_kit.inputs.transformations import line_of_failed_op
+from trainer_kit.user_frames import own_frames_in
 
 _LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")
@@ -47,14 +51,17 @@ class TFRecordSource:
       params: the data's section of the config.
       parse: turns serialized examples (string tensor, [batch]) into a nested structure with a first dimension of the
         batch, in graph on the host, as `lambda examples: tf.io.parse_example(examples, features)`. Like
-        `batch_transform` it has to be a pure function.
-      batch_transform: changes what `parse` returned.
+        `batch_transform` it has to be a pure function, or a resumed run differs.
+      batch_transform: changes what `parse` returned, and gets it as one argument (so a tuple if `parse` returned one).
+        Both get a seed for each example if they have a second parameter named `seed`, as ArraySource's `transform`
+        does: int32 [batch, 2], the same for both, and the same as ArraySource gives.
 
     Attributes:
       num_examples: records in all files.
 
     Raises:
-      UsageError: when the batch size is 0, the pattern is not one, or autotune_algorithm is unknown.
+      UsageError: when the batch size is 0, the pattern is not one, autotune_algorithm is unknown, or a function cannot
+        be called with one argument, or with one and `seed`.
       DataError: when no file matches, a file is empty, compressed, cut or damaged, or there are too few examples.
     """
 
@@ -63,10 +70,13 @@ class TFRecordSource:
         file_pattern: str | Sequence[str],
         params: DataConfig,
         *,
-        parse: Callable[[tf.Tensor], Any],
-        batch_transform: Callable[[Any], Any] | None = None,
+        parse: Callable[..., Any],
+        batch_transform: Callable[..., Any] | None = None,
     ) -> None:
-        self._params, self._parse, self._transform = params, parse, batch_transform
+        self._params, self._functions = params, [BatchFunction(parse, "parse")]
+        if batch_transform is not None:
+            self._functions.append(BatchFunction(batch_transform, "batch_transform"))
+        self._seeded = any(function.takes_seed for function in self._functions)
         self._files = RecordFiles(matching_files(file_pattern))
         self.num_examples = len(self._files)
         self._order = Order(self.num_examples, params, block=params.block_length)
@@ -87,28 +97,69 @@ class TFRecordSource:
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        indices = self._order.at(position, input_context)
-        records = indices.map(self._read, num_parallel_calls=tf.data.AUTOTUNE)
-        parsed = records.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE)
-        return finished(parsed, self._transform, self._params, self._options)
+        indices = self._order.at(position, input_context, seeds=self._seeded)
+        batches = indices.map(self._read, num_parallel_calls=tf.data.AUTOTUNE)
+        for function in self._functions:
+            more = function is not self._functions[-1]
+            batches = function.over(batches, seeded=self._seeded, keep_seeds=self._seeded and more)
+        return finished(batches, self._params, self._options)
 
     @tf.autograph.experimental.do_not_convert
-    def _read(self, indices: tf.Tensor) -> tf.Tensor:
+    def _read(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
         # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism too.
         records = tf.numpy_function(self._files.read, [indices], tf.string, stateful=False)
-        return tf.ensure_shape(records, indices.shape)
+        records = tf.ensure_shape(records, indices.shape)
+        return records if seeds is None else (records, seeds)
 
 
-def damage_in(error: BaseException) -> DataError | None:
+def damage_in(error: BaseException, *datasets: Any) -> DataError | None:
     """Returns what went wrong inside tf.data, from the error of the loop that asked for a batch; None if it did not.
 
     TensorFlow keeps of an exception in a numpy_function no more than its text, by which a TFRecordSource's is known.
+
+    Args:
+      error: of the loop.
+      *datasets: that were read, to find the user's line in; anything that is no tf.data.Dataset does not count.
     """
     if not isinstance(error, tf.errors.OpError):
         return None
     if found := _DAMAGE.search(error.message):
         return DataError(found[1])
-    return DataError(f"the data cannot be read: {_reason(error.message)}") if _GET_NEXT.search(error.message) else None
+    if not failed_to_read(error):
+        return None
+    return DataError(f"the data cannot be read: {_reason(error.message)}{_place(error.message, datasets)}")
+
+
+def failed_to_read(error: tf.errors.OpError) -> bool:
+    """Whether the op that failed is the one that takes a batch out of the data."""
+    return _GET_NEXT.search(error.message) is not None
+
+
+@contextlib.contextmanager
+def damage_told(datasets: Callable[[], Sequence[Any]]) -> Iterator[None]:
+    """Has an error of data that cannot be read say so.
+
+    Args:
+      datasets: returns those that are read; see `damage_in`.
+
+    Raises:
+      DataError: in place of the error of the loop that asked for a batch.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if damage := damage_in(error, *datasets()):
+            raise damage from error
+        raise
+
+
+def _place(message: str, datasets: Iterable[Any]) -> str:
+    """The user's line that failed, as far as it is known."""
+    of_python = own_frames_in(message.partition("Traceback (most recent call last)")[2])  # not where a batch is taken
+    frame = of_python[-1] if of_python else None
+    for dataset in datasets:
+        frame = frame or line_of_failed_op(message, dataset)
+    return f"\n  {frame}: {frame.code}" if frame else ""
 
 
 def _reason(message: str) -> str:

@@ -26,6 +26,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops.options import ExternalStatePolicy
 from tensorflow.python.framework import op_def_registry
 
+from trainer_kit.inputs.batch_function import label_of
 from trainer_kit.inputs.transformations import kind_named, kind_of, transformations
 from trainer_kit.unsaved_state import nodes, unsaved_state
 
@@ -59,6 +60,26 @@ _HARMLESS = re.compile(
     r"^_Retval$|^_Arg$|^Assert$|^Print|^LookupTable(Find|Size)|HashTable|^StatefulPartitionedCall$|^If$|^While$|^Case$"
     r"|^(Anonymous|Dummy|Delete)(MemoryCache|SeedGenerator|RandomSeedGenerator)|^DatasetToSingleElement$"
 )
+_CHANGES_A_VARIABLE = re.compile(r"^Assign|^ResourceScatter|^Stateful(?!PartitionedCall)|^Rng")
+_AGAINST_SOURCE = {
+    "random_ops": (
+        "draws random numbers from a state that is not saved; give the function a second parameter named `seed`, int32 "
+        "[batch, 2], one row for each example, and use ops such as tf.random.stateless_uniform"
+    ),
+    "python": (
+        "runs Python, whose state is not saved; use TensorFlow's ops instead, or for a function without state "
+        "tf.numpy_function(..., stateful=False)"
+    ),
+    "state": (
+        "keeps a state that is not saved; compute from the batch instead, and from the seeds that a second parameter "
+        "named `seed` gets"
+    ),
+    "own_state": (
+        "keeps a state that is not saved; compute from the position that `at` gets and the example's index instead, "
+        "with ops such as tf.random.stateless_uniform"
+    ),
+    "any_order": "may change the order from run to run; remove deterministic=False",
+}
 _FIRST_LOOK = 8  # names in one line
 
 
@@ -106,10 +127,7 @@ class Resumption:
 
 
 def examine(dataset: tf.data.Dataset) -> Examination:
-    """Returns what matters for resuming; looks at the dataset's objects and graphs, and reads no element. On the host.
-
-    Python hidden in a `parse` or `transform` of a Source is none of its business: it is for plain datasets.
-    """
+    """Returns what matters for resuming a plain dataset; reads no element, only its objects and graphs. On the host."""
     found: dict[str, list[str]] = {field: [] for field in Examination.__dataclass_fields__}
     if dataset.options().deterministic is False:
         found["any_order"].append("options(): deterministic=False")
@@ -149,9 +167,55 @@ def resume_method(
     return Resumption("iterator")
 
 
+def source_resumption(
+    dataset: tf.data.Dataset, *, deterministic_ops: bool, section: str = "task.train_data"
+) -> Resumption | None:
+    """Returns why the dataset of a Source cannot be resumed exactly, with reasons for the user; None if it can.
+
+    What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and its seeds. A Source of
+    another class may have Python that begins at the position: of what its `at` does, only random ops and changes of
+    variables are reported.
+
+    Args:
+      dataset: what `at` returned.
+      deterministic_ops: whether TensorFlow's op determinism is on, with which tf.data keeps every map in order. Random
+        ops of another class are not reported then: they are exact if it reads from its start.
+      section: of the config, to begin each line with.
+    """
+    found: dict[str, list[str]] = {field: [] for field in ("random_ops", "python", "state", "own_state", "any_order")}
+    for field, text in _of_source(dataset, deterministic_ops):
+        if text not in found[field]:
+            found[field].append(text)
+    reasons = tuple(
+        f"{section}: resume is not exact: {_listed(tuple(texts))} {_AGAINST_SOURCE[field]}"
+        for field, texts in found.items()
+        if texts
+    )
+    return Resumption("inexact", reasons) if reasons else None
+
+
 def skipped(dataset: tf.data.Dataset, batches: int, replicas_here: int = 1) -> tf.data.Dataset:
     """Returns `dataset`, whose elements are batches for one replica, without its first global batches."""
     return dataset.skip(batches * replicas_here) if batches else dataset
+
+
+def _of_source(dataset: tf.data.Dataset, deterministic_ops: bool) -> Iterator[tuple[str, str]]:
+    """Yields (key of _AGAINST_SOURCE, text) for what keeps the dataset of a Source from being resumed exactly."""
+    in_any_order = dataset.options().deterministic is False
+    for part in transformations(dataset):
+        name = _spelled(kind_of(part))
+        set_here = str(getattr(part, "_deterministic", "")).lower() == "false"
+        if not deterministic_ops and (set_here or in_any_order) and kind_of(part).startswith("Parallel"):
+            yield "any_order", f"{name}: deterministic=False"
+        for wrapper in part._functions():
+            label = label_of(wrapper._func)
+            for node in nodes(wrapper.function.graph.as_graph_def()):
+                changes = _CHANGES_A_VARIABLE.search(node.op)
+                for field, text in _of_op(node, label or name):
+                    if label and field in ("random_ops", "python", "state"):
+                        yield field, text
+                    elif (field == "state" and changes) or (field == "random_ops" and not deterministic_ops):
+                        yield "own_state", text
 
 
 def _against_skip(seen: Examination, deterministic_ops: bool) -> Iterator[str]:
@@ -264,8 +328,8 @@ def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _of_functions(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for the ops in a transformation's functions, and in their functions."""
-    name = _spelled(kind_of(part))
     for wrapper in part._functions():
+        name = label_of(wrapper._func) or _spelled(kind_of(part))
         for node in nodes(wrapper.function.graph.as_graph_def()):
             yield from _of_op(node, name)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
+from trainer_kit.errors import UsageError
 from trainer_kit.inputs.order import replicas_here
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import skipped
@@ -43,10 +44,17 @@ def made_inputs(
     One without an argument `input_context` is not given it. Shuffles and random ops without a seed of their own get the
     same one in every process and at every call, derived from TensorFlow's global seed; else they would depend on
     how many random ops the process made before.
+
+    Raises:
+      UsageError: when it returns None.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
     with _seeds_of_operations():
-        return build_inputs(params, **({"input_context": input_context} if takes_context else {}))
+        made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
+    if made is None:
+        name = getattr(build_inputs, "__qualname__", "build_inputs")
+        raise UsageError(f"{name} returned None; return a tf.data.Dataset or a Source, such as ArraySource")
+    return made
 
 
 def positioned(

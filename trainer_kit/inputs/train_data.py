@@ -16,7 +16,8 @@ import tensorflow as tf
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.inputs.feed import Feed
 from trainer_kit.inputs.position import Position
-from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method
+from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method, source_resumption
+from trainer_kit.inputs.saved_iterator import holds_failed_read
 from trainer_kit.inputs.source import Source, made_inputs, positioned
 from trainer_kit.inputs.stacking import stacked, stacked_at
 from trainer_kit.inputs.tuner import without_idle_tuner
@@ -41,6 +42,10 @@ _AHEAD = (
 _TOO_SLOW = (
     "task.train_data: the run stops before the batches that are being made are done, so this checkpoint is resumed by "
     "reading the data from its start; where batches come slowly, choose fewer trainer.fuse_steps"
+)
+_FAILED_AHEAD = (
+    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to read it again, this "
+    "start reads the data from its start"
 )
 _GLANCE = 0.1  # seconds
 _SAVING = "data position"
@@ -188,6 +193,9 @@ class TrainData:
     def restored(self, path: str | None) -> None:
         """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
+        if self._saved_iterator and holds_failed_read(self._saved_iterator):
+            self._saved_iterator = ""
+            self._tell(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Eager.
@@ -232,8 +240,12 @@ class TrainData:
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
         if self.stack > 1:
-            return stacked_at(data, self.position, self.stack, input_context)
-        return positioned(lambda _: data, params, self.position, input_context)
+            data = stacked_at(data, self.position, self.stack, input_context)
+        else:
+            data = positioned(lambda _: data, params, self.position, input_context)
+        if isinstance(made, Source) and (found := source_resumption(data, deterministic_ops=self._deterministic_ops)):
+            self._tell(found)
+        return data
 
     def _begin(self, given: Any) -> Any:
         """Returns a ready-made dataset from the position on, if it has one."""

@@ -6,6 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
+from trainer_kit.user_frames import Frame, own_frames
+
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+
 
 def transformations(dataset: Any) -> Iterator[Any]:
     """Yields the dataset and all datasets that it is made from, each once; not those inside its functions."""
@@ -16,6 +22,22 @@ def transformations(dataset: Any) -> Iterator[Any]:
             seen.add(id(part))
             yield part
             waiting += part._inputs()
+
+
+def line_of_failed_op(message: str, dataset: Any) -> Frame | None:
+    """Returns the user's line that made the operation which failed in a function of a tf.data.Dataset.
+
+    Args:
+      message: of TensorFlow's error, which names the operation and not the line.
+      dataset: that was read; anything else has no such functions.
+    """
+    names = _NODE.findall(message)
+    for part in transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
+        for wrapper in part._functions():
+            for operation in wrapper.function.graph.get_operations():
+                if operation.name in names and (frames := own_frames(operation.traceback)):
+                    return frames[-1]
+    return None
 
 
 def kind_of(dataset: Any) -> str:

@@ -34,6 +34,11 @@ class EvalLoop:
         results, (done,) = self._results.unpack(self._whole(iterator, as_int32(num_steps)))
         return int(done), results
 
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph of the loop that was made last; None before the first."""
+        return self._whole.newest_graph
+
     @staticmethod
     def _graph(begin: Callable[[], None], step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor) -> Any:
@@ -93,6 +98,11 @@ class StatefulEvalLoop:
         if graph is not None:
             return graph(iterator, int(num_steps), state)
         return self._by_step(iterator, int(num_steps), state, reduce_fn)
+
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph of the loop, or of the step, that was made last; None if there is none."""
+        return getattr(self._graph if self._in_graph else self._step, "newest_graph", None)
 
     def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
         done = 0

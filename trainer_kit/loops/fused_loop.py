@@ -142,6 +142,11 @@ class FusedLoop:
         """Returns the graph of the whole loop, traced as its next call will be."""
         return self.whole.graph(iterator)
 
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph of the whole loop that was made last; None if there is none."""
+        return self.whole.newest_graph
+
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
         return self._results()

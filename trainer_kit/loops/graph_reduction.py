@@ -63,6 +63,11 @@ class GraphReduction:
         except Exception as error:  # whatever the task's own code raises where it meets tensors without values
             raise NotInGraph(_reason(error)) from error
 
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph with the first step that was made last; None before the first."""
+        return next(reversed(self._outputs_in), None)
+
     def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
         """Returns the number of steps done and the state, of eager tensors; `limit` -1 is all of the data."""
         done = 0

@@ -39,6 +39,7 @@ class LoopFunction:
 
     Attributes:
       function: as a tf.function.
+      newest_graph: the graph that was made last; None before the first.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class LoopFunction:
         self._function, self._specs, self._check = function, specs, check
         self._traced: dict[Any, Any] = {}  # by the kind of the iterator
         self._newest: Any = None  # spec of its elements
+        self.newest_graph: tf.Graph | None = None
 
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
         if tf.config.functions_run_eagerly() or not isinstance(iterator, _ITERATORS):
@@ -59,8 +61,10 @@ class LoopFunction:
         traced = self._traced.get(_kind(iterator)) or self._trace(iterator, arguments)
         return traced(tf.nest.flatten(iterator, expand_composites=True), *arguments)
 
-    def graph(self, iterator: Any, *arguments: Any) -> tf.Graph:
-        """Returns the graph for an iterator and arguments like these."""
+    def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
+        """Returns the graph for an iterator and arguments like these; None where TensorFlow runs functions eagerly."""
+        if tf.config.functions_run_eagerly() or not isinstance(iterator, _ITERATORS):
+            return None
         return (self._traced.get(_kind(iterator)) or self._trace(iterator, arguments)).graph
 
     def _trace(self, iterator: Any, arguments: Sequence[Any]) -> Any:
@@ -80,6 +84,7 @@ class LoopFunction:
         like = self._specs(elements) if self._specs else arguments
         traced = graph_function(function).get_concrete_function(tensors, *like)
         self._check(traced.graph)
+        self.newest_graph = traced.graph
         self._traced[_kind(iterator)], self._newest = traced, elements
         return traced
 

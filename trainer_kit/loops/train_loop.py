@@ -84,10 +84,15 @@ class TrainLoop:
         return done, self.results()
 
     def graph(self, iterator: Any) -> tf.Graph | None:
-        """Returns the graph of the whole loop, traced as its next call will be; None if the loop is not compiled."""
-        if self.whole is None:
-            return None
-        return self.whole.graph(iterator, tf.constant(1), self._flags[True])
+        """Returns the graph of the whole loop, or of a step, as its next call will use it; None if none is compiled."""
+        if self.whole is not None:
+            return self.whole.graph(iterator, tf.constant(1), self._flags[True])
+        return self._step.graph(iterator) if isinstance(self._step, LoopFunction) else None
+
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph of the whole loop, or of the step, that was made last; None if there is none."""
+        return getattr(self.whole or self._step, "newest_graph", None)
 
     def results(self) -> Any:
         """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""

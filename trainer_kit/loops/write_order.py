@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
+
+_READS = re.compile(r"(MultiDevice)?IteratorGetNext\w*")
+_WRITES = re.compile(
+    r"Assign\w*|Resource(Sparse)?Apply\w*|ResourceScatter\w*|ResourceStridedSliceAssign|Rng\w*|(Eager)?PyFunc|"
+    r"Stateful(?!PartitionedCall)\w*|LookupTable(Insert|Remove|Import)\w*"
+)
 
 
 @contextlib.contextmanager
@@ -38,3 +47,52 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
 def _writes(op: tf.Operation) -> bool:
     """Whether it may change a variable. Inside a TPU's program nothing may wait for what is outside it."""
     return op.op_def.is_stateful and op.type != "ReadVariableOp" and "_tpu_replicate" not in op.node_def.attr
+
+
+def reads_before_writes(graph: tf.Graph) -> bool:
+    """Whether the steps of a loop write a variable only when all their batches are there; eager, on the host.
+
+    If so, an error of the data leaves the state of the last complete step. What a loop does before its first step, such
+    as resetting metrics, does not count.
+
+    Args:
+      graph: of a loop, or of one step.
+    """
+    definition = graph.as_graph_def()
+    functions = {one.signature.name: one.node_def for one in definition.library.function}
+
+    @functools.cache
+    def does(function: str, op: re.Pattern[str]) -> bool:
+        return any(holds(node, op) for node in functions.get(function, ()))
+
+    def holds(node: Any, op: re.Pattern[str]) -> bool:
+        return op.fullmatch(node.op) is not None or any(does(function, op) for function in _called(node))
+
+    loops = [node.attr["body"].func.name for node in definition.node if node.op in ("While", "StatelessWhile")]
+    steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
+    return all(_ordered(nodes, holds, functions) for nodes in steps)
+
+
+def _ordered(nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]) -> bool:
+    """Whether every node that writes depends on every node that reads, in each function where both are done."""
+    reading, writing = ([node for node in nodes if holds(node, op)] for op in (_READS, _WRITES))
+    for read in reading:
+        after, before = {read.name}, 0
+        while len(after) > before:
+            before = len(after)
+            after |= {node.name for node in nodes if any(_source(name) in after for name in node.input)}
+        if any(node.name not in after for node in writing):
+            return False
+    both = [node for node in reading if node in writing]
+    return all(_ordered(functions[name], holds, functions) for node in both for name in _called(node))
+
+
+def _called(node: Any) -> list[str]:
+    """The names of the functions that a node calls."""
+    found = [value.func.name for value in node.attr.values() if value.HasField("func")]
+    return found + [one.name for value in node.attr.values() for one in value.list.func]
+
+
+def _source(name: str) -> str:
+    """The node that an input comes from: "^node" and "node:output:0" are both of "node"."""
+    return name.removeprefix("^").split(":")[0]

@@ -51,7 +51,7 @@ class MovingAverage:
             tf.Variable(tf.convert_to_tensor(source), trainable=False, name=f"average_{index}")
             for index, source in enumerate(self._sources)
         ]
-        self._names = _unique([variable_path(variable) for variable in variables])
+        self._names = unique_names([variable_path(variable) for variable in variables])
         self._swapped = False
         self._exchange_all = tf.function(self._exchange_each, autograph=False)
         self._copy_all = tf.function(self._copy_each, autograph=False)
@@ -142,7 +142,7 @@ def _native(variable: Any) -> tf.Variable:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def _unique(paths: Sequence[str]) -> list[str]:
+def unique_names(paths: Sequence[str]) -> list[str]:
     """Numbers paths that repeat, as those of a tf.Module may."""
     seen: dict[str, int] = {}
     names = []

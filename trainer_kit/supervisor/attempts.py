@@ -19,15 +19,16 @@ from pathlib import Path
 from trainer_kit import files
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
-from trainer_kit.run_directory import count_starts
+from trainer_kit.held_folder import HeldFolder
+from trainer_kit.run_directory import count_starts, has_begun
 from trainer_kit.run_lock import read_heartbeat
+from trainer_kit.startup import exit_code
 from trainer_kit.supervisor.process import Wakeups, run
 from trainer_kit.supervisor.restarts import Policy, Verdict, outcome
 from trainer_kit.telemetry.history import newest_report
 
 ATTEMPTS = "attempts.jsonl"
 _METRICS = "metrics.jsonl"
-_ASKED_TO_STOP = {signal.SIGTERM: ExitCode.PREEMPTED, signal.SIGINT: ExitCode.INTERRUPTED}
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,7 +51,8 @@ def supervise(
     doubles each time, and is short again after one that has come further. Two of them in a row at the same step end it
     all: the next one would fail there too. Every other code ends it; restarts.OUTCOMES is the table.
 
-    SIGTERM and SIGINT are passed on to the command's process group, and nothing is started after them. What the command
+    SIGTERM, SIGHUP (unless it is ignored) and SIGINT are passed on to the command's process group, and nothing is
+    started after them. What the command
     prints goes to descriptors 1 and 2 as it comes. Each attempt becomes one line of `log_dir`/attempts.jsonl.
 
     Args:
@@ -67,32 +69,41 @@ def supervise(
       run_dir: the run's model_dir, where that is not `log_dir`.
 
     Returns:
-      The exit code of the last attempt. If a signal has ended that: 75 or 130 when the supervisor was asked to stop, by
-      SIGTERM or SIGINT, else 1. 75 or 130, too, when it was asked to stop between two attempts.
+      The exit code of the last attempt. If a signal has ended that: 75 when the supervisor was asked to stop by SIGTERM
+      or SIGHUP, 130 when it was only by SIGINT, else 1. 75 or 130, too, when it was asked to stop between two attempts.
+      6 when there would be another attempt, but the run's folder was moved or removed.
 
     Raises:
       UsageError: when an argument is not allowed, the command cannot be started, or this is not the main thread.
     """
     _check(command, max_restarts, log_dir)
     policy = Policy(max_restarts, backoff_seconds, most_backoff_seconds)
-    run_dir = log_dir if run_dir is None else run_dir
+    log_dir = files.follow_links(os.fspath(log_dir))
+    run_dir = log_dir if run_dir is None else files.follow_links(os.fspath(run_dir))
     starts, number = count_starts(run_dir), 0
-    with Wakeups() as wakeups:
+    with Wakeups() as wakeups, _RunFolder(run_dir) as folder:
         while True:
             number += 1
             now = [*command, *until_begun] if count_starts(run_dir) <= starts else command
-            attempt = _attempt(now, wakeups, grace_seconds, _StepReader(run_dir) if step is None else step)
+            reader = _StepReader(run_dir) if step is None else step
+            attempt = _attempt(now, wakeups, grace_seconds, reader, folder.hold)
             wakeups.wait(0)
             verdict = policy.after(attempt.code, attempt.step, seconds=attempt.seconds, silent=step is not None)
             if wakeups.stop is not None:
                 verdict = Verdict(False, 0.0, f"end: asked to stop by {wakeups.stop.name}")
+            if verdict.restart and (lost := folder.hold()):
+                _LOG.error("%s", lost)
+                return ExitCode.STORAGE
             _tell(number, now, attempt, verdict, Path(log_dir))
             if not verdict.restart:
                 return _final_code(attempt.code, wakeups.stop)
             wakeups.pause(verdict.seconds)
+            if wakeups.stop is None and (lost := folder.hold()):
+                _LOG.error("%s", lost)
+                return ExitCode.STORAGE
             if wakeups.stop is not None:
                 _LOG.info("attempt %d is not made: asked to stop by %s", number + 1, wakeups.stop.name)
-                return _ASKED_TO_STOP[wakeups.stop]
+                return exit_code(wakeups.stop)
 
 
 @dataclass(frozen=True)
@@ -107,11 +118,34 @@ class _Attempt:
 
 
 def _attempt(
-    command: Sequence[str], wakeups: Wakeups, grace_seconds: float, step: Callable[[], int | None]
+    command: Sequence[str],
+    wakeups: Wakeups,
+    grace_seconds: float,
+    step: Callable[[], int | None],
+    watch: Callable[[], object],
 ) -> _Attempt:
     started, clock = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
-    code, lines = run(command, wakeups, grace_seconds)
+    code, lines = run(command, wakeups, grace_seconds, watch)
     return _Attempt(started, time.monotonic() - clock, code, step(), lines)
+
+
+class _RunFolder(contextlib.ExitStack):
+    """Holds the folder of a run as soon as the run has begun there, so that no attempt begins a second one.
+
+    A run that has not begun may still remove its folder: it leaves nothing behind after a mistake.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._held: HeldFolder | None = None
+
+    def hold(self) -> str:
+        """Holds the folder if it can be held; returns the reason when it was moved or removed since, "" if not."""
+        if self._held is None and has_begun(self._path):
+            with contextlib.suppress(StorageError):  # it went away meanwhile
+                self._held = self.enter_context(HeldFolder(self._path))
+        return self._held.look() if self._held is not None else ""
 
 
 class _StepReader:
@@ -155,8 +189,8 @@ def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdi
     where = "" if attempt.step is None else f"{heard} at step {attempt.step}"
     level = logging.WARNING if attempt.code else logging.INFO
     _LOG.log(level, "attempt %d: %s%s after %.1f s; %s", number, cause, where, attempt.seconds, verdict.text)
-    if attempt.code == ExitCode.USAGE and not log_dir.exists():
-        return  # a run that never got so far leaves nothing behind
+    if attempt.code in (ExitCode.USAGE, ExitCode.STORAGE) and not log_dir.exists():
+        return  # a run that never got so far leaves nothing behind, and one whose folder was moved nothing at that path
     record = {
         "attempt": number,
         "command": list(command),
@@ -177,7 +211,7 @@ def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdi
 def _final_code(code: int, stop: signal.Signals | None) -> int:
     if code >= 0:
         return code
-    return ExitCode.BUG if stop is None else _ASKED_TO_STOP[stop]
+    return ExitCode.BUG if stop is None else exit_code(stop)
 
 
 def _check(command: Sequence[str], max_restarts: int, log_dir: str | os.PathLike[str]) -> None:

@@ -21,10 +21,12 @@ from types import TracebackType
 from typing import IO
 
 from trainer_kit.errors import UsageError
+from trainer_kit.signals import deciding
+from trainer_kit.startup import stop_signals
 
 LINES_KEPT = 20  # of the output
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LINE_BYTES = 2000  # of a line that is kept, its end
+_WATCH_SECONDS = 1.0
 _LEFTOVER_SECONDS = 2.0  # for what is left of the group, between SIGTERM and SIGKILL; and for the last output
 _LOG = logging.getLogger(__name__)
 
@@ -41,12 +43,13 @@ kill -s KILL -- "-$group"
 
 
 class Wakeups:
-    """While entered, SIGTERM, SIGINT and SIGCHLD do nothing but end `wait`; in the main thread only.
+    """While entered, SIGTERM, SIGHUP, SIGINT and SIGCHLD do nothing but end `wait`; in the main thread only.
 
-    No handler runs anything, so no signal can come at a wrong moment.
+    No handler runs anything, so no signal can come at a wrong moment. SIGHUP stays ignored where it was, as below
+    nohup.
 
     Attributes:
-      stop: the first SIGTERM or SIGINT that `wait` has seen.
+      stop: of the stop signals that `wait` has seen the one that decides the exit code; see `signals.deciding`.
     """
 
     def __init__(self) -> None:
@@ -58,7 +61,8 @@ class Wakeups:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._reader, selectors.EVENT_READ)
         self._old_writer = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        numbers = (*STOP_SIGNALS, signal.SIGCHLD)
+        self._stop_signals = stop_signals()
+        numbers = (*self._stop_signals, signal.SIGCHLD)
         self._handlers = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
         return self
 
@@ -75,9 +79,9 @@ class Wakeups:
     def wait(self, seconds: float | None) -> list[signal.Signals]:
         """Returns the stop signals that arrive within `seconds` (None: ever); none as soon as a process has ended."""
         numbers = os.read(self._reader, 4096) if self._selector.select(seconds) else b""
-        arrived = [signal.Signals(number) for number in numbers if number in STOP_SIGNALS]
-        if self.stop is None and arrived:
-            self.stop = arrived[0]
+        arrived = [signal.Signals(number) for number in numbers if number in self._stop_signals]
+        for number in arrived:
+            self.stop = deciding(self.stop, number)
         return arrived
 
     def pause(self, seconds: float) -> None:
@@ -88,7 +92,9 @@ class Wakeups:
             self.wait(left)
 
 
-def run(command: Sequence[str], wakeups: Wakeups, grace_seconds: float) -> tuple[int, list[str]]:
+def run(
+    command: Sequence[str], wakeups: Wakeups, grace_seconds: float, watch: Callable[[], object] = lambda: None
+) -> tuple[int, list[str]]:
     """Runs a command to its end, and ends what it leaves behind in its process group.
 
     Stop signals are passed on to the group; `grace_seconds` after the first of them it is killed. What is written to
@@ -98,6 +104,7 @@ def run(command: Sequence[str], wakeups: Wakeups, grace_seconds: float) -> tuple
       command: program and arguments.
       wakeups: entered.
       grace_seconds: from a passed-on signal to SIGKILL.
+      watch: called about once a second while the command runs.
 
     Returns:
       (exit code, or minus the number of the signal that ended it; its last LINES_KEPT lines).
@@ -113,7 +120,7 @@ def run(command: Sequence[str], wakeups: Wakeups, grace_seconds: float) -> tuple
             assert process.stdout is not None and process.stderr is not None
             output.follow(process.stdout, 1)
             output.follow(process.stderr, 2)
-            code = _wait(process, wakeups, grace_seconds)
+            code = _wait(process, wakeups, grace_seconds, watch)
         finally:
             _end_group(process.pid, min(grace_seconds, _LEFTOVER_SECONDS))
     return code, output.last_lines()
@@ -207,16 +214,17 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _wait(process: subprocess.Popen[bytes], wakeups: Wakeups, grace_seconds: float) -> int:
+def _wait(process: subprocess.Popen[bytes], wakeups: Wakeups, grace_seconds: float, watch: Callable[[], object]) -> int:
     """Returns the exit code of the process; passes signals on to its group, and kills it when its grace is over."""
     kill_at = math.inf
     while (code := process.poll()) is None:
+        watch()
         left = kill_at - time.monotonic()
         if left <= 0:
             _LOG.warning("not stopped within %g s: it is killed", grace_seconds)
             _signal_group(process.pid, signal.SIGKILL)
             kill_at = left = math.inf
-        for number in wakeups.wait(None if left == math.inf else left):
+        for number in wakeups.wait(min(left, _WATCH_SECONDS)):
             _LOG.info("%s is passed on; %g s to save and stop", number.name, grace_seconds)
             _signal_group(process.pid, number)
             kill_at = min(kill_at, time.monotonic() + grace_seconds)

@@ -16,7 +16,8 @@ from trainer_kit.checkpoints.initialization import load_initial_weights
 from trainer_kit.config.optimization import OptimizationConfig
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.config.schema import DataConfig
-from trainer_kit.errors import UsageError
+from trainer_kit.error_report import described_values
+from trainer_kit.errors import TrainerKitError, UsageError, add_note
 from trainer_kit.inputs.source import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
@@ -77,7 +78,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def build_model(self) -> Any:
-        """Returns the model, in strategy scope: of Keras 3 or tf_keras, its variables built, or a tf.Module."""
+        """Returns the model, in strategy scope: of Keras 3 or tf_keras, or a tf.Module.
+
+        One without variables is built afterwards: the task calls it in a graph on the specs of a batch.
+        """
 
     @abc.abstractmethod
     def build_inputs(
@@ -112,7 +116,12 @@ class Task(abc.ABC):
         """Updates the metrics of `build_metrics` by one batch; in graph, on a replica."""
         del kwargs
         for metric in metrics:
-            converted(metric.update_state)(labels, model_outputs)
+            try:
+                converted(metric.update_state)(labels, model_outputs)
+            except Exception as error:
+                given = described_values({"labels": labels, "model_outputs": model_outputs})
+                add_note(error, f"the metric {metric.name} ({type(metric).__name__}) got this batch: {given}")
+                raise
 
     @tf.autograph.experimental.do_not_convert
     def process_compiled_metrics(self, model: Any, features: Any, labels: Any, model_outputs: Any) -> None:
@@ -205,10 +214,43 @@ class Task(abc.ABC):
 @tf.autograph.experimental.do_not_convert
 def _scalar(loss: Any, task: str) -> tf.Tensor:
     """Returns the loss in float32; the gradient of a loss for each example would be of their sum, not of their mean."""
-    if loss is None or tf.convert_to_tensor(loss).shape.rank not in (0, None):
-        given = "nothing" if loss is None else f"a tensor of shape {tf.convert_to_tensor(loss).shape}"
-        raise UsageError(f"{task}.build_losses has to return a scalar; it returned {given}: take tf.reduce_mean of it")
-    return tf.cast(loss, tf.float32)
+    return tf.cast(scalar_loss(loss, f"{task}.build_losses"), tf.float32)
+
+
+@tf.autograph.experimental.do_not_convert
+def scalar_loss(loss: Any, method: str) -> tf.Tensor:
+    """Returns the loss, which has to be a scalar, as a tensor.
+
+    Args:
+      loss: what `method` returned; where its rank is not known before the step runs, the step checks it.
+      method: name of what returned it, for the message.
+
+    Raises:
+      UsageError: when it is none.
+    """
+    given = None if loss is None else tf.convert_to_tensor(loss)
+    if given is None or given.shape.rank not in (0, None):
+        text = "nothing" if given is None else f"a tensor of shape {given.shape}"
+        raise UsageError(f"{method} has to return a scalar; it returned {text}: take tf.reduce_mean of it")
+    return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
+
+
+@tf.autograph.experimental.do_not_convert
+def step_loss(task: Any, logs: Any) -> tf.Tensor:
+    """Returns the loss among the logs of a training step; in graph, on a replica.
+
+    Of a `Task` it has to be a scalar. Tasks of Model Garden may report a loss for each example, whose mean is shown.
+
+    Raises:
+      TrainerKitError: when there is no loss among the logs.
+      UsageError: when it is no scalar.
+    """
+    method = f"{type(task).__name__}.train_step"
+    if not isinstance(logs, Mapping) or task.loss not in logs:
+        given = f"a dict of {', '.join(map(str, logs)) or 'nothing'}" if isinstance(logs, Mapping) else repr(logs)
+        raise TrainerKitError(f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}")
+    loss = logs[task.loss]
+    return scalar_loss(loss, f"as {task.loss!r}, {method}") if isinstance(task, Task) else loss
 
 
 @tf.autograph.experimental.do_not_convert

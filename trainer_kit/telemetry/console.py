@@ -19,11 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer_kit.telemetry import lines
-from trainer_kit.telemetry.report import EvaluationProgress, Report
+from trainer_kit.telemetry.report import TRAINING, Activity, Report
 
 _LOG = logging.getLogger(__name__)
 # A drawing takes 1 to 2 ms of the interpreter, which the training loop needs too.
 _DRAWINGS_PER_SECOND = 2
+_LOOP_AFTER = 1.0  # seconds after which a terminal shows a training loop
 
 
 class ConsoleWriter:
@@ -37,8 +38,9 @@ class ConsoleWriter:
       stream: where to print, e.g. `sys.stdout`.
       interactive: whether to draw; None asks the stream whether it is a terminal that can.
       clock: seconds that only go up; the time left runs by it between two reports.
-      evaluation_after: seconds after which an evaluation that is under way is shown; the short ones never are.
-      evaluation_every: seconds between two lines about it where nothing is drawn.
+      activity_after: seconds after which it is shown what the run is doing: building, compiling, a training loop, an
+        evaluation. What is over before is never shown.
+      activity_every: seconds between two lines about it where nothing is drawn.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class ConsoleWriter:
         *,
         interactive: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
-        evaluation_after: float = 10.0,
-        evaluation_every: float = 30.0,
+        activity_after: float = 10.0,
+        activity_every: float = 30.0,
     ) -> None:
         self._stream = stream
         self._interactive = _can_draw(stream) if interactive is None else interactive
@@ -64,8 +66,8 @@ class ConsoleWriter:
         self._live: Live | None = None
         self._newest: tuple[Report, float] | None = None
         self._best: tuple[str, float, int] | None = None
-        self._evaluation_after, self._evaluation_every = evaluation_after, evaluation_every
-        self._evaluation: EvaluationProgress | None = None  # as it was shown last
+        self._activity_after, self._activity_every = activity_after, activity_every
+        self._activity: Activity | None = None  # as it was shown last
         # Messages come from any thread, reports from the writer thread.
         self._lock = threading.RLock()
 
@@ -92,28 +94,30 @@ class ConsoleWriter:
                 self._output.write(text + "\n")
                 self._output.flush()
 
-    def show_evaluation(self, evaluation: EvaluationProgress | None) -> None:
-        """Shows how far an evaluation is, if it takes long: below the display, or by a line now and then.
+    def show_activity(self, activity: Activity | None) -> None:
+        """Shows what the run is doing if it takes long: below the display, or by a line now and then.
 
-        To be called again and again, from one thread; with None when none is under way any more.
+        A training loop is shown on a terminal as soon as it has lasted a second. To be called again and again, from one
+        thread; with None when the activity is over.
         """
         with self._lock:
-            before = self._evaluation
-            if evaluation is None:
-                self._evaluation = None
-            elif evaluation.seconds < self._evaluation_after:
+            before = self._activity
+            if activity is None:
+                self._activity = None
+            elif activity.seconds < self._after(activity):
                 return
             elif self._interactive:
-                self._evaluation, self._live = evaluation, self._live or self._start()
-            elif (
-                before is None
-                or before.step != evaluation.step
-                or evaluation.seconds - before.seconds >= self._evaluation_every
-            ):
-                self._evaluation = evaluation
-                self.log(lines.evaluation_line(evaluation))
-        if evaluation is None and before is not None and self._newest is None:
+                self._activity = activity  # before the first drawing
+                self._live = self._live or self._start()
+            elif before is None or activity.seconds - before.seconds >= self._activity_every:
+                self._activity = activity
+                self.log(lines.activity_line(activity))
+        if activity is None and before is not None and self._newest is None:
             self.close()  # there was nothing else to draw
+
+    def _after(self, activity: Activity) -> float:
+        first = self._activity_after
+        return min(first, _LOOP_AFTER) if self._interactive and activity.what == TRAINING else first
 
     def flush(self) -> None:
         """Brings the display up to date."""
@@ -126,7 +130,7 @@ class ConsoleWriter:
         with self._lock:
             live, self._live = self._live, None
         if live is not None:
-            live.transient = self._newest is None  # what was drawn told of an evaluation only, which is over
+            live.transient = self._newest is None  # what was drawn was an activity only, which is over
             live.stop()
             atexit.unregister(live.stop)
 
@@ -150,9 +154,9 @@ class ConsoleWriter:
         if self._newest is not None:
             report, since = self._newest
             parts.append(_display(report, self._clock() - since, self._best))
-        evaluation = self._evaluation
-        if evaluation is not None:
-            parts.append(Text(lines.evaluation_line(evaluation), no_wrap=True, overflow="ellipsis"))
+        activity = self._activity
+        if activity is not None:
+            parts.append(Text(lines.activity_line(activity), no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import mmap
 import os
@@ -27,9 +28,11 @@ from typing import IO, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.held_folder import check_held
 from trainer_kit.scalars import flat_scalars, from_json_number, to_json_number
 from trainer_kit.telemetry.report import Report
 
+_LOG = logging.getLogger(__name__)
 RESUME = "resume"
 WALL_CLOCK_FIELDS = ("steps_per_second", "examples_per_second", "seconds")  # of a line: what no two runs have alike
 _MARKER = b'"kind": "resume"'  # as earlier versions wrote it between the reports
@@ -46,6 +49,7 @@ class JsonLinesWriter:
         self.path = os.fspath(path)
         self._stream: IO[bytes] | None = None
         self._last_step: int | None = None
+        self._size = 0  # of the file after the last report
 
     def write(self, report: Report) -> None:
         """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
@@ -121,13 +125,29 @@ class JsonLinesWriter:
 
     def _append(self, record: dict[str, Any]) -> None:
         try:
+            if self._stream is not None:
+                self._warn_of_loss(self._stream)
             if self._stream is None:
                 self._stream = _open_to_append(self.path)
             self._stream.write(_line(record))
             self._stream.flush()
+            self._size = self._stream.tell()
+        except StorageError:
+            raise
         except Exception as error:
             raise _storage_error(self.path, error) from error
         self._last_step = record["step"]
+
+    def _warn_of_loss(self, stream: IO[bytes]) -> None:
+        """Says so when somebody has cut or removed the file since the last report; a new one is made then."""
+        found = os.fstat(stream.fileno())
+        if found.st_nlink and found.st_size >= self._size:
+            return
+        what = "cut" if found.st_nlink else "removed"
+        _LOG.warning("%s was %s during the run: reports up to step %d are lost", self.path, what, self._last_step or 0)
+        if not found.st_nlink:
+            self._stream = None
+            stream.close()
 
     def _put(self, record: dict[str, Any]) -> None:
         self.close()
@@ -190,6 +210,18 @@ def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
         # A mark of an earlier step, as earlier versions wrote it, ends the search as a report does.
         near = itertools.takewhile(lambda record: record["step"] >= step, (record for _, _, record in _from_end(data)))
         return any((record["kind"], record["step"]) == (kind, step) for record in near)
+
+
+def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
+    """Returns (step of the last line up to `step`, bytes up to its end); (-1, 0) if there is none.
+
+    Lines of these steps stay as they are while a run goes on, so that fewer bytes are a loss.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    with _mapped(path) as data:
+        return next(((record["step"], end) for _, end, record in _from_end(data) if record["step"] <= step), (-1, 0))
 
 
 def newest_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | None:
@@ -293,7 +325,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """Returns the report, or the mark of a resume, in a line; None if it holds neither."""
     try:
-        record = json.loads(line.decode(errors="replace"))
+        record = files.parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and _is_report(record) else None
@@ -320,6 +352,7 @@ def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
 
 def _open_to_append(path: str) -> IO[bytes]:
     target = Path(path)
+    check_held(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     cut = target.exists() and target.stat().st_size > 0 and not _ends_with_newline(target)
     local = open(target, "ab")  # noqa: SIM115 -- kept open from report to report

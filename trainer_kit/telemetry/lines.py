@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from trainer_kit.scalars import flat_scalars
-from trainer_kit.telemetry.report import EvaluationProgress, Report
+from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity, Report
 
 
 def report_lines(report: Report) -> list[str]:
@@ -29,17 +29,30 @@ def report_line(report: Report) -> str:
     return printable(" | ".join(parts))
 
 
-def evaluation_line(evaluation: EvaluationProgress) -> str:
-    """Returns the line of an evaluation that is under way, its parts separated by " | ".
+def activity_line(activity: Activity) -> str:
+    """Returns the line of what the run is doing, its parts separated by " | ".
 
-    For example "evaluating | step 200 | batch 120/600 | 0:00:12 | 0:00:48 left".
+    For example "evaluating | step 200 | batch 120/600 | 0:00:12 | 0:00:48 left", "training | step 203/1000 | 0:00:12"
+    or "building the model | 0:00:12". The time is that of this evaluation, training loop or phase.
     """
-    done, total, seconds = evaluation.done, evaluation.total, evaluation.seconds
-    batch = f"batch {done}" if total is None else f"batch {done}/{max(done, total)}"
-    parts = ["evaluating", f"step {evaluation.step}", batch, duration_text(seconds)]
-    if total is not None and done > 0:
-        parts.append(f"{duration_text(seconds / done * max(0, total - done))} left")
+    what, done, total, seconds = activity.what, activity.done, activity.total, activity.seconds
+    left = None
+    if what == EVALUATING:
+        parts = [what, f"step {activity.step}", f"batch {_of(done, total)}"]
+        left = None if total is None else max(0, total - done)
+    elif what == TRAINING:
+        parts = [what, f"step {_of(activity.step, total)}"]
+        left = None if total is None else max(0, total - activity.step)
+    else:
+        parts = [what]
+    parts.append(duration_text(seconds))
+    if left is not None and done > 0:
+        parts.append(f"{duration_text(seconds / done * left)} left")
     return " | ".join(parts)
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done}" if total is None else f"{done}/{max(done, total)}"
 
 
 def progress_text(report: Report) -> str:

@@ -39,17 +39,22 @@ class Report:
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
 
+TRAINING, EVALUATING = "training", "evaluating"
+
+
 @dataclass(frozen=True)
-class EvaluationProgress:
-    """How far an evaluation is.
+class Activity:
+    """What a run is doing, and how far that is.
 
     Attributes:
-      step: the global step of the weights.
-      done: batches, of this process.
-      total: batches in all; None where that is not known.
+      what: TRAINING: a training loop; EVALUATING; or words for anything else, such as "building the model".
+      step: the global step now; of an evaluation, that of its weights.
+      done: steps of this training loop, or batches of this evaluation; 0 for anything else.
+      total: steps of the run, or batches of the evaluation; None where that is not known.
       seconds: since it began.
     """
 
+    what: str
     step: int
     done: int
     total: int | None

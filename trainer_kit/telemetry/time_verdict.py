@@ -29,6 +29,7 @@ class RunSettings:
       prefetches: whether batches of the training data are made ahead.
       saves_position: whether checkpoints hold the state of the data's iterator.
       in_memory: whether the training data is arrays, which have nothing to cache or to map.
+      on_cpu: whether all devices are CPUs, on which low precision is no faster.
     """
 
     steps_per_loop: int
@@ -42,6 +43,7 @@ class RunSettings:
     prefetches: bool = True
     saves_position: bool = False
     in_memory: bool = False
+    on_cpu: bool = False
 
 
 def verdict(times: TimeAccount, settings: RunSettings) -> str:
@@ -142,6 +144,8 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
         )
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
+    if settings.on_cpu:
+        return f"compute-bound: {took}{waits}; a faster device, or more of them, is what would help"
     return f"compute-bound: {took}{waits}; where the device has it, try runtime.mixed_precision_dtype=bfloat16"
 
 

@@ -18,7 +18,7 @@ from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.schema import BEST_CHECKPOINTS
 from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS
 
-_LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*")
+_LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
 _NOT_COMPARED = ("save_counter",)  # tells how often the process has saved, which is no part of the run
 
 
@@ -146,8 +146,8 @@ def _without(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def _read(path: str) -> Any:
     """What a JSON file holds; None if there is none, the text of the error if it is not whole."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
+        with open(path, "rb") as stream:
+            return files.parse_json(stream.read())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -17,9 +17,8 @@ from tests.compat.model_garden.garden_task import small_config
 from trainer_kit import runner
 from trainer_kit.compat.model_garden.adopted import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.config import convert
-from trainer_kit.compat.model_garden.recovery_actions import DivergedRuntimeError
 from trainer_kit.compat.model_garden.runner import run_experiment
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DivergedError, UsageError
 
 
 class Counting(base_trainer.Trainer):  # type: ignore[misc]
@@ -78,7 +77,7 @@ def test_the_averages_that_its_optimizer_keeps_are_saved_after_evaluations(tmp_p
 def test_it_goes_back_after_a_divergence_as_the_config_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, trainers = _with_steps(6), []  # type: ignore[var-annotated]
     config.trainer.override({"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0})
-    with pytest.raises(DivergedRuntimeError, match="recovery_max_trials=1 is used up"):
+    with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
         _run(config, tmp_path, trainers)
     assert f"it goes on from {tmp_path}/ckpt-3" in caplog.text
     assert int(trainers[0].batches) == int(trainers[0].global_step) == 4  # as if step 4 had been done once
@@ -111,7 +110,7 @@ def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: An
     with strategy.scope():
         task = task_factory.get_task(config.task)
         trainer: Any = theirs.create_trainer(config, task, "train" in mode, True, trainer_cls=Averaging)
-    return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, **options)[1]
+    return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options)[1]
 
 
 def test_items_are_evaluated_as_they_were_and_optimizers_among_them_go_on(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_going_back_beyond_the_best_keeps_the_one_before(average: bool, tmp_path
             "best_checkpoint_metric_comp": "lower",
         }
     )
-    with pytest.raises(DivergedRuntimeError):
+    with pytest.raises(DivergedError):
         _run(config, tmp_path, trainers)
     records = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if "metrics" in record] == [1, 2, 3, 3]

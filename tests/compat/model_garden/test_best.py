@@ -333,3 +333,21 @@ def test_several_bests_of_ours_may_hold_it(tmp_path: Path) -> None:
     assert several.maybe_export_checkpoint(checkpoint, {"a": {"accuracy": 0.5}}, 2, ["b"])
     assert several.best == ("a|accuracy", 0.5, 2)
     assert (tmp_path / "info.json").exists()
+
+
+def test_another_checkpoint_object_is_exported_under_the_first_name_as_theirs(tmp_path: Path) -> None:
+    for cls, folder in ((train_utils.BestCheckpointExporter, "theirs"), (BestCheckpointExporter, "ours")):
+        exporter, weights = cls(str(tmp_path / folder), "accuracy", "higher"), tf.Variable(0.0)
+        for step in (1, 2, 3):
+            checkpoint = tf.train.Checkpoint(weights=tf.Variable(float(step)))
+            assert exporter.maybe_export_checkpoint(checkpoint, {"accuracy": step / 10}, step)
+            assert os.path.basename(exporter.best_ckpt_path or "") == "best_ckpt-1"
+            tf.train.Checkpoint(weights=weights).restore(str(tmp_path / folder / "best_ckpt-1"))
+            assert weights.numpy() == step
+
+
+def test_a_metric_that_is_missing_is_a_key_error_too(tmp_path: Path) -> None:
+    exporter = BestCheckpointExporter(str(tmp_path), "accuracy", "higher")
+    with pytest.raises(KeyError) as caught:
+        exporter.check_metric(["acuracy"])
+    assert str(caught.value).startswith("trainer.best_checkpoint_eval_metric: 'accuracy' is no validation metric")

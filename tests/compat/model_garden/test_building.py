@@ -127,3 +127,19 @@ def test_what_is_no_model_and_no_list_of_metrics_is_told_with_the_method() -> No
 
     with pytest.raises(UsageError, match=r"^OneMetric\.build_metrics returned a Mean; return a list of metrics"):
         create_trainer(config, OneMetric(config.task), True, True)
+
+
+def test_a_model_that_has_a_part_of_its_variables_gets_the_rest() -> None:
+    shared = tf_keras.layers.Dense(2)
+    shared.build((None, 2))
+
+    class Half(_Late):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = shared
+
+    task, model = LateTask(SmallConfig()), Half()
+    assert len(model.variables) == 2
+    build_model(task, model, train=True)
+    assert len(model.variables) == 4
+    build_model(Strange(SmallConfig()), Half(), train=True)  # the first step will have to do it

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from official.core import base_task, config_definitions, exp_factory, task_factory
+from official.modeling.hyperparams import Config as TheirConfig
 from official.modeling.optimization.configs import learning_rate_config, optimizer_config
 from official.utils.testing import mock_task
 
@@ -188,3 +189,20 @@ def test_a_trainer_reads_their_task_and_our_other_sections(ours: bool) -> None:
 def test_xla_is_for_gpus_that_are_asked_for_as_theirs_has_it() -> None:
     for gpus, compiled in ((0, False), (1, True)):
         assert convert(_mock(runtime={"num_gpus": gpus, "enable_xla": True})).runtime.enable_xla is compiled
+
+
+def test_what_a_config_of_theirs_does_not_have_has_our_default() -> None:
+    partial = TheirConfig(default_params={"task": {"model": {"name": "x"}}, "trainer": {"train_steps": 7}})
+    converted = convert(partial)
+    assert (converted.trainer.train_steps, converted.trainer.steps_per_loop) == (7, TrainerConfig().steps_per_loop)
+    assert converted.runtime.distribution_strategy == "auto"
+    assert original(converted).as_dict() == partial.as_dict()
+
+
+@pytest.mark.parametrize(("dtype", "counts"), [(None, False), ("bfloat16", False), ("float16", True)])
+def test_a_loss_scale_counts_with_float16_only(dtype: str | None, counts: bool) -> None:
+    config = _mock()
+    config.override({"runtime": {"mixed_precision_dtype": dtype, "loss_scale": "dynamic"}})
+    converted = convert(config)
+    assert (converted.runtime.loss_scale == "dynamic") is counts
+    assert original(converted).runtime.loss_scale == "dynamic"

@@ -238,3 +238,19 @@ def test_the_record_of_a_run_is_not_written_over_by_another_config(tmp_path: Pat
 def test_a_record_needs_a_folder() -> None:
     with pytest.raises(UsageError, match="model_dir must be specified"):
         parsing.serialize_config(exp_factory.get_exp_config("mock"), None)  # type: ignore[arg-type]
+
+
+def test_a_program_may_give_an_override_as_a_mapping() -> None:
+    override = {"trainer": {"train_steps": 3, "optimizer_config": {"optimizer": {"type": "sgd"}}}}
+    options = parsing.ParseConfigOptions("mock", [], params_override=override)
+    trainer = parsing.parse_configuration(options, print_return=False).trainer
+    assert (trainer.train_steps, trainer.optimizer_config.optimizer.type) == (3, "sgd")
+
+
+def test_an_unknown_key_is_a_key_error_as_theirs() -> None:
+    options = parsing.ParseConfigOptions("mock", [], params_override="trainer.train_step=3")
+    for parse in (train_utils.parse_configuration, parsing.parse_configuration):
+        with pytest.raises(KeyError):
+            parse(options)
+    with pytest.raises(ConfigError, match=r"^trainer\.train_step \(--params_override\): there is no such key; did you"):
+        parsing.parse_configuration(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gin
@@ -281,3 +282,41 @@ def test_a_task_that_aggregates_logs_gets_them() -> None:
         logs = trainer.evaluate(tf.constant(-1))
         assert set(logs) == {"accuracy", "validation_loss", *names}
         assert logs.get("batches", 5) == 5
+
+
+class _OwnStep(Trainer):
+    """A step as subclasses of their Trainer write it."""
+
+    def train_step(self, iterator: Any) -> None:
+        def step(inputs: Any) -> None:
+            logs = self.task.train_step(inputs, self.model, self.optimizer, self.train_metrics)
+            self._train_loss.update_state(logs[self.task.loss])
+            self.global_step.assign_add(1)
+
+        self.strategy.run(step, args=(next(iterator),), options=self._runtime_options)
+
+
+@pytest.mark.parametrize("cls", [Trainer, _OwnStep])
+def test_steps_and_logs_are_what_programs_for_their_trainer_expect(cls: type[Trainer]) -> None:
+    config = small_config()
+    trainer = create_trainer(config, SmallTask(config.task), True, True, trainer_cls=cls)
+    logs = trainer.train(tf.constant(2))
+    assert logs["training_loss"].numpy() == logs["training_loss"] > 0 and int(trainer.global_step) == 2
+    assert trainer._train_metrics == trainer.train_metrics and trainer._checkpoint is trainer.checkpoint
+    evaluated = trainer.evaluate(tf.constant(1))
+    assert type(evaluated["validation_loss"].numpy()) is np.float32
+    assert [one.name for one in (trainer._validation_loss, *trainer._validation_metrics)] == [
+        "validation_loss",
+        "accuracy",
+    ]
+
+
+@pytest.mark.parametrize("path", ["trainer", "task", "task.train_data"])
+def test_a_config_without_a_section_is_an_error_in_their_words(path: str) -> None:
+    config = small_config()
+    parts = {"trainer": config.trainer, "runtime": config.runtime, "task": SimpleNamespace(validation_data=None)}
+    given = SimpleNamespace(**{name: part for name, part in parts.items() if name != path})
+    task = SmallTask(config.task)
+    for cls in (base_trainer.Trainer, Trainer):
+        with pytest.raises(AttributeError, match=rf"requires the configuration contains an attribute `{path}`\."):
+            cls(given, task, task.build_model(), None)

@@ -24,7 +24,7 @@ _OURS = {
     "results": ("read_global_step_from_checkpoint", "remove_ckpts", "write_json_summary", "write_summary"),
     "runner": ("OrbitExperimentRunner", "run_experiment"),
     "strategy": ("configure_cluster", "get_distribution_strategy", "get_strategy_scope"),
-    "trainer": ("Trainer", "create_trainer"),
+    "trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }  # fmt: skip
 _THEIRS = {
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),
@@ -35,7 +35,7 @@ _HOME = {
     **{name: module for module, names in _THEIRS.items() for name in names},
 }
 
-__all__ = list(_HOME)
+__all__ = [name for name in _HOME if not name.startswith("_")]
 
 
 def __getattr__(name: str) -> Any:

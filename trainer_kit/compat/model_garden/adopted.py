@@ -20,7 +20,8 @@ from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.optimizers import make_whole
 from trainer_kit.distribution.datasets import has_plain_iterator
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.feed import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.stopping import Stopping
@@ -166,7 +167,13 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return get_eval_actions(params, self, model_dir)
 
     def check_data(self) -> None:
-        """Does nothing: the trainer's loops say when there are no data."""
+        """Raises DataError when all validation data is to be evaluated, and is known to be endless.
+
+        The trainer's own loops say when there are no data.
+        """
+        dataset, options = getattr(self._inner, "_validation_dataset", None), getattr(self.config, "trainer", None)
+        if dataset is not None and getattr(options, "validation_steps", 0) == -1 and is_endless(dataset):
+            raise DataError(endless("validation_data", "trainer.validation_steps"))
 
     def validation_metric_names(self) -> None:
         """Returns None: only a run can tell what it reports."""

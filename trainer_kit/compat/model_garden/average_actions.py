@@ -49,8 +49,8 @@ class EMACheckpointing:
     ) -> None:
         if averaged is None and not is_averaging(optimizer):
             raise UsageError(
-                f"{type(optimizer).__name__} keeps no average of the weights; EMACheckpointing needs Model Garden's "
-                "ExponentialMovingAverage, which optimizer_config.ema asks for"
+                "Optimizer has to be instance of optimization.ExponentialMovingAverage for the EMACheckpointing "
+                f"action, but {type(optimizer).__name__} keeps no average of the weights; set optimizer_config.ema"
             )
         self._optimizer, self._checkpoint, self._max_to_keep = optimizer, checkpoint, max_to_keep
         self._averaged = averaged or (lambda: averages_in_place(optimizer))

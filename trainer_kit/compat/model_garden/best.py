@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,12 @@ from trainer_kit.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
 _OPTION = "trainer.best_checkpoint_metric_comp"
+
+
+class UnknownMetricError(UsageError, KeyError):
+    """A UsageError for code that expects Model Garden's KeyError."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
 
 
 class BestCheckpointExporter(BestCheckpoint):
@@ -44,7 +50,8 @@ class BestCheckpointExporter(BestCheckpoint):
     def __init__(self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None) -> None:
         if metric_comp not in ("higher", "lower"):
             advice = suggestion(str(metric_comp), ("higher", "lower"))
-            raise ConfigError([Mistake(_OPTION, f"{metric_comp!r} is no comparison", advice)])
+            problem = f"best checkpoint metric comp must be one of higher, lower. Got: {metric_comp!r}"
+            raise ConfigError([Mistake(_OPTION, problem, advice)])
         if files.is_remote(export_dir):
             raise UsageError(f"the best checkpoint is kept in a local folder, not in {export_dir}")
         if keeps is None:
@@ -60,6 +67,7 @@ class BestCheckpointExporter(BestCheckpoint):
         self._folder.adopt(metric_name)
         super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=self._folder)
         self._last: _Logs | None = None
+        self._checkpoint: tf.train.Checkpoint | None = None  # the one that was given last
         if (best := self.criterion.best(self._so_far)) is not None:
             self._folder.name(best.record)  # a process may have died between weights and record
 
@@ -85,21 +93,30 @@ class BestCheckpointExporter(BestCheckpoint):
           Whether it was exported.
 
         Raises:
-          UsageError: (a ValueError) when the metric is not among the logs, or is no single number.
+          UnknownMetricError: (a ValueError, a KeyError) when the metric is not among the logs, or is no single number.
           StorageError: when the weights or the record cannot be written.
         """
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
         self._forget_if_better(logs, step)
         self._folder.tells = write_logs
+        # TensorFlow's manager, which Model Garden uses, counts the saves of each checkpoint object from 1.
+        self._folder.renumber = self._checkpoint is not None and self._checkpoint is not checkpoint
         try:
             exported = super().maybe_export_checkpoint(checkpoint, logs, step, not_evaluated)
         finally:
-            self._folder.tells = True
+            self._folder.tells, self._folder.renumber, self._checkpoint = True, False, checkpoint
         if exported and write_logs:
             self.export_best_eval_metric(logs, step)
         if self.metric_name in flat_scalars(logs, "|"):
             self._last = _Logs(logs, step)
         return exported
+
+    def check_metric(self, names: Iterable[str]) -> None:
+        """Raises UnknownMetricError when no evaluation will report the metric as a single number."""
+        try:
+            super().check_metric(names)
+        except UsageError as error:
+            raise UnknownMetricError(str(error)) from None
 
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
         """Writes info.json: the metrics that are single numbers, and the step. Called after each export.

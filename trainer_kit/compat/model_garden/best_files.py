@@ -42,11 +42,12 @@ class GardenBestFolder(BestFolder):
 
     Attributes:
       tells: whether info.json is written at all.
+      renumber: whether the next second name is `best_ckpt-1` again, in the place of the one that is there.
     """
 
     def __init__(self, path: str, writes: bool = True) -> None:
         super().__init__(path, writes)
-        self.tells = True
+        self.tells, self.renumber = True, False
 
     def adopt(self, metric: str) -> None:
         """Takes over the best weights that Model Garden has left here, if info.json is theirs and tells of them.
@@ -125,7 +126,7 @@ class GardenBestFolder(BestFolder):
         number = self._number()
         if number >= 0 and _same(self.prefix(step), self._published(number)):
             return False
-        target = self._published(max(number, 0) + 1)
+        target = self._published(1 if self.renumber else max(number, 0) + 1)
         _link_all(self.prefix(step), target)
         named = os.path.basename(target)
         state = tf.compat.v1.train.generate_checkpoint_state_proto(os.path.abspath(self.path), named, [named])

@@ -6,17 +6,22 @@ thrown away, on what the data look like. Nothing is read and nothing is computed
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from trainer_kit.compat.model_garden.error_values import one_line
 from trainer_kit.compat.model_garden.refusals import part_of, told
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import TrainerKitError, UsageError
 
 
 def build_model(task: Any, model: Any, train: bool, dataset: Any = None, sections: Any = None) -> None:
-    """Makes the variables of `model` if it has none yet; eager, in strategy scope.
+    """Makes the variables of `model` that are not there yet; eager, in strategy scope.
+
+    A model may have a part of them: its layers share variables with another model, which is built. Where such a model
+    cannot be called here, the rest is left to the first step.
 
     Args:
       task: theirs; its train_data, or validation_data, tell what a batch looks like.
@@ -31,7 +36,15 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None, section
     if model is None:
         raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
     if _has_variables(model):
+        if _has_unbuilt_layers(model):
+            with contextlib.suppress(TrainerKitError):
+                _call(task, model, train, dataset, sections)
         return
+    _call(task, model, train, dataset, sections)
+
+
+def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> None:
+    """Calls the model in a graph that is thrown away; arguments and errors are those of `build_model`."""
     part = "train_data" if train else "validation_data"
     if not isinstance(dataset, tf.data.Dataset):
         data = getattr(task.task_config, part)
@@ -50,6 +63,11 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None, section
             f"the model {type(model).__name__} has no variables yet, and to make them {type(task).__name__}'s "
             f"inference_step cannot be called on a batch of task.{part}: {one_line(error)}; build it in build_model"
         ) from error
+
+
+def _has_unbuilt_layers(model: Any) -> bool:
+    layers = [one for one in getattr(model, "submodules", ()) if isinstance(one, tf_keras.layers.Layer)]
+    return not all(layer.built for layer in layers)
 
 
 def _has_variables(model: Any) -> bool:

@@ -93,36 +93,47 @@ def convert(theirs: Any) -> ExperimentConfig:
     What means something else here: a strategy left at theirs, `mirrored`, is `auto`, since mirroring over one device is
     up to 3 times as slow; and with a best metric but no folder for it, the folder is `best_ckpt`. `enable_xla`
     is for one GPU: without `num_gpus`, as several of their experiments have it, theirs ignores it, and here the step of
-    several replicas cannot be a program of XLA.
+    several replicas cannot be a program of XLA. `loss_scale` is for float16: with another type theirs ignores it. What
+    a config of theirs does not have, a section or a value, has our default.
 
     Raises:
       ConfigError: when a value is one that our engine does not allow.
     """
     if isinstance(theirs, ExperimentConfig):
         return theirs
-    trainer = theirs.trainer
     several = isinstance(theirs.task, MultiTaskConfig)
     evaluated = _SEPARATE if hasattr(theirs, "eval_tasks") else None
-    best = trainer.best_checkpoint_export_subdir or TrainerConfig().best_checkpoint_export_subdir
-    own_default = theirs.runtime.distribution_strategy == type(theirs.runtime)().distribution_strategy
-    chosen: dict[str, Any] = {"distribution_strategy": "auto"} if own_default else {}
-    if theirs.runtime.num_gpus != 1:
-        chosen["enable_xla"] = False
-
-    def mirrored_trainer() -> Config:
-        optimizer = _together(optimizer_config=lambda: mirror(trainer.optimizer_config))
-        made: Config = mirror(trainer, TrainerConfig, best_checkpoint_export_subdir=best, **optimizer)
-        return made
-
-    parts = _together(
-        task=lambda: mirror(theirs.task, _Separate if evaluated else Config),
-        trainer=mirrored_trainer,
-        runtime=lambda: mirror(theirs.runtime, RuntimeConfig, **chosen),
-    )
+    makers: dict[str, Callable[[], Config]] = {"task": lambda: mirror(theirs.task, _Separate if evaluated else Config)}
+    if hasattr(theirs, "trainer"):
+        makers["trainer"] = lambda: _mirrored_trainer(theirs.trainer)
+    if hasattr(theirs, "runtime"):
+        makers["runtime"] = lambda: mirror(theirs.runtime, RuntimeConfig, **_chosen_runtime(theirs.runtime))
+    parts = _together(**makers)
     trains = evaluated or (_TRAINERS if several else _TRAINER)
     register_task(type(parts["task"]), _TASKS if several else _TASK, trainer=trains)
     converted: ExperimentConfig = mirror(theirs, _Restricted, **parts)
     return converted
+
+
+def _mirrored_trainer(trainer: TheirConfig) -> Config:
+    best = getattr(trainer, "best_checkpoint_export_subdir", "") or TrainerConfig().best_checkpoint_export_subdir
+    optimizer = getattr(trainer, "optimizer_config", None)
+    parts = _together(optimizer_config=lambda: mirror(optimizer)) if optimizer is not None else {}
+    made: Config = mirror(trainer, TrainerConfig, best_checkpoint_export_subdir=best, **parts)
+    return made
+
+
+def _chosen_runtime(runtime: TheirConfig) -> dict[str, Any]:
+    """Returns the values of a runtime section that are something else here; see `convert`."""
+    chosen: dict[str, Any] = {}
+    strategy, default = (getattr(one, "distribution_strategy", None) for one in (runtime, type(runtime)()))
+    if strategy == default:
+        chosen["distribution_strategy"] = "auto"
+    if getattr(runtime, "num_gpus", 0) != 1:
+        chosen["enable_xla"] = False
+    if "16" not in str(getattr(runtime, "mixed_precision_dtype", None)).replace("bfloat16", ""):
+        chosen["loss_scale"] = None
+    return chosen
 
 
 def _together(**sections: Callable[[], Config]) -> dict[str, Config]:

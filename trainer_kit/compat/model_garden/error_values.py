@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from trainer_kit import errors
 from trainer_kit.errors import Mistake
+from trainer_kit.user_frames import is_users_file
 
-_LIBRARIES = ("stdlib", "purelib", "platlib")  # as sysconfig calls their folders
 # What configs are full of, and errors about other things name too.
 _EVERYWHERE = {"float32", "float16", "bfloat16", "channels_last", "channels_first", "relu"}
 
@@ -32,11 +31,11 @@ def is_of_a_user(error: BaseException) -> bool:
     """Returns whether it is out of a user's code, or of what that called of Python, TensorFlow or Keras."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     inside_graph = re.findall(r'File "([^"]+)", line', str(error))  # AutoGraph raises it anew, and names the places
-    ours, libraries = os.path.dirname(errors.__file__), tuple(sysconfig.get_path(name) for name in _LIBRARIES)
+    ours = os.path.dirname(errors.__file__)
     for place in reversed([*frames, *inside_graph]):
         if place.startswith(ours) or "/official/" in place:
             return False
-        if not place.startswith((*libraries, "<")) and "__autograph_generated" not in place:
+        if is_users_file(place):
             return True
     return False
 

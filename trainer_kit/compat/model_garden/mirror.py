@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from trainer_kit.compat.model_garden.mirror_types import (
@@ -30,7 +30,7 @@ from trainer_kit.compat.model_garden.mirror_types import (
     listed_section,
     optional_section,
 )
-from trainer_kit.config.base import Config, OneOfConfig, configclass
+from trainer_kit.config.base import Config, FieldError, OneOfConfig, configclass
 from trainer_kit.config.layers import join
 from trainer_kit.config.sections import fields_of
 from trainer_kit.errors import ConfigError, Mistake
@@ -118,7 +118,7 @@ def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], ar
         cls = _mirror_class(theirs, base, changes, around)
     try:
         mirrored = cls()
-    except ValidationError as error:
+    except FieldError as error:
         raise ConfigError(_mistakes(theirs, error)) from None
     if key not in _made:
         cls.made_of, cls.before = (copy.deepcopy(theirs), base, changes, around), mirrored.as_dict()  # type: ignore[attr-defined]
@@ -153,7 +153,8 @@ def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
 def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]) -> tuple[Any, Any]:
     """Returns annotation and default value of a field of the mirror of `theirs`."""
     hint: Any = hints_of(theirs.__class__).get(name, Any)
-    ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__)
+    mirrored = isinstance(value, Config)  # a section that `changes` has
+    ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__) and not mirrored
     if name in fields_of(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
         known = fields_of(base)[name]
         value = _on_default(value, known) if isinstance(value, TheirConfig) else value
@@ -171,7 +172,7 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
         return type(missing) | None, None
     if isinstance(value, (list, tuple)) and (item_class := listed_section(hint)) is not None:
         listed = type(_mirror(item_class(), Config, {}, (*around, item_class)))
-        with contextlib.suppress(ValidationError):  # of items that have fields of their own, such as a task's config
+        with contextlib.suppress(FieldError):  # of items that have fields of their own, such as a task's config
             return list[listed], [listed(**item.as_dict()) for item in value]  # type: ignore[valid-type]
     value = _plain(value)
     ours = _WIDER.get(name) or annotation(hint)
@@ -271,9 +272,9 @@ def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
     return typed
 
 
-def _mistakes(theirs: TheirConfig, error: ValidationError) -> list[Mistake]:
+def _mistakes(theirs: TheirConfig, error: FieldError) -> list[Mistake]:
     found = []
-    for one in error.errors(include_url=False):
+    for one in error.errors():
         path = ".".join(str(part) for part in one["loc"])
         problems = one["ctx"]["broken"] if one["type"] == "rules" else [(path, one["msg"])]
         origin = f"{type(theirs).__module__}.{type(theirs).__name__}"

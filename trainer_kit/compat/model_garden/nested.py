@@ -21,15 +21,20 @@ def get_leaf_nested_dict(d: dict[str, Any], keys: Sequence[str]) -> Any:
     leaf: Any = d
     for depth, key in enumerate(keys):
         if not isinstance(leaf, dict):
-            raise KeyError(f"{_path(keys)}: {_path(keys[:depth])} is {leaf!r}, which has no entry {key!r}")
+            raise _no_path(keys, f"{_path(keys[:depth])} is {leaf!r}, which has no entry {key!r}")
         if key not in leaf:
             advice = suggestion(str(key), [str(known) for known in leaf])
-            raise KeyError(f"{_path(keys)}: there is no {key!r} in {_path(keys[:depth]) or 'the dict'}; {advice}")
+            raise _no_path(keys, f"there is no {key!r} in {_path(keys[:depth]) or 'the dict'}; {advice}")
         leaf = leaf[key]
     if isinstance(leaf, dict):
         advice = f"it has: {', '.join(map(str, leaf))}" if leaf else "it is empty"
-        raise KeyError(f"{_path(keys) or 'the path'} leads to a dict, not to a value; {advice}")
+        reason = f"{_path(keys) or 'the path'} leads to a dict, not to a value; {advice}"
+        raise KeyError(f"The value extracted with keys {list(keys)} is not a leaf: {reason}")
     return leaf
+
+
+def _no_path(keys: Sequence[str], reason: str) -> KeyError:
+    return KeyError(f"Path not exist while traversing the dictionary with keys {list(keys)}: {reason}")
 
 
 def cast_leaf_nested_dict(d: dict[str, Any], cast_fn: Callable[[Any], Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import dataclasses
 import logging
 import os
 import pprint
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from official.core import exp_factory
+from official.modeling.hyperparams import ParamsDict
 
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.experiments import registered_names
@@ -18,7 +19,8 @@ from trainer_kit.config.layers import Layer
 from trainer_kit.config.overrides import DEFAULT, apply
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import read_config_file, read_params_override
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.config.wording import NO_SUCH_KEY
+from trainer_kit.errors import ConfigError, UsageError, suggestion
 from trainer_kit.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
@@ -35,14 +37,14 @@ class ParseConfigOptions:
       config_file: paths of YAML or JSON files, in order.
       tpu: name or address of a TPU.
       tf_data_service: address of a tf.data service.
-      params_override: as "a.b=1,c=[2]", as YAML text, or the path of a YAML file.
+      params_override: as "a.b=1,c=[2]", as YAML text, the path of a YAML file, or a mapping.
     """
 
     experiment: str
     config_file: list[str]
     tpu: str = ""
     tf_data_service: str = ""
-    params_override: str = ""
+    params_override: str | Mapping[str, Any] = ""
 
     def __contains__(self, name: str) -> bool:
         return name in dataclasses.asdict(self)
@@ -50,6 +52,12 @@ class ParseConfigOptions:
 
 class UnknownExperimentError(UsageError, LookupError):
     """A UsageError for code that expects Model Garden's LookupError."""
+
+
+class UnknownKeyError(ConfigError, KeyError):
+    """A ConfigError for code that expects Model Garden's KeyError."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
 
 
 class ExperimentParser:
@@ -66,7 +74,7 @@ class ExperimentParser:
         """Returns the config: the experiment's defaults, config files in order, flags, overrides; the last one wins.
 
         Raises:
-          ConfigError: for unknown keys, wrong types and broken rules.
+          ConfigError: for unknown keys (then it is a KeyError too), wrong types and broken rules.
         """
         params = self.base_experiment()
         steps = self._layers_of()
@@ -85,7 +93,9 @@ class ExperimentParser:
           UnknownExperimentError: (a LookupError) when there is none of this name.
         """
         if self._flags_obj.experiment is None:
-            raise UsageError("--experiment is needed: the name of a registered experiment")
+            raise UsageError(
+                "The flag --experiment must be specified. --experiment is needed: it names a registered experiment"
+            )
         name = self._flags_obj.experiment
         try:
             return exp_factory.get_exp_config(name)
@@ -121,7 +131,7 @@ class ExperimentParser:
 
     def _file_layers(self, params: Any) -> list[Layer]:
         del params
-        return [read_config_file(path) for path in self._flags_obj.config_file or ()]
+        return [_layer(one, read_config_file, "config_file") for one in self._flags_obj.config_file or ()]
 
     def _runtime_layers(self, params: Any) -> list[Layer]:
         del params
@@ -137,7 +147,8 @@ class ExperimentParser:
     def _override_layers(self, params: Any) -> list[Layer]:
         del params
         given = self._flags_obj.params_override or ()
-        return [read_params_override(text) for text in ([given] if isinstance(given, str) else given)]
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        return [_layer(one, read_params_override, "params_override") for one in listed]
 
 
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
@@ -176,11 +187,24 @@ def serialize_config(params: Any, model_dir: str) -> None:
     write_params(directory.params, config)
 
 
+def _layer(given: Any, read: Callable[[str], Layer], origin: str) -> Layer:
+    """Returns the values that a flag gives: programs set a mapping in the place of text."""
+    values = given.as_dict() if isinstance(given, ParamsDict) else given
+    if isinstance(values, Mapping):
+        return Layer(dict(values), dict.fromkeys(values, origin))
+    return read(values)
+
+
 def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
     """Returns a config of theirs like `params` with the values of `layers` on it, each checked."""
     if not layers:
         return params
-    resolved = apply(convert(params), layers)
+    try:
+        resolved = apply(convert(params), layers)
+    except ConfigError as error:
+        if any(mistake.problem == NO_SUCH_KEY for mistake in error.mistakes):
+            raise UnknownKeyError(error.mistakes) from None
+        raise
     made = original(resolved.config)
     for section, name in _CHOSEN:  # a value that is asked for counts, though it is the one that we would choose
         if not resolved.origins[f"{section}.{name}"].startswith(DEFAULT):

@@ -17,10 +17,6 @@ from trainer_kit.metrics import to_numpy
 _LOG = logging.getLogger(__name__)
 
 
-class DivergedRuntimeError(DivergedError, RuntimeError):
-    """A DivergedError for code that expects Model Garden's RuntimeError."""
-
-
 class RecoveryCondition:
     """Tells, after each training loop, whether the loss has diverged.
 
@@ -51,7 +47,7 @@ class RecoveryCondition:
           outputs: of the loop, with "training_loss".
 
         Raises:
-          DivergedRuntimeError: (a RuntimeError) when no trial is left.
+          DivergedError: (a RuntimeError) when no trial is left.
           KeyError: when there is no training loss.
         """
         loss = float(np.asarray(to_numpy(get_leaf_nested_dict(outputs, ["training_loss"]))).item())
@@ -61,12 +57,21 @@ class RecoveryCondition:
             return False
         self.recover_counter += 1
         if self.recover_counter > self.recovery_max_trials:
-            why = f"more than {self.loss_upper_bound:g}" if math.isfinite(loss) else "not finite"
-            raise DivergedRuntimeError(
-                f"training_loss is {loss:g} at step {step}, {why}, and recovery_max_trials="
-                f"{self.recovery_max_trials} is used up; lower the learning rate or clip gradients"
+            raise DivergedError(
+                f"{self._what_happened(loss, step)}, and recovery_max_trials={self.recovery_max_trials} is used up; "
+                "lower the learning rate or clip gradients"
             )
         return True
+
+    def _what_happened(self, loss: float, step: int) -> str:
+        """Says it in Model Garden's words first: programs match their text."""
+        told = f"training_loss is {loss:g} at step {step}"
+        if math.isnan(loss):
+            return f"The loss value is NaN after training loop: {told}, not finite"
+        if math.isinf(loss):
+            return f"The loss value is {loss}: {told}, not finite"
+        bound = self.loss_upper_bound
+        return f"The loss value is {loss}, which is larger than the bound {bound}: {told}, more than {bound:g}"
 
 
 class RecoveryAction:
@@ -86,7 +91,7 @@ class RecoveryAction:
         of most models the weights, as they have become.
 
         Raises:
-          DivergedRuntimeError: (a RuntimeError) when there is no such checkpoint.
+          DivergedError: (a RuntimeError) when there is no such checkpoint.
         """
         manager = self.checkpoint_manager
         manager.sync()
@@ -98,7 +103,7 @@ class RecoveryAction:
             _restore(manager, path)
             _LOG.warning("the run has diverged; it goes on from %s", path)
             return
-        raise DivergedRuntimeError(
+        raise DivergedError(
             f"the run has diverged, and {manager.directory} holds no checkpoint of finite numbers to go back to; save "
             "one before the first step, or at shorter intervals, and lower the learning rate or clip gradients"
         )

@@ -75,8 +75,8 @@ def read_global_step_from_checkpoint(ckpt_file_path: str) -> int:
         names = [name.partition("/")[0] for name in reader.get_variable_to_shape_map()]
         advice = suggestion("global_step", sorted(set(names) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}))
         raise UsageError(
-            f"{path} holds no global_step; {advice} The step of weights that were saved without it is not known: "
-            "save them in a tf.train.Checkpoint(global_step=..., ...)"
+            f"global_step not found in checkpoint {path}: it holds no global_step; {advice} The step of weights "
+            "that were saved without it is not known: save them in a tf.train.Checkpoint(global_step=..., ...)"
         )
     step = int(reader.get_tensor(key))
     _LOG.info("%s is of step %d", path, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +10,22 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit import build, runner
+from trainer_kit.checkpoints.selection import INITIAL, newest_checkpoint
 from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.controller import Controller
 from trainer_kit.errors import UsageError
 from trainer_kit.modes import lookup_mode
 from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.telemetry.tensorboard import SummaryManager
+
+_LOG = logging.getLogger(__name__)
+
+
+class UnknownModeError(UsageError, NotImplementedError):
+    """A UsageError for code that expects Model Garden's NotImplementedError."""
 
 
 class OrbitExperimentRunner:
@@ -83,7 +93,7 @@ class OrbitExperimentRunner:
             "enable_async_checkpointing": enable_async_checkpointing,
             **options,
         }
-        lookup_mode(mode)
+        self._check_mode()
         self._config = convert(params)
         self._trainer = trainer
         if any(getattr(type(self), name) is not getattr(OrbitExperimentRunner, name) for name in self._own_hooks):
@@ -127,12 +137,18 @@ class OrbitExperimentRunner:
         return self.controller.checkpoint_manager
 
     def run(self) -> tuple[Any, Mapping[str, Any]]:
-        """Runs the experiment and returns (model, logs) as trainer_kit.run_experiment does."""
+        """Runs the experiment.
+
+        Returns:
+          (model, logs): the logs of the last evaluation with run_post_eval or in mode train_and_post_eval, else {}.
+        """
         with self.strategy.scope():
             trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: our engine makes it
-        return runner.run_experiment(
-            self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **self._arguments
+        arguments = evaluating_as_theirs(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
+        model, logs = runner.run_experiment(
+            self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **arguments
         )
+        return model, logs if self._arguments["run_post_eval"] or self._mode == "train_and_post_eval" else {}
 
     def _make_trainer(self) -> None:
         mode, run_post_eval = lookup_mode(self._mode), self._arguments["run_post_eval"]
@@ -161,6 +177,12 @@ class OrbitExperimentRunner:
                     "controller_cls, train_actions or eval_actions, and trainer.max_to_keep, in its place"
                 )
 
+    def _check_mode(self) -> None:
+        try:
+            lookup_mode(self._mode)
+        except UsageError as error:
+            raise UnknownModeError(f"The mode is not implemented: {self._mode}; {error}") from None
+
     def _noted(self, controller_cls: type[orbit.Controller]) -> type[orbit.Controller]:
         """Returns a subclass whose object this runner knows as soon as it is made."""
         outer = self
@@ -173,6 +195,33 @@ class OrbitExperimentRunner:
 
         Noted.__name__, Noted.__qualname__ = controller_cls.__name__, controller_cls.__qualname__  # for messages
         return Noted
+
+
+def evaluating_as_theirs(
+    mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the options of a run; in mode eval with what Model Garden's runner does differently from our engine.
+
+    Where there is no checkpoint it evaluates the initial weights: for `task.init_checkpoint` no training is needed. And
+    its summaries go to the same folder as those of a training run.
+
+    Args:
+      mode: of the run.
+      config: of the experiment.
+      model_dir: of the run.
+      strategy: of the run.
+      options: keyword arguments of trainer_kit.run_experiment; what they say is not changed.
+    """
+    if mode != "eval":
+        return options
+    directory, chosen = RunDirectory(model_dir, config.trainer), dict(options)
+    if "checkpoint" not in options and newest_checkpoint(model_dir) is None:
+        _LOG.warning("%s holds no checkpoint: the weights are evaluated as the task initializes them", model_dir)
+        chosen["checkpoint"] = INITIAL
+    writes = options.get("save_summary", True) and build.is_chief(strategy)
+    if writes and options.get("eval_summary_manager") is None:
+        chosen["eval_summary_manager"] = SummaryManager(directory.eval_summaries)
+    return chosen
 
 
 def run_experiment(
@@ -195,8 +244,7 @@ def run_experiment(
     """Runs an experiment of theirs in one mode; arguments and errors are those of OrbitExperimentRunner.
 
     Returns:
-      (model, logs): the logs of the last evaluation, if the mode evaluates or run_post_eval is set, else {}; theirs
-      returns them with run_post_eval only.
+      (model, logs): the logs of the last evaluation with run_post_eval or in mode train_and_post_eval, else {}.
     """
     return OrbitExperimentRunner(
         distribution_strategy,

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from pydantic import ValidationError
 
+from trainer_kit.config.base import FieldError
 from trainer_kit.config.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
 from trainer_kit.distribution import cluster
 from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 _LOG = logging.getLogger(__name__)
+_NAME = "distribution_strategy"
 STRATEGIES = ("auto", "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu")
 
 
@@ -47,6 +48,10 @@ def get_distribution_strategy(
     """
     del kwargs
     name = _strategy_name(distribution_strategy)
+    _check_gpus(name, num_gpus)
+    _check_all_reduce(name, all_reduce_alg)
+    if name == "multi_worker_mirrored" and cluster.read_cluster() is None:
+        return _one_worker(all_reduce_alg)
     if name in ("one_device", "mirrored") and num_gpus == 0:
         return _on_the_cpu(name, _config(name, 0, all_reduce_alg, num_packs, None))
     return create_strategy(_config(name, num_gpus, all_reduce_alg, num_packs, tpu_address))
@@ -71,16 +76,53 @@ def get_strategy_scope(strategy: tf.distribute.Strategy | None) -> AbstractConte
 
 
 def _strategy_name(given: Any) -> str:
+    """Returns the name in small letters. Errors here and below begin as Model Garden's: programs match their text."""
     if isinstance(given, str) and given.lower() in STRATEGIES:
         return given.lower()
+    problem = f"{given!r} is not the name of a strategy"
     if isinstance(given, str):
         advice = suggestion(given.lower(), STRATEGIES)
-    elif given is False:
+        raise _mistake(_NAME, f"Unrecognized Distribution Strategy: {problem}", advice)
+    theirs = f"distribution_strategy must be a string but got: {given}."
+    if given is False:
         advice = "YAML reads off as false: write it in quotes, 'off'"
-    else:
-        advice = f"give one of: {', '.join(STRATEGIES)}"
-    problem = f"{given!r} is not the name of a strategy"
-    raise ConfigError([Mistake("runtime.distribution_strategy", problem, advice)])
+        raise _mistake(_NAME, f"{theirs} If you meant to pass the string 'off': {problem}", advice)
+    raise _mistake(_NAME, f"{theirs} {problem}", f"give one of: {', '.join(STRATEGIES)}")
+
+
+def _check_gpus(name: str, num_gpus: int) -> None:
+    uses = f"distribution_strategy={name} uses one device, not {num_gpus}"
+    if num_gpus < 0:
+        raise _mistake("num_gpus", f"{num_gpus} is not allowed: `num_gpus` can not be negative.")
+    if name == "off" and num_gpus > 1:
+        theirs = f"When {num_gpus} GPUs are specified, distribution_strategy flag cannot be set to `off`"
+        raise _mistake("num_gpus", f"{theirs}: {uses}", "use mirrored")
+    if name == "one_device" and num_gpus > 1:
+        theirs = "`OneDeviceStrategy` can not be used for more than one device"
+        raise _mistake("num_gpus", f"{theirs}: {uses}", "use mirrored")
+
+
+def _check_all_reduce(name: str, algorithm: str | None) -> None:
+    known = ALL_REDUCE_ALGORITHMS.get(name)
+    if known is not None and algorithm not in (None, "auto", *known):
+        theirs = f"When used with `{name}`, valid values for all_reduce_alg are {', '.join(known)}"
+        problem = f"{algorithm!r} is not an algorithm of distribution_strategy={name}"
+        raise _mistake("all_reduce_alg", f"{theirs}: {problem}")
+
+
+def _one_worker(all_reduce_alg: str | None) -> tf.distribute.Strategy:
+    """Returns the strategy of several workers for this one alone; Model Garden does so where there is no cluster."""
+    _LOG.warning(
+        "multi_worker_mirrored: no cluster is configured, so this process trains alone; set TF_CONFIG, or call "
+        "configure_cluster with the addresses of the workers"
+    )
+    implementation = tf.distribute.experimental.CommunicationImplementation((all_reduce_alg or "auto").upper())
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def _mistake(field: str, problem: str, advice: str = "") -> ConfigError:
+    return ConfigError([Mistake(f"runtime.{field}", problem, advice)])
 
 
 def _config(name: str, num_gpus: int, all_reduce_alg: str | None, num_packs: int, tpu: str | None) -> RuntimeConfig:
@@ -89,8 +131,8 @@ def _config(name: str, num_gpus: int, all_reduce_alg: str | None, num_packs: int
     values = {"num_gpus": num_gpus, "all_reduce_alg": all_reduce_alg, "num_packs": packs}
     try:
         return RuntimeConfig(distribution_strategy=name, **values, tpu=tpu if name in ("auto", "tpu") else None)  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise ConfigError(mistake for details in error.errors() for mistake in _mistakes(dict(details))) from error
+    except FieldError as error:
+        raise ConfigError(mistake for details in error.errors() for mistake in _mistakes(details)) from error
 
 
 def _mistakes(details: dict[str, Any]) -> list[Mistake]:

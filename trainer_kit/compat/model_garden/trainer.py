@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
-from official.core import base_task
+import tensorflow as tf
+from official.core import base_task, base_trainer
 
 from trainer_kit import trainer as engine
 from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
@@ -17,14 +20,20 @@ from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, av
 from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.compat.model_garden.refusals import part_of, told
+from trainer_kit.compat.model_garden.trainer_names import TrainerNames, with_numpy
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.distribution.datasets import whole_steps
 
+# Model Garden's own classes. They are looked up now: a program may put ours in their place.
+_THEIRS = getattr(base_trainer, "Trainer", None)
+_AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
 
-class Trainer(TaskEvaluation, engine.Trainer):
+
+class Trainer(TrainerNames, TaskEvaluation, engine.Trainer):
     """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.trainer.Trainer.
 
-    `config` is of theirs or of ours; the property `config` has their task section, and the others as ours.
+    `config` is of theirs or of ours; the property `config` has their task section, and the others as ours. Made in the
+    scope of a parameter-server strategy it is Model Garden's own Trainer: our loops do not run on other workers yet.
     """
 
     best_checkpoint = BestCheckpointExporter  # whose files theirs reads too
@@ -41,6 +50,7 @@ class Trainer(TaskEvaluation, engine.Trainer):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
+        _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
         self._given_optimizer = optimizer
         build_model(task, model, train, train_dataset if train else validation_dataset)
         with told("task", task.task_config):
@@ -56,6 +66,13 @@ class Trainer(TaskEvaluation, engine.Trainer):
                 checkpoint_exporter,
             )
         self._optimizer = optimizer
+
+    @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # it has the same signature
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        """Returns a trainer of the kind that the current strategy needs."""
+        if cls is Trainer and _THEIRS is not None and _is_asynchronous():
+            return _THEIRS(*arguments, **named)
+        return super().__new__(cls)
 
     @classmethod
     def create(
@@ -77,10 +94,17 @@ class Trainer(TaskEvaluation, engine.Trainer):
         """Returns what happens after each evaluation; gin can bind it."""
         return get_eval_actions(params, self, model_dir)
 
+    def train_loop_end(self) -> dict[str, Any]:
+        """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
+        return with_numpy(super().train_loop_end())
+
     def initialize(self) -> None:
         """Lets the task load its initial weights, where there is no checkpoint to restore. Eager, in scope."""
         with told("task.init_checkpoint", self.task.task_config):
             super().initialize()
+
+    def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
+        return with_numpy(super()._logs_of(name, state))
 
     def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
         sections = self._task_sections()
@@ -100,6 +124,22 @@ class Trainer(TaskEvaluation, engine.Trainer):
     def _aggregates(self) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(self.evaluated_task).aggregate_logs is not base_task.Task.aggregate_logs
+
+
+def _check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
+    """Raises AttributeError when `config` lacks a section that is needed, in Model Garden's words."""
+    wanted = {"train_data": train_data, "validation_data": validation_data}
+    data = [f"task.{name}" for name, needed in wanted.items() if needed]
+    for path in ("trainer", "task", *data):
+        try:
+            operator.attrgetter(path)(config)
+        except AttributeError:
+            message = f"The trainer requires the configuration contains an attribute `{path}`."
+            raise AttributeError(message) from None
+
+
+def _is_asynchronous() -> bool:
+    return isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy)
 
 
 @configurable("official.core.train_utils.create_trainer")

@@ -88,9 +88,10 @@ class TaskEvaluation(Evaluator):
         names: list[str] = []
         for name, one in self._tasks_evaluated.items():
             self._turn_to(name)
-            if self._aggregates():
+            known = None if self._aggregates() else one.metrics.names()
+            if known is None:
                 return None
-            names += [f"{name}|{metric}" for metric in one.metrics.names()]
+            names += [f"{name}|{metric}" for metric in known]
         return names
 
     def _task_sections(self) -> Any:

@@ -15,6 +15,7 @@ from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
 from trainer_kit.compat.model_garden.multitask.factories import actions_of
 from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
+from trainer_kit.compat.model_garden.runner import evaluating_as_theirs
 from trainer_kit.config.schema import ExperimentConfig
 from trainer_kit.modes import lookup_mode
 from trainer_kit.run_directory import RunDirectory
@@ -64,6 +65,7 @@ def run_experiment(
     if known is not None and (lookup_mode(mode).evaluates or run_post_eval):
         exporter = exporter or _default_exporter(config, model_dir, distribution_strategy)
         known.evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
+    chosen = {"enable_async_checkpointing": False, "eval_summary_manager": eval_summary_manager, **options}
     model, logs = runner.run_experiment(
         distribution_strategy,
         engine_task,
@@ -72,8 +74,7 @@ def run_experiment(
         model_dir,
         run_post_eval,
         trainer=trainer,
-        eval_summary_manager=eval_summary_manager,
-        **{"enable_async_checkpointing": False, **options},
+        **evaluating_as_theirs(mode, config, model_dir, distribution_strategy, chosen),
     )
     return (model, logs) if run_post_eval else model
 
@@ -141,6 +142,8 @@ def run_experiment_with_multitask_eval(
     known = evaluating(trainer) if trainer is not None else None
     if known is not None and evaluates and lookup_mode(mode).trains:
         separate.begin(known, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
+    managers = {"save_summary": save_summary, "eval_summary_manager": eval_summary_manager}
+    chosen = {"enable_async_checkpointing": False, **managers, **options}
     model, logs = runner.run_experiment(
         distribution_strategy,
         separate,
@@ -148,11 +151,9 @@ def run_experiment_with_multitask_eval(
         config,
         model_dir,
         run_post_eval,
-        save_summary,
         trainer=trainer if lookup_mode(mode).trains else None,
         controller_cls=actions_of(train_actions_factory, eval_actions_factory, params, model_dir),
-        eval_summary_manager=eval_summary_manager,
-        **{"enable_async_checkpointing": False, **options},
+        **evaluating_as_theirs(mode, config, model_dir, distribution_strategy, chosen),
     )
     return model, logs if run_post_eval else {}
 

@@ -1,0 +1,331 @@
+"""Model Garden's own tests, run with Model Garden's modules and with those of trainer_kit in their place.
+
+    .venv/bin/python -m scripts.model_garden_tests [FILE ...] [--theirs] [--jobs=N] [--verbose]
+
+The tests are those of the installed package; nothing of them is kept here. Each file runs twice, each time in a process
+of its own: once as it is, once with the names that trainer_kit.compat.model_garden offers put into Model Garden's
+modules. A test that passes in the first run has to pass in the second, or its name has to stand in the table of
+docs/from_model_garden.md, with the reason why trainer_kit is meant to differ. Any other test makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+import types
+import unittest
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer_kit.testing.fork_server import ForkServer
+
+FILES = (
+    "core/train_lib_test.py",
+    "core/base_trainer_test.py",
+    "core/train_utils_test.py",
+    "core/actions_test.py",
+    "core/registry_test.py",
+    "common/distribute_utils_test.py",
+    "modeling/multitask/base_trainer_test.py",
+    "modeling/multitask/evaluator_test.py",
+    "modeling/multitask/interleaving_trainer_test.py",
+    "modeling/multitask/task_sampler_test.py",
+    "modeling/multitask/train_lib_test.py",
+    "nlp/continuous_finetune_lib_test.py",
+)
+_DOOR = "trainer_kit.compat.model_garden"
+# Where each module of Model Garden finds the names of trainer_kit. A name that only Model Garden has stays theirs.
+REPLACED = {
+    **{
+        f"official.{name}": _DOOR
+        for name in (
+            *("core.train_lib", "core.base_trainer", "core.train_utils", "core.actions"),
+            *("common.distribute_utils", "common.flags"),
+        )
+    },
+    **{
+        f"official.modeling.multitask.{name}": f"{_DOOR}.multitask"
+        for name in ("train_lib", "base_trainer", "interleaving_trainer", "evaluator")
+    },
+}
+NEEDS = ("official.common.registry_imports", "official.core.train_lib", "official.modeling.multitask.train_lib")
+_DOCS = Path(__file__).parents[1] / "docs" / "from_model_garden.md"
+_LISTED = re.compile(r"^\| `(\S+_test\.py)` \| `(\w+\.\w+)` \|")
+TIME_LIMIT = 300.0  # seconds for one process
+PASSED, SKIPPED, CRASHED = "passed", "skipped", "its process ended"
+
+
+@dataclass
+class Outcomes:
+    """How the tests of one file ended.
+
+    Attributes:
+      tests: "passed", "skipped" or the last line of the error, by the name Class.method.
+      problem: why the file, or the rest of it, did not run; "" if it did.
+      seconds: how long it took.
+    """
+
+    tests: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+    seconds: float = 0.0
+
+    def passed(self) -> set[str]:
+        """Returns the names of the tests that passed."""
+        return {name for name, outcome in self.tests.items() if outcome == PASSED}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file of the table: its tests by Model Garden alone, and with trainer_kit in its place."""
+
+    file: str
+    theirs: Outcomes
+    ours: Outcomes
+    listed: frozenset[str]
+
+    @property
+    def differing(self) -> list[str]:
+        """The names of the tests that pass by Model Garden alone, and not with trainer_kit."""
+        return sorted(self.theirs.passed() - self.ours.passed())
+
+    @property
+    def meant(self) -> list[str]:
+        """Those of them that stand in the docs; a name there is one for all parameters of a test."""
+        return [name for name in self.differing if any(_is_of(name, one) for one in self.listed)]
+
+    @property
+    def unexpected(self) -> list[str]:
+        """Those of them that do not."""
+        return [name for name in self.differing if name not in self.meant]
+
+    @property
+    def outdated(self) -> list[str]:
+        """The names in the docs of which no test differs."""
+        return [one for one in sorted(self.listed) if not any(_is_of(name, one) for name in self.differing)]
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns what the table says of the file."""
+        ran = sum(outcome != SKIPPED for outcome in self.theirs.tests.values())
+        both = len(self.theirs.passed() & self.ours.passed())
+        numbers = (ran, len(self.theirs.passed()), both, len(self.meant), len(self.unexpected))
+        seconds = f"{self.theirs.seconds:.0f} + {self.ours.seconds:.0f}"
+        return (f"`{self.file}`", *map(str, numbers), seconds)
+
+
+def _is_of(name: str, test: str) -> bool:
+    return name == test or name.startswith((f"{test}_", f"{test}0", f"{test}1"))
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The public names of a module of Model Garden: those of trainer_kit by now, and those that are still its own."""
+
+    ours: list[str]
+    theirs: list[str]
+
+
+def replace_modules() -> dict[str, Replaced]:
+    """Puts the names of trainer_kit into Model Garden's modules, in this process; returns what it did by module."""
+    found = {}
+    for theirs, ours in REPLACED.items():
+        module, door = importlib.import_module(theirs), importlib.import_module(ours)
+        public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        replaced = [name for name in public if name in door.__all__]
+        own = [name for name, value in public.items() if getattr(value, "__module__", "") == theirs]
+        found[theirs] = Replaced(replaced, [name for name in own if name not in replaced])
+        vars(module).update({name: getattr(door, name) for name in replaced})
+    return found
+
+
+def tell_names() -> None:
+    """Prints, for each module, whose names its are when the tests run with trainer_kit."""
+    for module, names in replace_modules().items():
+        left = f"; still Model Garden's: {', '.join(names.theirs)}" if names.theirs else ""
+        print(f"{module}: trainer_kit's {', '.join(names.ours)}{left}")
+
+
+def run_file(file: str, replaced: bool, results: str) -> None:
+    """Runs the tests of one file in this process, and adds a line of JSON for each to the file `results`.
+
+    A test that is there already is not run again.
+    """
+    from absl import flags
+
+    if importlib.util.find_spec("portpicker") is None:  # one test file needs it; it does not come with Model Garden
+        sys.modules["portpicker"] = types.ModuleType("portpicker")
+        vars(sys.modules["portpicker"])["pick_unused_port"] = _free_port
+    if replaced:
+        replace_modules()
+    sys.argv = [file]
+    module = importlib.import_module("official." + file.removesuffix(".py").replace("/", "."))
+    flags.FLAGS([file, f"--test_tmpdir={results}.tmp"])
+    done = read_results(results)
+    with open(results, "a", encoding="utf-8", buffering=1) as stream:
+        tests = [one for one in _each(unittest.defaultTestLoader.loadTestsFromModule(module)) if _name(one) not in done]
+        runner = unittest.TextTestRunner(sys.stdout, verbosity=2, resultclass=functools.partial(_Result, stream))
+        runner.run(unittest.TestSuite(tests))
+    sys.stdout.flush()
+    os._exit(0)  # servers of a cluster in this process never end
+
+
+def read_results(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Returns the outcomes that `run_file` has written."""
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as stream:
+        return dict(json.loads(line) for line in stream)
+
+
+def _each(suite: Any) -> Iterator[unittest.TestCase]:
+    for one in suite:
+        yield from _each(one) if isinstance(one, unittest.TestSuite) else [one]
+
+
+def _name(test: unittest.TestCase) -> str:
+    return test.id().rpartition("_test.")[2]
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class _Result(unittest.TextTestResult):
+    """Writes each outcome as soon as it is known."""
+
+    def __init__(self, stream: Any, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lines = stream
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self._outcome = PASSED
+        self._lines.write(json.dumps([_name(test), CRASHED]) + "\n")  # the last line of a test counts
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        self._lines.write(json.dumps([_name(test), self._outcome]) + "\n")
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        super().addSkip(test, reason)
+        self._outcome = SKIPPED
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        super().addError(test, err)
+        self._outcome = _one_line(err)
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        super().addFailure(test, err)
+        self._outcome = _one_line(err)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            self._outcome = _one_line(err)
+
+
+def _one_line(error: Any) -> str:
+    text = " ".join(str(error[1]).split())
+    return f"{error[0].__name__}: {text[:300]}"
+
+
+def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Outcomes:
+    """Runs the tests of one file in a process of its own, and returns how they ended.
+
+    After a test that ends the process, or takes too long, the others run in another one.
+    """
+    results = folder / f"{file.replace('/', '.')}.{'ours' if replaced else 'theirs'}.jsonl"
+    results.unlink(missing_ok=True)
+    log, begin, found = results.with_suffix(".log"), time.monotonic(), Outcomes()
+    log.write_text("", encoding="utf-8")
+    while True:
+        problem, text = _run(server, file, replaced, str(results))
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+        known, found.tests = len(found.tests), read_results(results)
+        if not problem or len(found.tests) == known:
+            break
+    found.seconds, found.problem = time.monotonic() - begin, problem and f"{problem}; {log} says why"
+    return found
+
+
+def _run(server: ForkServer, *arguments: Any) -> tuple[str, str]:
+    """Runs tests in one process; returns what went wrong, if anything did, and what they have written."""
+    try:
+        ended = server.run(run_file, *arguments, timeout=TIME_LIMIT)
+    except TimeoutError as error:
+        return f"did not end within {TIME_LIMIT:g} s", str(error)
+    return "" if ended.code == 0 else f"ended with {ended.code}", ended.text
+
+
+def listed_in_docs(text: str) -> dict[str, frozenset[str]]:
+    """Returns the tests that are meant to differ, by file, as Class.method."""
+    found = [match.groups() for line in text.splitlines() if (match := _LISTED.match(line))]
+    return {file: frozenset(test for other, test in found if other == file) for file, _ in found}
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Returns the lines of the table, with the sums."""
+    head = ("file", "tests", "theirs passed", "ours passed", "meant to differ", "unexpected", "seconds")
+    cells = [row.cells() for row in rows]
+    sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
+    seconds = f"{sum(row.theirs.seconds for row in rows):.0f} + {sum(row.ours.seconds for row in rows):.0f}"
+    lines = [head, ("---", *["---:"] * 6), *cells, ("all", *sums, seconds)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def report(row: Row) -> list[str]:
+    """Returns what there is to say of one file beside its row."""
+    lines = [
+        f"{row.file}: {kind}: {one.problem}"
+        for kind, one in (("theirs", row.theirs), ("ours", row.ours))
+        if one.problem
+    ]
+    lines += [f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected]
+    return lines + [f"{row.file}: {name} stands in {_DOCS.name}, and does not differ" for name in row.outdated]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table, and what is unexpected; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="below the package `official`; default: the list")
+    parser.add_argument("--theirs", action="store_true", help="run Model Garden alone, and print what fails there")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
+    parser.add_argument("--logs", default=None, help="folder of the logs; default: a new one")
+    options = parser.parse_args(arguments)
+    files = [one.partition("official/")[2] or one for one in options.files] or list(FILES)
+    folder = Path(options.logs or tempfile.mkdtemp(prefix="model_garden_tests_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = listed_in_docs(_DOCS.read_text(encoding="utf-8"))
+    with ForkServer(needs=NEEDS) as server, ThreadPoolExecutor(options.jobs) as pool:
+        runs = {
+            (file, ours): pool.submit(outcomes, server, file, ours, folder)
+            for file in files
+            for ours in ((False,) if options.theirs else (False, True))
+        }
+        rows = []
+        for file in files:
+            theirs = runs[file, False].result()
+            ours = theirs if options.theirs else runs[file, True].result()
+            rows.append(Row(file, theirs, ours, listed.get(file, frozenset())))
+            for line in report(rows[-1]):
+                print(line, flush=True)
+        said = "" if options.theirs else server.run(tell_names).text
+    print("\n".join(line for line in said.splitlines() if line.startswith("official.")))
+    print("\n".join(table(rows)))
+    return int(any(row.unexpected for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

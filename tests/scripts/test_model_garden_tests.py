@@ -1,0 +1,56 @@
+"""The script that runs Model Garden's own tests: what it counts, and that it finds a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import model_garden_tests
+from scripts.model_garden_tests import PASSED, SKIPPED, Outcomes, Row, listed_in_docs, outcomes, table
+from trainer_kit.testing.fork_server import ForkServer
+
+FILE = "core/registry_test.py"
+
+
+def _row(**ours: str) -> Row:
+    theirs = Outcomes(dict.fromkeys(("T.test_a", "T.test_a_gpu", "T.test_b"), PASSED))
+    return Row(FILE, theirs, Outcomes({**theirs.tests, **ours}), frozenset({"T.test_a"}))
+
+
+def test_a_test_that_fails_with_trainer_kit_alone_is_unexpected() -> None:
+    row = _row(**{"T.test_a_gpu": "ValueError: no", "T.test_b": "ValueError: no"})
+    assert (row.meant, row.unexpected, row.outdated) == (["T.test_a_gpu"], ["T.test_b"], [])
+    assert table([row])[2].startswith(f"| `{FILE}` | 3 | 3 | 1 | 1 | 1 |")
+
+
+def test_a_test_in_the_docs_that_passes_is_reported() -> None:
+    assert _row().outdated == ["T.test_a"] and not _row().unexpected
+
+
+def test_the_docs_are_read() -> None:
+    text = "| test | |\n|---|---|\n| `core/train_lib_test.py` | `TrainTest.test_x` | because |\n"
+    assert listed_in_docs(text) == {"core/train_lib_test.py": frozenset({"TrainTest.test_x"})}
+
+
+def test_the_modules_of_model_garden_are_replaced_and_a_failure_found(tmp_path: Path) -> None:
+    pytest.importorskip("official.core.registry_test")
+    with ForkServer(needs=model_garden_tests.NEEDS) as server:
+        theirs = outcomes(server, FILE, False, tmp_path)
+        broken = server.run(_run_with_a_broken_registry, str(tmp_path / "broken.jsonl"))
+        found = model_garden_tests.read_results(tmp_path / "broken.jsonl")
+    assert set(theirs.tests.values()) <= {PASSED, SKIPPED} and len(theirs.passed()) >= 3 and not theirs.problem
+    assert broken.code == 0 and "RuntimeError: broken" in found.values()
+
+
+def _run_with_a_broken_registry(results: str) -> None:
+    from official.core import registry, train_lib
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    registry.lookup = broken
+    replaced = model_garden_tests.replace_modules()
+    assert "run_experiment" in replaced["official.core.train_lib"].ours
+    assert train_lib.run_experiment.__module__.startswith("trainer_kit.")
+    model_garden_tests.run_file(FILE, False, results)

@@ -1,0 +1,97 @@
+"""A folder that is moved, removed or replaced while it is held."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer_kit import files
+from trainer_kit.errors import ExitCode, StorageError
+from trainer_kit.held_folder import HeldFolder, check_held, held_if_there, lost_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a checkpoint of step 30."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for step in (20, 30):
+        (folder / f"ckpt-{step}.index").touch()
+    return folder
+
+
+def _moved(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def _replaced(folder: Path) -> None:
+    _moved(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize("end", [_moved, _replaced, shutil.rmtree])
+def test_nothing_is_written_at_the_old_path_of_a_lost_folder(folder: Path, end: Callable[[Path], None]) -> None:
+    with HeldFolder(folder):
+        files.write_text(folder / "evals" / "one.txt", "1")
+        end(folder)
+        before = os.path.exists(folder)
+        for write in (files.write_text, lambda path, text: files.append_line(path, {"text": text})):
+            with pytest.raises(StorageError, match=rf"{folder} was moved or removed during the run: ") as error:
+                write(folder / "evals" / "two.txt", "2")
+        assert os.path.exists(folder) == before and not (before and os.listdir(folder))
+    assert error.value.exit_code == ExitCode.STORAGE
+    files.write_text(folder / "later.txt", "another run may begin here")
+
+
+def test_the_message_names_the_new_place_and_the_newest_checkpoint(folder: Path) -> None:
+    with HeldFolder(folder) as held:
+        _moved(folder)
+        assert held.lost == ""
+        assert f"it is {folder.with_name('elsewhere')} now with checkpoints up to step 30" in held.look()
+        assert "left alone" not in held.look()
+    with HeldFolder(folder.with_name("elsewhere")) as held:
+        _replaced(folder.with_name("elsewhere").rename(folder))
+        folder.rename(folder.with_name("again"))
+        shutil.rmtree(folder.parent)
+        assert "nothing is left of it" in held.look()
+
+
+def test_a_folder_that_was_seen_to_be_lost_stays_lost(folder: Path) -> None:
+    with HeldFolder(folder) as held:
+        _moved(folder)
+        folder.with_name("elsewhere").rename(folder)
+        assert held.look() == ""  # nobody has seen it
+        _moved(folder)
+        assert held.look()
+        folder.with_name("elsewhere").rename(folder)
+        assert held.look() == lost_folder(folder / "ckpt-40") != ""
+
+
+def test_other_folders_are_written_as_ever(folder: Path) -> None:
+    with HeldFolder(folder):
+        shutil.rmtree(folder)
+        check_held(folder.with_name("run2"))
+        files.write_text(folder.with_name("run2") / "one.txt", "1")
+
+
+def test_a_folder_that_does_not_exist_cannot_be_held(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be used: No such file"), HeldFolder(tmp_path / "nowhere"):
+        pass
+    with held_if_there(tmp_path / "nowhere"):
+        files.write_text(tmp_path / "nowhere" / "one.txt", "1")
+    with held_if_there(tmp_path / "nowhere"):
+        shutil.rmtree(tmp_path / "nowhere")
+        with pytest.raises(StorageError):
+            check_held(tmp_path / "nowhere" / "one.txt")
+
+
+def test_links_are_followed_once(folder: Path) -> None:
+    link = folder.with_name("latest")
+    link.symlink_to("run")
+    assert files.follow_links(str(link)) == os.path.realpath(folder)
+    assert files.follow_links(os.path.relpath(os.path.realpath(folder))) == os.path.relpath(os.path.realpath(folder))
+    assert files.follow_links("gs://bucket/run") == "gs://bucket/run"

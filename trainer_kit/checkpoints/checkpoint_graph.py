@@ -1,0 +1,106 @@
+"""A TensorFlow checkpoint as the graph of objects that was saved: which attributes lead to which value."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from trainer_kit.errors import StorageError, UsageError
+
+_GRAPH, _ATTRIBUTES = "_CHECKPOINTABLE_OBJECT_GRAPH", "/.ATTRIBUTES/"
+_SUFFIX = f"{_ATTRIBUTES}VARIABLE_VALUE"
+_BOOKKEEPING = ("save_counter", _GRAPH)
+ROOT = 0  # its node
+
+
+class CheckpointGraph:
+    """The nodes, edges and values of a checkpoint. Eager, on the host.
+
+    Args:
+      prefix: of the files.
+
+    Attributes:
+      shapes: key -> shape of each value, without TensorFlow's own.
+
+    Raises:
+      UsageError: when the checkpoint has no graph of objects, as those of TensorFlow 1.
+      StorageError: when it is gone or damaged.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        try:
+            self._reader = tf.train.load_checkpoint(prefix)
+            shapes = self._reader.get_variable_to_shape_map()
+        except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+            raise _unreadable(prefix, error) from error
+        if _GRAPH not in shapes:
+            raise UsageError(
+                f"{prefix} tells values by name only, as checkpoints of TensorFlow 1 do, and not which object they are "
+                "of; read it with tf.train.load_checkpoint and assign the values yourself"
+            )
+        graph = TrackableObjectGraph.FromString(self.value(_GRAPH))
+        self.shapes = {
+            key: tuple(shape)
+            for key, shape in shapes.items()
+            if key.endswith(_SUFFIX) and not key.startswith(_BOOKKEEPING)
+        }
+        self._edges = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
+        self._keys = [
+            next((one.checkpoint_key for one in node.attributes if one.checkpoint_key in self.shapes), None)
+            for node in graph.nodes
+        ]
+
+    def children(self, node: int | None) -> dict[str, int]:
+        """Returns attribute -> node of what `node` holds; nothing for None."""
+        return {} if node is None else self._edges[node]
+
+    def key(self, node: int | None) -> str | None:
+        """Returns the key of the value that `node` is; None if it is none."""
+        return None if node is None else self._keys[node]
+
+    def value(self, key: str) -> Any:
+        """Returns a value as NumPy has it.
+
+        Raises:
+          StorageError: when it cannot be read.
+        """
+        try:
+            return self._reader.get_tensor(key)
+        except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+            raise _unreadable(self.prefix, error) from error
+
+    def nodes(self, depth: int) -> dict[str, int]:
+        """Returns path -> node of what holds others, up to `depth` attributes below the root, which is ""."""
+        found, layer = {"": ROOT}, {"": ROOT}
+        for _ in range(depth):
+            below = {
+                f"{path}/{name}".lstrip("/"): n for path, at in layer.items() for name, n in self._edges[at].items()
+            }
+            layer = {path: node for path, node in below.items() if self._edges[node] and node not in found.values()}
+            found |= layer
+        return found
+
+    def below(self, node: int) -> set[str]:
+        """Returns the keys of all values that `node` leads to."""
+        seen, waiting = {node}, [node]
+        while waiting:
+            new = set(self._edges[waiting.pop()].values()) - seen
+            seen |= new
+            waiting += new
+        return {key for one in seen if (key := self._keys[one]) is not None}
+
+
+def readable(key: str) -> str:
+    """Returns the path of attributes that a key spells: TensorFlow writes "/" in a name as ".S", and "." as ".."."""
+    path = key.partition(_ATTRIBUTES)[0]
+    return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
+
+
+def _unreadable(prefix: str, error: Exception) -> StorageError:
+    what = "is damaged and cannot be read" if os.path.exists(f"{prefix}.index") else "is gone or incomplete"
+    return StorageError(f"{prefix} {what}: {str(getattr(error, 'message', None) or error).splitlines()[0]}")

@@ -1,0 +1,53 @@
+"""Marks of checkpoints that a process is writing or removing: what it leaves when it dies is then known to be its own.
+
+`.saving-ckpt-<step>.<run id>` is an empty file beside the checkpoints, there from before the first file of a save is
+written until its record is, and while a rotation removes a checkpoint. Parts of a checkpoint that have neither a record
+nor such a mark may be somebody else's, and are left alone. The mark is not forced to the disk: a power failure may lose
+it, and then the parts stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+
+from trainer_kit import files
+from trainer_kit.held_folder import check_held
+
+_MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")
+
+
+def mark(prefixes: Iterable[str], run_id: str = "") -> None:
+    """Marks checkpoints that are about to be written or removed; an error of the file system is ignored.
+
+    Args:
+      prefixes: of the checkpoints.
+      run_id: of the run; "" where there is none.
+    """
+    for prefix in prefixes:
+        check_held(prefix)
+        files.reach("checkpoint.mark", prefix)
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
+            os.close(os.open(_path(prefix, run_id), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
+def unmark(prefixes: Iterable[str], run_id: str = "") -> None:
+    """Takes the marks away, when the checkpoints are whole or gone."""
+    for prefix in prefixes:
+        files.reach("checkpoint.unmark", prefix)
+        with contextlib.suppress(OSError):
+            os.remove(_path(prefix, run_id))
+
+
+def marked(names: Iterable[str], run_id: str = "") -> dict[str, str]:
+    """Returns the checkpoints, `ckpt-<step>`, of the marks of this run among file names, each with its mark's name."""
+    found = {match.group(1): (name, match.group(2) or "") for name in names if (match := _MARK.fullmatch(name))}
+    return {checkpoint: name for checkpoint, (name, by) in found.items() if not (by and run_id) or by == run_id}
+
+
+def _path(prefix: str, run_id: str) -> str:
+    folder, name = os.path.split(prefix)
+    return os.path.join(folder, f".saving-{name}{'.' * bool(run_id)}{run_id}")

@@ -1,0 +1,62 @@
+"""How a verb is stopped: by an exception in the main thread, so that it removes what it has made before it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from trainer_kit.signals import KEY_PRESSES_APART, deciding
+from trainer_kit.startup import exit_code, stop_signals
+
+
+class Stops:
+    """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
+
+    An import of TensorFlow may turn these into an ImportError: `received` tells what really happened. A second signal,
+    a second later, ends the process at once.
+
+    Attributes:
+      received: the signal that decides the exit code, if any arrived; see `signals.deciding`.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._at = 0.0
+        self._handlers: dict[int, Any] = {}
+        self._hook = sys.unraisablehook
+
+    def __enter__(self) -> Stops:
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._stop) for number in stop_signals()}
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if self._handlers:
+            sys.unraisablehook = self._hook
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self._at = signal.Signals(number), now
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(exit_code(number))
+        self.received = deciding(self.received, signal.Signals(number))
+        if now - self._at >= KEY_PRESSES_APART:
+            os._exit(exit_code(self.received))
+
+    def _unraisable(self, unraisable: Any) -> None:
+        """Called where Python would drop the exception with a traceback: in a destructor, for example."""
+        if self.received is not None and issubclass(unraisable.exc_type, (KeyboardInterrupt, SystemExit)):
+            os._exit(exit_code(self.received))
+        self._hook(unraisable)

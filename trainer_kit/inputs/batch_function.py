@@ -1,0 +1,120 @@
+"""A function that a user gives to a Source: what it is called with, and what it is called in messages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.user_code import converted
+
+
+class BatchFunction:
+    """A user's function of a batch, such as `parse` or `transform`.
+
+    It gets one argument, the structure of the batch: for examples (image, label) a tuple of two tensors. If its second
+    parameter is named `seed`, or a keyword-only one is, it also gets a seed for each example, int32 [batch, 2].
+
+    Args:
+      function: any callable; one without a signature that Python can read gets the structure alone.
+      role: the name of the Source's parameter that it was given as.
+
+    Attributes:
+      label: the role, name and place of the function, for messages.
+      takes_seed: whether it asks for seeds.
+
+    Raises:
+      UsageError: when it cannot be called with one argument.
+    """
+
+    def __init__(self, function: Callable[..., Any], role: str) -> None:
+        self._function = function
+        self.label = f"{role} {_name_and_place(function)}"
+        self._seed_by = _seed_parameter(function)
+        self.takes_seed = self._seed_by is not None
+        if problem := _problem(function, self._seed_by):
+            raise UsageError(
+                f"{self.label}: {problem}. {role} is called with one argument, the structure of the batch: write "
+                f"`def {role}(batch):`, and for examples of (x, y) unpack inside it, `x, y = batch`. A second "
+                "parameter named `seed` gets a seed for each example, int32 [batch, 2]"
+            )
+
+    def over(self, batches: tf.data.Dataset, *, seeded: bool, keep_seeds: bool = False) -> tf.data.Dataset:
+        """Returns `batches` with the function applied to each, in graph on the host.
+
+        Args:
+          batches: of batches; with `seeded` of pairs (batch, seeds).
+          seeded: whether seeds come with the batches.
+          keep_seeds: whether the seeds are handed on, for another function.
+        """
+        unpacked = type(batches.element_spec) is tuple  # tf.data passes a tuple as several arguments
+
+        @tf.autograph.experimental.do_not_convert
+        def call(*parts: Any) -> Any:
+            batch, seeds = parts if seeded else (parts if unpacked else parts[0], None)
+            changed = self._call(batch, seeds)
+            if not keep_seeds:
+                return changed
+            return (tuple(changed) if isinstance(changed, list) else changed, seeds)  # as tf.data packs a list
+
+        call.label = self.label
+        return batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _call(self, batch: Any, seeds: tf.Tensor | None) -> Any:
+        function = converted(self._function)
+        if self._seed_by is None:
+            return function(batch)
+        return function(batch, seeds) if self._seed_by == "position" else function(batch, seed=seeds)
+
+
+def label_of(function: Any) -> str | None:
+    """Returns the label of the user's function that a dataset's function calls; None when it calls none."""
+    return getattr(function, "label", None)
+
+
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _seed_parameter(function: Any) -> Literal["position", "keyword"] | None:
+    """Returns how the function takes seeds; None when it does not, or when a partial has bound its own seed."""
+    parameters = _parameters(function) or []
+    if isinstance(function, functools.partial) and "seed" in function.keywords:
+        return None
+    for place, parameter in enumerate(parameters):
+        if parameter.name == "seed" and parameter.kind is parameter.KEYWORD_ONLY:
+            return "keyword"
+        if parameter.name == "seed" and place == 1 and parameter.kind is not parameter.VAR_POSITIONAL:
+            return None if parameter.kind is parameter.VAR_KEYWORD else "position"
+    return None
+
+
+def _problem(function: Any, seed_by: str | None) -> str:
+    """Returns why the function cannot be called with what it will get; "" if it can, or if no one can tell."""
+    if not callable(function):
+        return f"it is {function!r}, not a function"
+    if _parameters(function) is None:
+        return ""
+    given = {None: ((0,), {}), "position": ((0, 0), {}), "keyword": ((0,), {"seed": 0})}[seed_by]
+    try:
+        inspect.signature(function).bind(*given[0], **given[1])
+    except TypeError:
+        return f"its parameters are {inspect.signature(function)}"
+    return ""
+
+
+def _name_and_place(function: Any) -> str:
+    """Returns such as "augment (task.py:12)"; of an object its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})" if code else name

@@ -1,0 +1,66 @@
+"""Weights in files of Keras: `.weights.h5`, `.h5` and `.keras`, which Keras's own loaders read."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from trainer_kit.checkpoints.state import differences_table
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.optimizers.weight_decay import variable_path
+
+_ENDINGS = (".keras", ".h5", ".hdf5")
+
+
+def is_keras_file(path: str) -> bool:
+    """Whether this is a file that Keras reads, by its name."""
+    return path.endswith(_ENDINGS)
+
+
+def load_keras_file(model: Any, path: str) -> tuple[int, int]:
+    """Loads the weights in a file of Keras into `model`; returns how many variables and parameters it has.
+
+    Eager, in cross-replica context.
+
+    Raises:
+      UsageError: when there is no such file, or it does not fit: with what Keras says. The model is as it was.
+      StorageError: when it is damaged.
+    """
+    if not os.path.isfile(path):
+        raise UsageError(f"there is no file {path}")
+    if not hasattr(model, "load_weights"):
+        raise UsageError(f"{path} is a file of Keras, and {type(model).__name__} is no Keras model")
+    variables = list(model.variables)
+    before = [variable.numpy() for variable in variables]
+    try:
+        _load_all(model, path, before)
+    except BaseException as error:  # Ctrl-C too
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        if not isinstance(error, Exception):
+            raise
+        reason = "\n".join(f"  {line}" for line in str(error).splitlines()[:24])
+        if isinstance(error, OSError):
+            raise StorageError(f"{path} cannot be read as a file of Keras:\n{reason}") from error
+        raise UsageError(
+            f"{path} does not fit the model {type(model).__name__}; build the model as it was built when this was "
+            f"saved; no weight was changed:\n{reason}"
+        ) from error
+    return len(variables), sum(int(value.size) for value in before)
+
+
+def _load_all(model: Any, path: str, before: list[Any]) -> None:
+    """Has Keras load; raises ValueError when it leaves out a variable, which it may do with no more than a warning.
+
+    What is no number first, and still is none afterwards, was left out.
+    """
+    numbers = [(v, old) for v, old in zip(model.variables, before, strict=True) if old.dtype.kind == "f"]
+    for variable, old in numbers:
+        variable.assign(np.full_like(old, np.nan))
+    model.load_weights(path)
+    missing = [variable for variable, old in numbers if old.size and np.isnan(variable.numpy()).all()]
+    if missing:
+        rows = [(variable_path(one), "missing in the file", None, tuple(one.shape)) for one in missing]
+        raise ValueError(differences_table(sorted(rows, key=lambda row: row[0].rpartition("/"))))

@@ -1,0 +1,208 @@
+"""Weights leave a run, or come from elsewhere: `load_model` and `load_weights`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.checkpoint_graph import CheckpointGraph, readable
+from trainer_kit.checkpoints.selection import checkpoint_of_folder
+from trainer_kit.checkpoints.state import differences_table
+from trainer_kit.distribution.precision import precision
+from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.experiment import task_class, trainer_class
+from trainer_kit.serving.keras_files import is_keras_file, load_keras_file
+from trainer_kit.serving.matching import Match, match
+from trainer_kit.serving.recorded_run import recorded_config, run_folder
+from trainer_kit.serving.run_checkpoint import run_checkpoint
+from trainer_kit.trainer import Trainer
+
+_LISTED = 3  # names in a report
+_FILE = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
+_Loaded = TypeVar("_Loaded")
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """What `load_weights` has loaded.
+
+    Attributes:
+      path: of the file, or the prefix of the checkpoint.
+      part: the attribute of the checkpoint that held the model; "" is the root, or a file of Keras.
+      variables: how many were loaded.
+      parameters: how many numbers they are.
+      averaged: whether moving averages were loaded in place of weights.
+      unused: names of what else the file holds.
+    """
+
+    path: str
+    part: str
+    variables: int
+    parameters: int
+    averaged: bool = False
+    unused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kind = "moving averages of the weights, " if self.averaged else ""
+        where = f" ({self.part})" if self.part else ""
+        text = f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters) from {self.path}{where}"
+        return f"{text}; not used: {_by_section(self.unused)}" if self.unused else text
+
+
+def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", import_modules: Sequence[str] = ()) -> Any:
+    """Returns the model of a run with its weights, as the run evaluates them: their moving average, if it keeps one.
+
+    The model is built by the run's own task from params.yaml and manifest.json. Nothing is trained, and nothing is
+    written into the folder. The run may go on meanwhile. Eager, outside of a strategy.
+
+    Args:
+      run_dir: folder of the run.
+      which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, or a path.
+      import_modules: to import before the experiment is looked for; none: those that the run was started with.
+
+    Raises:
+      UsageError: when there is no such run or checkpoint, or its experiment is not known.
+      StorageError: when the files are damaged.
+    """
+    folder = run_folder(run_dir)
+    config = recorded_config(folder, import_modules)
+    find = lambda: run_checkpoint(folder, which, config.trainer, _prefix)  # noqa: E731
+    find()  # a miss is reported before the model is built
+    with precision(config.runtime):
+        task = task_class(config.task)(config.task, logging_dir=os.fspath(folder))
+        trainer = (trainer_class(config.task) or Trainer).create(config, task, False, True)
+    prefix, _ = _retried(find, trainer.state.restore_weights)
+    variables = list(trainer.model.variables)
+    with trainer.averaged_weights():
+        values = [variable.numpy() for variable in variables]
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    print(f"loaded {type(trainer.model).__name__} from {prefix}")
+    return trainer.model
+
+
+def load_weights(
+    model: Any, path: str | os.PathLike[str], part: str | None = None, averaged: bool = True
+) -> LoadedWeights:
+    """Loads weights into a model, whoever wrote them; prints what was loaded, and returns it.
+
+    All variables of the model get their values, or, after an error, none. Eager, in cross-replica context.
+
+    Args:
+      model: built: of Keras 3, tf_keras or a tf.Module.
+      path: the prefix of a TensorFlow checkpoint, of trainer_kit or any other program; a folder of them, of which the
+        newest is taken, of a folder of best weights the best; a run's folder; a `.weights.h5`, `.h5` or `.keras` file.
+      part: the attributes that lead to the model in the checkpoint, such as "net" in `tf.train.Checkpoint(net=model)`;
+        None: to be found.
+      averaged: whether the moving averages that a run has kept beside the weights are taken in their place.
+
+    Raises:
+      UsageError: when there is no such file, or it lacks a variable of the model or has it in another shape: a table
+        lists all. The model is as it was.
+      StorageError: when the file is damaged.
+    """
+    check_built(model)
+    place = os.fspath(path)
+    if is_keras_file(place):
+        loaded = LoadedWeights(place, "", *load_keras_file(model, place))
+    else:
+        _, loaded = _retried(lambda: _prefix(place), lambda prefix: _load(model, prefix, part, averaged))
+    print(loaded)
+    return loaded
+
+
+def check_built(model: Any) -> None:
+    """Raises UsageError unless the variables of `model` are made."""
+    try:
+        built = bool(model.variables) and getattr(model, "built", True)
+    except ValueError:  # what a Sequential of Keras 2 says as long as it has none
+        built = False
+    except AttributeError:
+        raise UsageError(f"model: {model!r} is no model: it has no variables") from None
+    if not built:
+        raise UsageError(
+            f"the model {type(model).__name__} has no variables yet; call it on a batch first, or build it with "
+            "model.build(input_shape)"
+        )
+
+
+def _load(model: Any, prefix: str, part: str | None, averaged: bool) -> LoadedWeights:
+    graph = CheckpointGraph(prefix)
+    found = match(model, graph, part, averaged)
+    used = {key for _, key in found.pairs}
+    _check(model, graph, found, used)
+    values = [graph.value(key) for _, key in found.pairs]  # all are read before the first is assigned
+    for (variable, _), value in zip(found.pairs, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+    unused = tuple(sorted(readable(key) for key in graph.shapes.keys() - used))
+    parameters = sum(int(tf.size(value)) for value in values)
+    return LoadedWeights(prefix, found.part, len(values), parameters, found.averaged, unused)
+
+
+def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> None:
+    if found.misfits:
+        part = f"its part {found.part!r}, which fits best" if found.part else "its root, which fits best"
+        fits = (
+            f"{part}: {len(found.pairs)} variables fit, {len(found.misfits)} do not" if found.pairs else "nothing fits"
+        )
+        rows = sorted(found.misfits, key=lambda row: row[0].rpartition("/"))
+        raise UsageError(
+            f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the model as it was built "
+            f"when this was saved; no weight was changed:\n{differences_table(rows)}"
+        )
+    parts = {id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model}.values()
+    unbuilt = [type(one).__name__ for one in parts if hasattr(one, "built") and not one.built]
+    left = sorted(readable(key) for key in graph.below(found.node) - used)
+    if unbuilt and left and not found.averaged:  # else what is left are the weights that the averages are of
+        raise UsageError(
+            f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and its layer "
+            f"{unbuilt[0]} is not built; call the model on a batch first; no weight was changed"
+        )
+
+
+def _prefix(path: str) -> str:
+    """Returns the prefix of the checkpoint that a path stands for."""
+    if tf.io.gfile.exists(f"{path}.index"):
+        return path
+    if tf.io.gfile.isdir(path):
+        if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+            return os.path.join(path, "variables", "variables")
+        if found := checkpoint_of_folder(path):
+            return found
+        there = sorted(os.listdir(path)) if os.path.isdir(path) else []
+        raise UsageError(f"{path} holds no checkpoint; it holds: {', '.join(there[:12]) or 'nothing'}")
+    if _FILE.search(path) and tf.io.gfile.exists(path):
+        return _FILE.sub("", path)
+    beside = Path(path).parent
+    known = sorted({_FILE.sub("", one.name) for one in beside.glob("*")}) if beside.is_dir() else []
+    near = suggestion(Path(path).name, known) if known else "there is nothing"
+    raise UsageError(f"there is no checkpoint {path}; in {beside} {near}")
+
+
+def _retried(find: Callable[[], str], load: Callable[[str], _Loaded]) -> tuple[str, _Loaded]:
+    """Loads what `find` returns, again if a run has rotated it away meanwhile and there is a newer one."""
+    prefix = find()
+    while True:
+        try:
+            return prefix, load(prefix)
+        except StorageError:
+            before, prefix = prefix, find()
+            if prefix == before:
+                raise
+
+
+def _by_section(names: Sequence[str]) -> str:
+    """Names, those that begin alike together: "optimizer (9), global_step"."""
+    sections: dict[str, list[str]] = {}
+    for name in names:
+        sections.setdefault(name.split("/")[0], []).append(name)
+    single = len(sections) == 1 and len(names) > 1
+    listed = [f"{name} ({len(of)})" if of != [name] else name for name, of in sections.items()]
+    more = f": {', '.join(names[:_LISTED])}{' ...' if len(names) > _LISTED else ''}" if single else ""
+    return ", ".join(listed) + more

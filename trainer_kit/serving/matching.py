@@ -1,0 +1,175 @@
+"""Which value of a checkpoint belongs to which variable of a model, whoever wrote the checkpoint.
+
+A checkpoint leads to values by the names of attributes. A model offers several sets of names: those that trainer_kit
+gives variables, those that TensorFlow finds in the objects, and those that Keras 2 wrote. Each is tried on each object
+of the checkpoint that may be the model, and what fits most is taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.models.functional import Functional
+
+from trainer_kit.checkpoints.checkpoint_graph import ROOT, CheckpointGraph
+from trainer_kit.checkpoints.variables import canonical_paths, model_variables
+from trainer_kit.config.optimization import EMAConfig
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.optimizers.moving_average import averaged_variables, unique_names
+from trainer_kit.optimizers.weight_decay import variable_path
+
+_DEPTH = 3  # attributes between the root and the model
+_AVERAGE = "average"
+Children = Callable[[Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What one object of a checkpoint has for a model.
+
+    Attributes:
+      part: the attributes that lead to the object; "" is the root.
+      node: of the object.
+      pairs: each variable with a value of its shape, and the value's key.
+      misfits: (name, what is wrong, shape in the file, shape here) of the variables that need a value and have none.
+      averaged: whether the values are moving averages, where there are some.
+    """
+
+    part: str
+    node: int
+    pairs: list[tuple[tf.Variable, str]]
+    misfits: list[tuple[str, str, Any, Any]]
+    averaged: bool = False
+
+
+def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool = True) -> Match:
+    """Returns the match that leaves the fewest variables without a value.
+
+    Args:
+      model: built.
+      graph: of the checkpoint.
+      part: the attributes of the checkpoint that lead to the model, such as "net"; None: to be found.
+      averaged: whether the moving averages that a run has kept beside the weights are taken in their place.
+
+    Raises:
+      UsageError: when there is no such part, or several parts fit.
+    """
+    nodes = graph.nodes(_DEPTH)
+    if part is not None:
+        if part not in nodes:
+            raise UsageError(
+                f"part: {graph.prefix} has no {part!r}; {suggestion(part, [name for name in nodes if name])}"
+            )
+        nodes = {part: nodes[part]}
+    views = _views(model)
+    found = [_match(model, graph, name, node, view) for name, node in nodes.items() for view in views]
+    best = min(found, key=_distance)
+    whole = {one.node: one.part or "the root" for one in found if not one.misfits}
+    if part is None and not best.misfits and best.part != "model" and len(whole) > 1:
+        raise UsageError(
+            f"{graph.prefix} has several parts that fit: {', '.join(sorted(whole.values()))}; give part= one of them"
+        )
+    return _with_averages(model, graph, best) if averaged and best.part == "model" else best
+
+
+def _distance(found: Match) -> tuple[int, int, bool, int]:
+    """What decides between matches: variables without a value, those without a name too, and where they were found."""
+    missing = sum(saved is None for _, _, saved, _ in found.misfits)
+    return len(found.misfits), missing, found.part != "model", found.part.count("/")
+
+
+def _match(model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children) -> Match:
+    pairs, misfits, met = [], [], set()
+    needed = {id(_native(variable)): variable for variable in getattr(model, "weights", None) or model.variables}
+    for name, variable, key in _walk(graph, node, model, children_of):
+        met.add(id(variable))
+        saved, here = graph.shapes.get(key or ""), tuple(variable.shape)
+        if key is not None and saved == here:
+            pairs.append((variable, key))
+        elif id(variable) in needed:
+            misfits.append((name, "another shape" if key else "missing in the checkpoint", saved, here))
+    for identity, variable in needed.items():
+        if identity not in met:
+            misfits.append((variable_path(variable), "missing in the checkpoint", None, tuple(variable.shape)))
+    return Match(part, node, pairs, misfits)
+
+
+def _walk(
+    graph: CheckpointGraph, node: int, model: Any, children_of: Children
+) -> list[tuple[str, tf.Variable, str | None]]:
+    """Walks model and checkpoint together; returns (path, variable, key) of each variable, once."""
+    found: dict[int, tuple[str, tf.Variable, str | None]] = {}
+    seen, waiting = set(), deque([("", node, model)])
+    while waiting:
+        path, at, item = waiting.popleft()
+        if isinstance(item, (tf.Variable, keras.Variable)):
+            variable, key = _native(item), graph.key(at)
+            if found.get(id(variable), (path, variable, None))[2] is None:
+                found[id(variable)] = (path, variable, key)
+        elif (id(item), at) not in seen:
+            seen.add((id(item), at))
+            edges = graph.children(at)
+            for name, child in children_of(item).items():
+                below: Any = edges.get(name, edges.get(name.lstrip("_")))
+                waiting.append((f"{path}/{name}".lstrip("/"), below, child))
+    return list(found.values())
+
+
+def _views(model: Any) -> list[Children]:
+    """The names that a model's variables may have in a file; each function returns the children of one object."""
+    named = model_variables(model)
+    tracked = _remembering(tf.train.TrackableView.children)
+    if named is model:
+        return [tracked]
+    return [
+        lambda item: named if item is model else {},
+        tracked,
+        lambda item: _keras_two_children(item) if isinstance(item, keras.Model) else tracked(item),
+    ]
+
+
+def _keras_two_children(model: Any) -> dict[str, Any]:
+    """The layers as Keras 2 numbered them in its TensorFlow format, and those that are attributes by their names."""
+    weighted = [layer for layer in model.layers if layer.weights]
+    numbered = {f"layer_with_weights-{number}": layer for number, layer in enumerate(weighted)}
+    if isinstance(model, (keras.Sequential, Functional)):
+        return numbered
+    return dict(tf.train.TrackableView.children(model))
+
+
+def _remembering(children_of: Children) -> Children:
+    known: dict[int, Mapping[str, Any]] = {}
+
+    def children(item: Any) -> Mapping[str, Any]:
+        if id(item) not in known:
+            known[id(item)] = children_of(item)
+        return known[id(item)]
+
+    return children
+
+
+def _with_averages(model: Any, graph: CheckpointGraph, found: Match) -> Match:
+    """Takes the averages of a run, where there are some, in place of the weights that they are of."""
+    saved = graph.children(graph.children(ROOT).get(_AVERAGE))
+    if not saved:
+        return found
+    for trainable_only in (True, False):
+        variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
+        names = canonical_paths(unique_names([variable_path(variable) for variable in variables]))
+        if set(names) == saved.keys():
+            keys = {id(_native(one)): graph.key(saved[name]) for one, name in zip(variables, names, strict=True)}
+            pairs = [(variable, keys.get(id(variable)) or key) for variable, key in found.pairs]
+            return Match(found.part, found.node, pairs, found.misfits, averaged=True)
+    raise UsageError(
+        f"{graph.prefix} holds moving averages of other variables than this model has; build the model as the run did, "
+        "or give averaged=False for the weights themselves"
+    )
+
+
+def _native(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable

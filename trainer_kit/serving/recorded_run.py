@@ -1,0 +1,73 @@
+"""A run as its folder records it: the experiment and its config. No TensorFlow, unless a user's module imports it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer_kit import discovery, files
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.serialize import from_yaml
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.experiment import experiments, get_experiment
+
+_FLAG = "--import_module"
+
+
+def run_folder(run_dir: str | os.PathLike[str]) -> Path:
+    """Returns the folder of a run that has been recorded.
+
+    Raises:
+      UsageError: when there is none, with the runs that are in it.
+    """
+    folder = Path(run_dir)
+    if (folder / "params.yaml").is_file():
+        return folder
+    if not folder.is_dir():
+        beside = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.is_dir() else []
+        raise UsageError(f"there is no folder {folder}; {suggestion(folder.name, beside)}")
+    runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
+    inside = f"runs in it: {', '.join(runs[:12])}" if runs else f"it holds: {', '.join(os.listdir(folder)[:12])}"
+    raise UsageError(f"{folder} is no folder of a run: it has no params.yaml; {inside}")
+
+
+def recorded_experiment(folder: Path) -> str:
+    """Returns the name of the experiment that manifest.json tells; "" if it tells none."""
+    name = (files.read_json(folder / "manifest.json") or {}).get("experiment")
+    return name if isinstance(name, str) else ""
+
+
+def recorded_config(folder: Path, import_modules: Sequence[str] = ()) -> ExperimentConfig:
+    """Returns the config of a run, on one device: what its weights are depends on no other.
+
+    Args:
+      folder: of the run.
+      import_modules: to import before the experiment is looked for; none: those that the run was started with.
+
+    Raises:
+      UsageError: when its experiment is not told or not known.
+    """
+    name = recorded_experiment(folder)
+    if not name:
+        raise UsageError(
+            f"{folder / 'manifest.json'} names no experiment, since the run was started from Python without one; build "
+            f"its model yourself and call trainer_kit.load_weights(model, {str(folder)!r})"
+        )
+    if import_modules or name not in experiments:
+        command = (files.read_json(folder / "manifest.json") or {}).get("command")
+        discovery.find_experiment(name, import_modules or _modules(command if isinstance(command, list) else []))
+    config = from_yaml((folder / "params.yaml").read_text(encoding="utf-8"), get_experiment(name))
+    kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
+    plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
+    return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})
+
+
+def _modules(command: Sequence[Any]) -> list[str]:
+    """The modules that a command line imports first."""
+    words = [str(word) for word in command]
+    joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
+    return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]

@@ -1,0 +1,73 @@
+"""Which checkpoint of a run is meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer_kit.checkpoints.best_info import INFO, read_info
+from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.checkpoints.selection import checkpoint_of_folder, newest_checkpoint
+from trainer_kit.config.schema import BEST_CHECKPOINTS, TrainerConfig
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.run_directory import RunDirectory
+
+_BEST = "best:"
+
+
+def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Callable[[str], str]) -> str:
+    """Returns the prefix of the checkpoint of a run that is meant.
+
+    Args:
+      folder: of the run.
+      which: "best", "best:NAME", "latest", a step, or a path.
+      options: of the run.
+      at_path: returns the prefix for a path.
+
+    Raises:
+      UsageError: when there is none, with those that there are.
+      StorageError: when all are damaged.
+    """
+    there = complete_checkpoints(os.fspath(folder))
+    listed = f"there are {', '.join(map(str, there))}" if there else f"{folder} holds no checkpoint"
+    if isinstance(which, os.PathLike) or (isinstance(which, str) and os.sep in which):
+        return at_path(os.fspath(which))
+    if which == "latest":
+        if (newest := newest_checkpoint(os.fspath(folder))) is None:
+            raise UsageError(f"there is no latest checkpoint: {folder} holds none{_bests(folder)}")
+        return newest
+    if which == "best" or str(which).startswith(_BEST):
+        return _best(folder, str(which), options)
+    if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
+        names = ["best", "latest", *(f"{_BEST}{name}" for name in options.best_checkpoints)]
+        raise UsageError(f"which: {which!r} is no checkpoint; {suggestion(str(which), names)}, or a step: {listed}")
+    if int(which) not in there:
+        raise UsageError(f"there is no checkpoint of step {which}; {listed}{_bests(folder)}")
+    return there[int(which)]
+
+
+def _best(folder: Path, which: str, options: TrainerConfig) -> str:
+    directory = RunDirectory(os.fspath(folder), options)
+    name = which.removeprefix("best").removeprefix(":")
+    if name and name not in options.best_checkpoints:
+        raise UsageError(f"the run keeps no best {name!r}; {suggestion(name, list(options.best_checkpoints))}")
+    place = os.path.join(directory.own_named_bests, name) if name else directory.best
+    found = checkpoint_of_folder(place)
+    if found is None:
+        raise UsageError(f'there is no best checkpoint: {place} holds none{_bests(folder)}; "latest" is another choice')
+    return found
+
+
+def _bests(folder: Path) -> str:
+    """Tells the best weights that a run and its sidecars keep, for a message."""
+    patterns = ("*", f"{BEST_CHECKPOINTS}/*", "evals/*/*", f"evals/*/{BEST_CHECKPOINTS}/*")
+    files = [path for pattern in patterns for path in folder.glob(f"{pattern}/{INFO}")]
+    places = [path.parent for path in files if read_info(str(path.parent), quiet=True)]
+    found = []
+    for place in sorted(places):
+        named = place.parent == folder / BEST_CHECKPOINTS
+        own = place.parent == folder
+        found.append(f'"best:{place.name}"' if named else '"best"' if own else str(place))
+    return f"; best weights: {', '.join(found)}" if found else ""

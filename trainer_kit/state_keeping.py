@@ -1,0 +1,117 @@
+"""How a trainer finds the state of its training step beside weights and optimizer, for checkpoints to hold it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.python_state import PlainValues
+from trainer_kit.requirements import check_exact_resume, tell_dropped_assertions
+
+_LOG = logging.getLogger(__name__)
+
+
+class StateKeeping:
+    """The methods of a trainer that concern such state; to be inherited from."""
+
+    _strategy: tf.distribute.Strategy
+    _stop: tf.Variable
+    _stop_asked: tf.Variable
+    _fuse_steps: int
+    _eval_set: Any  # MetricSet
+    config: Any
+    evaluated_batches: tf.Variable
+    metric_variables: Any
+    model: Any
+    state: Any  # TrainState
+    task: Any
+
+    def init_state_keeping(self) -> None:
+        """Has the task's own state, if it has methods `state()` and `restore(state)`, be in every checkpoint."""
+        self._looked_into = self._eagerly = False
+        self._plain_values: PlainValues | None = None
+        self._reported_values: set[str] = set()
+        self._evaluations: set[tf.Graph] = set()
+        self.state.step_state.roots["trainer"] = self
+        if self._has_own_state():
+            restore = self.task.restore
+            self.state.run_state.add("task", self.task.state, lambda state: None if state is None else restore(state))
+
+    def look_into(self, graph: tf.Graph | None) -> None:
+        """Finds all state of the training step, once, before the first step; eager.
+
+        Args:
+          graph: of the loop or of the step; None when neither is compiled.
+
+        Raises:
+          UsageError: if trainer.require_exact_resume, for state that cannot be saved.
+        """
+        if self._looked_into:
+            return
+        self._looked_into, self._eagerly = True, graph is None
+        if graph is not None:
+            check_exact_resume(graph, self._required())
+            if self._fuse_steps > 1:
+                tell_dropped_assertions(graph)
+        with self._strategy.scope():
+            self.state.keep_written(graph, self._without_state(), self._required())
+
+    def look_into_evaluation(self, graph: tf.Graph | None) -> None:
+        """Warns of what an evaluation changes and the training step uses; called after each evaluation; eager.
+
+        Args:
+          graph: of the evaluation; None when it is not compiled.
+
+        Raises:
+          UsageError: if trainer.require_exact_resume.
+        """
+        if graph is not None and self._looked_into and graph not in self._evaluations:
+            self._evaluations.add(graph)
+            self.state.report_evaluation(graph, self._without_state(), self._required())
+
+    def on_first_step(self) -> None:
+        """Called when the first step of a loop function is done: its caches are filled, and its variables made."""
+        if self._eagerly:
+            with self._strategy.scope():
+                self.state.keep_made(self._without_state(), self._required())
+        if not self._has_own_state():
+            self._plain_values = PlainValues(self.task)
+
+    def report_python_state(self) -> None:
+        """Warns, once for each attribute, of plain values of the task that have changed since the first step; eager.
+
+        Raises:
+          UsageError: if trainer.require_exact_resume.
+        """
+        changed = [] if self._plain_values is None else self._plain_values.changed()
+        new = [name for name in changed if name not in self._reported_values]
+        if not new:
+            return
+        self._reported_values.update(new)
+        text = (
+            f"{', '.join(new)} changes while the run trains, and no checkpoint holds it: a resumed run begins with the "
+            "initial value; give the task methods state() and restore(state), or keep the value in a tf.Variable"
+        )
+        if self._required():
+            raise UsageError(f"trainer.require_exact_resume: {text}")
+        _LOG.warning("%s", text)
+
+    def forget_python_state(self) -> None:
+        """Takes the task's values as they are now: what an evaluation changes is not the state of training."""
+        if self._plain_values is not None:
+            self._plain_values.changed()
+
+    def _required(self) -> bool:
+        return bool(getattr(self.config.trainer, "require_exact_resume", False))
+
+    def _has_own_state(self) -> bool:
+        return all(callable(getattr(self.task, name, None)) for name in ("state", "restore"))
+
+    def _without_state(self) -> list[Any]:
+        """Variables that the steps write to and no checkpoint has to hold: metrics are reset, and so on."""
+        metrics = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
+        own = [self._stop, self._stop_asked, self.evaluated_batches]
+        return [*metrics, *self.metric_variables(), *self._eval_set.variables(), *own]

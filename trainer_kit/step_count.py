@@ -1,0 +1,91 @@
+"""Whether a training loop has moved global_step, and which method has to count if it did not. Eager, on the host."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import TrainerKitError
+
+_LOG = logging.getLogger(__name__)
+_METHODS = ("train_step", "create_train_loop_fn", "train")
+_LIBRARIES = ("trainer_kit", "orbit", "official")
+
+
+class CountedLoops:
+    """Runs the loops of a trainer; global_step says how many steps each has done.
+
+    Args:
+      trainer: that runs the loops.
+      step: returns the global step.
+      stopping: tells whether a stop was asked for.
+    """
+
+    def __init__(self, trainer: Any, step: Callable[[], int], stopping: Callable[[], bool]) -> None:
+        self._trainer, self._step, self._stopping, self._warned = trainer, step, stopping, False
+
+    def run(self, before: int, num_steps: tf.Tensor) -> tuple[Any, int]:
+        """Runs a loop and returns (its logs, how many steps global_step has moved).
+
+        Warns once if they are not as many as were asked for, and neither a stop nor the end of the data is the reason.
+
+        Args:
+          before: the global step before the loop.
+          num_steps: how many steps the loop is asked for; int32 scalar.
+
+        Raises:
+          TrainerKitError: when the loop was not stopped and has not moved global_step.
+        """
+        trainer, asked = self._trainer, int(num_steps)
+        try:
+            logs = trainer.train(num_steps) or {}
+        except (tf.errors.OutOfRangeError, StopIteration):  # of a trainer with a train() of its own
+            trainer.data_ended, logs = True, {}
+        moved = self._step() - before
+        if moved == asked:
+            return logs, moved
+        stopped = self._stopping() or getattr(trainer, "data_ended", False)
+        if moved == 0 and not stopped and not _is_out_of_data(trainer):
+            raise TrainerKitError(
+                f"{_described(trainer)} did not add to global_step: it is {before} before and after a loop of {asked} "
+                "steps, so that the run could never end; call self.global_step.assign_add(1) in each training step"
+            )
+        if not self._warned and not (moved < asked and stopped) and moved:
+            self._warned = True
+            _LOG.warning(
+                "a loop was asked for %d steps, and %s moved global_step by %d; the run follows global_step, which "
+                "train_steps, the intervals and the position of the data are counted by",
+                *(asked, _described(trainer), moved),
+            )
+        return logs, moved
+
+
+def _is_out_of_data(trainer: Any) -> bool:
+    """Whether the data has ended although the loop has not said so: Orbit's Python loop keeps it to itself."""
+    look = getattr(trainer, "is_out_of_data", None)
+    return look is not None and bool(look())
+
+
+def _described(trainer: Any) -> str:
+    """Returns the user's methods that run or count training steps, with their places; else the trainer's `train`."""
+    trainer = vars(trainer).get("_inner", trainer)  # of a trainer that was adopted
+    own = [_with_place(type(trainer), name) for name in _METHODS if is_users(type(trainer), name)]
+    return " or ".join(own) or f"{type(trainer).__name__}.train"
+
+
+def is_users(kind: type, name: str) -> bool:
+    """Whether a class has a method of this name from outside the libraries whose loops count and order their steps."""
+    owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+    return owner is not None and owner.__module__.split(".")[0] not in _LIBRARIES
+
+
+def _with_place(kind: type, name: str) -> str:
+    """Returns "Class.name (file:line)"."""
+    owner = next(one for one in kind.__mro__ if name in vars(one))
+    code = getattr(vars(owner)[name], "__code__", None)
+    place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+    return f"{owner.__name__}.{name}{place}"
