@@ -123,11 +123,19 @@ def test_with_a_loop_of_its_own_all_that_can_be_found_is_saved(tmp_path: Path) -
     assert float(trainers[1].task.parts.modules["a"][0].count) == 4.0
 
 
+class _Slotted:
+    __slots__ = ("empty", "value")
+
+    def __init__(self) -> None:
+        self.value = tf.Variable(6.0)
+
+
 class _Holder:
     def __init__(self, names: list[str]) -> None:
         for name in names:
             setattr(self, name, tf.Variable(0.0, name=name))
         self.deep = {"list": [tf.Variable(1.0)], 3: keras.random.SeedGenerator(1)}
+        self.slotted = _Slotted()
         default = tf.Variable(2.0)
         self.function = lambda x, added=default: x + added + self.deep["list"][0]
 
@@ -147,7 +155,7 @@ def test_paths_do_not_depend_on_the_order_of_attributes_nor_on_counters(monkeypa
     assert found[0].keys() == found[1].keys()
     assert [found[1][name].name for name in ("task/a", "task/b")] == ["a:0", "b:0"]
     wanted = {"task/deep/list/0", "task/deep/3", "task/shared", "task/method/OF_THE_MODULE", "task/function/defaults.0"}
-    assert found[0].keys() == {"task/a", "task/b", *wanted}
+    assert found[0].keys() == {"task/a", "task/b", "task/slotted/value", *wanted}
 
 
 def test_what_a_graph_only_reads_is_not_written() -> None:
