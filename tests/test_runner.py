@@ -374,9 +374,8 @@ def _run_finite(folder: Path, mode: str, **trainer: Any) -> Any:
     return run_experiment(None, _FiniteTask(config.task), mode, config, str(folder))
 
 
-@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
-def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path, mode: str) -> None:
-    _run_finite(tmp_path, mode, train_steps=-1)
+def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path) -> None:
+    _run_finite(tmp_path, "train_and_eval", train_steps=-1)
     assert json.loads((tmp_path / "final.json").read_text())["step"] == 13
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
@@ -419,8 +418,7 @@ def test_a_run_without_data_that_only_reading_tells_leaves_no_record(tmp_path: P
     assert not left & {"params.yaml", "manifest.json", "metrics.jsonl", "final.json", "checkpoint"}
 
 
-@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
-@pytest.mark.parametrize(("saves", "steps"), [(True, [5]), (False, [])])
+@pytest.mark.parametrize(("mode", "saves", "steps"), [("train_and_eval", True, [5]), ("train", False, [])])
 def test_a_stop_saves_unless_the_config_says_otherwise(
     tmp_path: Path, mode: str, saves: bool, steps: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,44 +109,51 @@ def _newest(folder: Path) -> int:
     return max(complete_checkpoints(str(folder)), default=0)
 
 
+Often = tuple[Path, dict[str, tuple[Ended, int]], Ended]
+
+
 @pytest.fixture(scope="module")
-def stopped_often(
-    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any
-) -> tuple[str, Path, dict[str, tuple[Ended, int]], Ended]:
-    """The overrides and the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
+def stopped_often(server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any) -> Callable[[str], Often]:
+    """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
 
     What takes long in other tests goes on meanwhile.
     """
     del stops
-    folder = tmp_path_factory.mktemp("often") / "run"
-    ends = {}
-    for moment in PHASES[request.param]:
-        ended = _stop(server, folder, moment, SIGNALS.get(moment, (TERM,)), overrides=request.param)
-        ends[moment] = ended, _newest(folder)
-    return request.param, folder, ends, server.run("train", *_flags(folder, request.param))
+
+    @functools.cache
+    def stop_often(overrides: str) -> Often:
+        folder, ends = tmp_path_factory.mktemp("often") / "run", {}
+        for moment in PHASES[overrides]:
+            ended = _stop(server, folder, moment, SIGNALS.get(moment, (TERM,)), overrides=overrides)
+            ends[moment] = ended, _newest(folder)
+        return folder, ends, server.run("train", *_flags(folder, overrides))
+
+    return stop_often
 
 
 @pytest.mark.parametrize(
-    ("stopped_often", "moment"),
-    [pytest.param(kind, moment, id=f"{moment} {kind}") for kind, phases in PHASES.items() for moment in phases],
-    indirect=["stopped_often"],
+    ("overrides", "moment"), [(overrides, moment) for overrides, phases in PHASES.items() for moment in phases]
 )
-def test_a_signal_saves_what_was_done_and_the_next_start_goes_on_from_there(stopped_often: Any, moment: str) -> None:
-    kind, _, ends, _ = stopped_often
+def test_a_signal_saves_what_was_done_and_the_next_start_goes_on_from_there(
+    stopped_often: Callable[[str], Often], overrides: str, moment: str
+) -> None:
+    ends = stopped_often(overrides)[1]
     (ended, newest), signals = ends[moment], SIGNALS.get(moment, (TERM,))
     decides = TERM if TERM in signals else signals[0]
     assert ended.code == (130 if decides == INT else 75), ended.text
     told = re.search(rf"stopped by {decides.name} at step (\d+)", ended.text)
     assert told is not None, ended.text
     assert int(told.group(1)) == newest  # nothing is lost
-    assert PHASES[kind][moment] in (newest, None)
+    assert PHASES[overrides][moment] in (newest, None)
     before = [number for _, number in ends.values()][list(ends).index(moment) - 1] if moment != "compile" else 0
     assert f"train_and_eval from step {before}" in ended.text
 
 
-@pytest.mark.parametrize("stopped_often", PHASES, indirect=True)
-def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(whole: dict[str, Path], stopped_often: Any) -> None:
-    overrides, folder, _, last = stopped_often
+@pytest.mark.parametrize("overrides", PHASES)
+def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(
+    whole: dict[str, Path], stopped_often: Callable[[str], Often], overrides: str
+) -> None:
+    folder, _, last = stopped_often(overrides)
     assert last.code == 0, last.text
     assert compare_runs(whole[overrides], folder) == []
 
