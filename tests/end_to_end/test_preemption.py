@@ -74,14 +74,14 @@ def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def stops(
     request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Stop]]]:
-    """The long ones of the tests that were chosen, one after another, while other tests run: most of each is a wait."""
+    """The long ones of the tests that were chosen, two at a time, while other tests run: most of each is a wait."""
 
     def stop(name: str) -> Stop:
         folder = tmp_path_factory.mktemp("stopped") / "run"
         return folder, _stop(server, folder, **LONG[name])
 
     chosen = [item.callspec.params.get("long") for item in request.session.items if hasattr(item, "callspec")]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(stop, name) for name in LONG if name in chosen}
         pool.shutdown(cancel_futures=True)
 
