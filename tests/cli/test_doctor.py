@@ -43,8 +43,8 @@ class DrawnTask(TinyTask):
 
 
 def small():
-    return tiny_experiment(train_steps=600, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
-                           validation_interval=300, best_checkpoint_eval_metric="accuracy")
+    return tiny_experiment(train_steps=2000, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
+                           validation_interval=1000, best_checkpoint_eval_metric="accuracy")
 
 
 @trainer_kit.register_experiment("sound")
@@ -71,10 +71,10 @@ def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Comma
     chosen = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
     done = trainer_kit("doctor", "resume", "sound", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^uninterrupted: 600 steps", done.stdout, re.MULTILINE)
+    assert re.search(r"^uninterrupted: 2000 steps", done.stdout, re.MULTILINE)
     kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", done.stdout, re.M)
     assert kill is not None, done.stdout
-    assert 0 <= int(kill[3]) <= int(kill[1]) < 600
+    assert 0 <= int(kill[3]) <= int(kill[1]) < 2000
     assert done.stdout.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
 
 
