@@ -130,9 +130,13 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
     assert "Misfit has no variables yet" in note and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
 
 
-def test_no_model_is_told() -> None:
-    with pytest.raises(UsageError, match="build_model returned None; return the model"):
-        Trainer.create(_config(), _task(lambda: None), True, False)
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(None, "None"), (Net, "the class Net"), ((Net, Net), r"\(<class"), (len, "<built-in function len>")],
+)
+def test_what_is_no_model_is_told(made: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
+        Trainer.create(_config(), _task(lambda: made), True, False)
 
 
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:

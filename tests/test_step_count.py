@@ -45,6 +45,12 @@ class _NoCountInTrain(Trainer):
         return {"training_loss": tf.constant(1.0)}
 
 
+class _CountsBack(Trainer):
+    def train_loop_end(self) -> dict[str, Any]:
+        self.global_step.assign_sub(7)
+        return super().train_loop_end()
+
+
 class _CountsTwice(Trainer):
     def train_step(self, iterator: Any) -> None:
         super().train_step(iterator)
@@ -111,6 +117,11 @@ def test_a_loop_that_does_not_count_is_an_error(kind: type[Trainer], method: str
         _run(kind, tmp_path, mode)
     assert not complete_checkpoints(str(tmp_path))
     assert not (tmp_path / "final.json").exists()
+
+
+def test_a_loop_that_counts_back_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainerKitError, match="global_step: it is 0 before and -2 after a loop of 5 steps"):
+        _run(_CountsBack, tmp_path)
 
 
 def test_a_loop_that_counts_more_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

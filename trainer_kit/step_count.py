@@ -38,7 +38,7 @@ class CountedLoops:
           num_steps: how many steps the loop is asked for; int32 scalar.
 
         Raises:
-          TrainerKitError: when the loop was not stopped and has not moved global_step.
+          TrainerKitError: when the loop was not stopped and has not moved global_step, or has moved it back.
         """
         trainer, asked = self._trainer, int(num_steps)
         try:
@@ -49,9 +49,10 @@ class CountedLoops:
         if moved == asked:
             return logs, moved
         stopped = self._stopping() or getattr(trainer, "data_ended", False)
-        if moved == 0 and not stopped and not _is_out_of_data(trainer):
+        if moved < 0 or (moved == 0 and not stopped and not _is_out_of_data(trainer)):
+            after = f"and {before + moved} after" if moved else "and after"
             raise TrainerKitError(
-                f"{_described(trainer)} did not add to global_step: it is {before} before and after a loop of {asked} "
+                f"{_described(trainer)} did not add to global_step: it is {before} before {after} a loop of {asked} "
                 "steps, so that the run could never end; call self.global_step.assign_add(1) in each training step"
             )
         if not self._warned and not (moved < asked and stopped) and moved:
