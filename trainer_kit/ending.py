@@ -111,7 +111,9 @@ def finished_logs(
     return dict(final["metrics"]) if evaluates else {}
 
 
-def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dict[str, Any], str]:
+def until_stopped(
+    entry: Callable[[Any], dict[str, Any]], run: Any, asked_to_stop: Callable[[], bool]
+) -> tuple[dict[str, Any], str]:
     """Returns what a mode's entry returns, and why an action has ended the run before its last step, "" if none has.
 
     An orbit.Controller knows nothing of StopTraining: what it has done is saved, and not evaluated once more.
@@ -131,7 +133,8 @@ def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dic
             ) from stop
         controller.save_checkpoint()
         logs, reason = {}, str(stop)
-        _LOG.warning("%s has no evaluation at the end of a run that an action stops", type(controller).__name__)
+        if not asked_to_stop():
+            _LOG.warning("%s has no evaluation at the end of a run that an action stops", type(controller).__name__)
     step, train_steps = int(controller.global_step.numpy()), run.config.trainer.train_steps
     return logs, "" if step >= train_steps >= 0 else reason
 
