@@ -27,6 +27,7 @@ from trainer_kit.progress import BETWEEN
 from trainer_kit.requirements import problem_of_one_thread
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
+from trainer_kit.step_count import StockLoops
 from trainer_kit.stopping import is_stopping
 from trainer_kit.telemetry.time_verdict import RunSettings, verdict
 from trainer_kit.user_exits import exits_as_errors
@@ -122,6 +123,8 @@ def until_stopped(
       TrainerKitError: when something else than an action has raised StopTraining.
     """
     controller = run.controller
+    if not hasattr(controller, "stop_request") and controller.trainer is not None:
+        controller.train_actions = [StockLoops(controller.trainer, asked_to_stop), *controller.train_actions]
     try:
         logs = entry(run)
         reason = controller.stop_request.reason if hasattr(controller, "stop_request") else ""

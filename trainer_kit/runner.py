@@ -36,7 +36,6 @@ from trainer_kit.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run_lock import RunLock, release_all
 from trainer_kit.sidecar import Sidecar, with_chosen_sets
 from trainer_kit.signals import StopSignals
-from trainer_kit.step_count import StockLoops
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.profiler import profiled
 from trainer_kit.telemetry.report import Writer
@@ -137,7 +136,6 @@ def run_experiment(
             own = build.with_kept_choice(params, directory) if chosen.trains else params
             trainer = trainer or build.create_trainer(own, task, chosen.trains, evaluates, best)
             _check_parts(params.trainer, mode, trainer, controller_cls, best)
-        asked_to_stop = functools.partial(stopped, signals, trainer)
         run.enter_context(guard(signals, params.trainer, trainer, progress, directory))
         reports = open_reports(run, progress, shown, directory, chief, chosen.trains, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
@@ -152,11 +150,7 @@ def run_experiment(
             evaluator=trainer if evaluates else None,
             global_step=trainer.global_step,
             checkpoint_manager=manager,
-            train_actions=[
-                *([] if issubclass(controller_cls, Controller) else [StockLoops(trainer, asked_to_stop)]),
-                *build.create_actions(strategy, params, trainer, manager, train_actions),
-                *early.actions,
-            ],
+            train_actions=[*build.create_actions(strategy, params, trainer, manager, train_actions), *early.actions],
             eval_actions=build.create_eval_actions(params, trainer, directory, eval_actions),
             **_reporting(reports, params, directory, save_summary),
             **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, early, sidecar),
@@ -173,8 +167,8 @@ def run_experiment(
         with strategy.scope(), record, saved_after_errors(controller), traced:
             _begin(chosen, timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
-            logs, reason = until_stopped(MODE_ENTRIES[mode], described, asked_to_stop)
-            if run_post_eval and mode != "train_and_post_eval" and not asked_to_stop():
+            logs, reason = until_stopped(MODE_ENTRIES[mode], described, lambda: stopped(signals, trainer))
+            if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         conclude(described, signals, manager, reports, trainer, mode, logs, reason)
         part(strategy)  # no worker is done before the chief is: it could not be started again alone
