@@ -119,9 +119,9 @@ def test_a_controller_of_orbit_ends_too_when_nothing_is_counted_or_a_stop_was_as
     with pytest.raises(DataError, match="ended at step 13"):
         _run(Trainer, tmp_path / "ended", task=_EndingTask, controller_cls=orbit.Controller)
     stop = lambda logs: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5"):
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
         _run(Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[stop])
-    assert list(complete_checkpoints(str(tmp_path / "stopped"))) == [5]
+    assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
 
 
 def test_a_loop_that_counts_more_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
