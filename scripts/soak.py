@@ -183,7 +183,7 @@ def _judge(soak: Soak, code: int | None) -> bool:
     whole = soak.base / "uninterrupted"
     reference = soak.start("uninterrupted.log", soak.command("train_and_eval", whole)).wait()
     put_back(soak.run)
-    soak.oddities += odd_ends(soak)
+    soak.oddities += odd_ends(soak) if soak.faults else ["the run ended before the first fault"]
     differences = [f"the uninterrupted run ended with exit code {reference}"] if reference else []
     differences += compare_runs(whole, soak.run) if code == 0 else []
     differences += _sidecar_differences(soak.run)
