@@ -110,7 +110,7 @@ def test_a_foreign_index_file_is_no_checkpoint_to_evaluate_or_to_go_on_from(name
         (tmp_path / "run" / file).touch()
     with pytest.raises(UsageError, match="holds no checkpoint"):
         _check(name, tmp_path, "eval")
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: none; 0 starts anew"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there is none at all; 0 starts anew"):
         _check(name, tmp_path, from_step=5)
 
 

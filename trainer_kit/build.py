@@ -12,6 +12,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from trainer_kit.action_checks import checked_actions
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.commit import read_record
@@ -264,7 +265,7 @@ def create_actions(
     An action with methods `state()` and `restore(state)` has its state in every checkpoint.
     """
     own = getattr(trainer, "own_train_actions", None)
-    actions = [*(given or []), *(own(config, manager.source, manager) if own else [])]
+    actions = [*(given or []), *checked_actions(own(config, manager.source, manager) if own else None, None)[0]]
     keep_states(trainer, actions)
     resolver = getattr(strategy, "cluster_resolver", None)
     if config.trainer.preemption_on_demand_checkpoint and isinstance(

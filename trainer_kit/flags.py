@@ -98,10 +98,17 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     except flags.UnrecognizedFlagError as error:
         raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
     except flags.Error as error:
-        raise UsageError(str(error).replace("invalid literal for int() with base 10", "not a whole number")) from error
+        raise UsageError(_reworded(str(error))) from error
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
     return values
+
+
+def _reworded(text: str) -> str:
+    """Returns what absl says of a flag's value, in words of ours where its own are Python's."""
+    if "Non-boolean argument" in text:
+        return f"{text.partition(': ')[0]}: it is neither true nor false; give the flag without a value for true"
+    return text.replace("invalid literal for int() with base 10", "not a whole number")
 
 
 def unsupervised(values: flags.FlagValues) -> list[str]:

@@ -167,7 +167,7 @@ def run_experiment(
         with strategy.scope(), record, saved_after_errors(controller), traced:
             _begin(chosen, timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
-            logs, reason = until_stopped(MODE_ENTRIES[mode], described)
+            logs, reason = until_stopped(MODE_ENTRIES[mode], described, lambda: stopped(signals, trainer))
             if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         conclude(described, signals, manager, reports, trainer, mode, logs, reason)

@@ -220,7 +220,7 @@ def test_to_go_on_from_a_step_that_was_not_saved_lists_those_that_were(folder: P
     ):
         check_from_step(str(folder), 7)
     assert names(folder) == before
-    with pytest.raises(UsageError, match="there are: none"):
+    with pytest.raises(UsageError, match="there is none at all"):
         check_from_step(str(tmp_path / "nowhere"), 7)
     assert check_from_step(str(tmp_path / "nowhere"), 0) is None
     assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")
