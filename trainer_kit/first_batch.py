@@ -46,6 +46,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
     """
     if model is None:
         raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
+    _name_for_graphs(task, model)
     if is_built(model):
         return
     section, batch = _first_batch(sections, task, train, given)
@@ -64,6 +65,17 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
             f"is {described(batch)}; build_model may build it in another way",
         )
         raise errors[0]
+
+
+def _name_for_graphs(task: Any, model: Any) -> None:
+    """Gives models a name that a graph can have, where their class begins with an underscore.
+
+    Keras 3 names them after their class, and opens a scope of that name when they are called: at the root of a graph
+    TensorFlow refuses one that begins with "_". Keras 2 puts "private" before it.
+    """
+    for one in (model, *vars(task).values()):
+        if isinstance(one, keras.Layer) and one.name.startswith("_"):
+            one.name = f"private{one.name}"
 
 
 def _first_batch(sections: Any, task: Any, train: bool, given: Any) -> tuple[str, Any]:

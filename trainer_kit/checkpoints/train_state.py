@@ -87,6 +87,13 @@ class TrainState:
         self._generators: list[Any] | None = None  # the states of random generators; found at the first evaluation
         self._before_evaluation: list[tuple[Any, tf.Tensor]] = []
 
+    @property
+    def other_variables(self) -> list[tf.Variable]:
+        """What a checkpoint holds of the task, and of the training step, beside model, optimizer and average."""
+        sections = (*self._evaluated_parts.values(), self.step_state.items)
+        found = (section[name] for section in sections for name in sorted(section))
+        return [one for one in found if isinstance(one, tf.Variable)]
+
     @functools.cached_property
     def weights(self) -> tf.train.Checkpoint:
         """The weights alone, as the best checkpoint keeps them; made at the first evaluation that is kept."""
@@ -156,6 +163,27 @@ class TrainState:
         """Does the same, where steps are not compiled, with what came into being in the first of them."""
         self._noted(self.step_state.add_reachable(self._held(apart), required, begun=True))
 
+    def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
+        """Remembers the values of what no checkpoint holds yet, for `keep_changed`; eager, in scope.
+
+        Args:
+          apart: as of `keep_written`.
+          everything: whether to look into the model as well, as where no graph will tell what steps do.
+        """
+        self.step_state.watch(self._held(apart), everything)
+
+    def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
+        """Has what has changed since `watch` be in checkpoints; eager, before a save.
+
+        Args:
+          apart: as of `keep_written`; None if that was called.
+          required: as of `keep_written`.
+
+        Raises:
+          UsageError: if `required`, when something cannot be saved.
+        """
+        self._noted(self.step_state.add_changed(None if apart is None else self._held(apart), required))
+
     def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
         """Warns of what an evaluation changes and training uses, random generators apart, which are put back.
 
@@ -193,7 +221,9 @@ class TrainState:
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
         known = [one for one in items if is_state(one)]
         # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
-        optimizers = [self._optimizer, *(one for one in items if hasattr(one, "get_slot_names"))]
+        others = [one for one in items if not isinstance(one, tf.Variable)]
+        _check_aggregations(items)
+        optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
         return handles([*known, *_native([*(slot for one in optimizers for slot in _kept_by(one)), *apart])])
 
     def _noted(self, changed: bool) -> None:
@@ -251,6 +281,19 @@ def _kept_by(optimizer: Any) -> list[Any]:
         return [variable for one in optimizer.values() for variable in _kept_by(one)]
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
+
+
+def _check_aggregations(items: Iterable[Any]) -> None:
+    """Raises UsageError for variables that TensorFlow cannot write to a checkpoint."""
+    unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
+    for one in items:
+        parts = getattr(one, "values", ()) if isinstance(one, tf.Variable) else ()
+        if len(parts) > 1 and (one.synchronization, one.aggregation) == unsaved:
+            raise UsageError(
+                f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
+                "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
+                "ONLY_FIRST_REPLICA (each replica keeps its own value all the same)"
+            )
 
 
 def _native(variables: Iterable[Any]) -> list[Any]:
