@@ -21,19 +21,24 @@ class StateKeeping:
     _stop: tf.Variable
     _stop_asked: tf.Variable
     _fuse_steps: int
+    _weights_in_use: Any  # a lock
     _trains: bool
     _eval_set: Any  # MetricSet
     config: Any
-    has_own_loop: bool
-    has_own_train: bool
     evaluated_batches: tf.Variable
     metric_variables: Any
     model: Any
     state: Any  # TrainState
     task: Any
 
-    def init_state_keeping(self) -> None:
-        """Has the task's own state, if it has methods `state()` and `restore(state)`, be in every checkpoint."""
+    def init_state_keeping(self, own_loop: bool, own_train: bool) -> None:
+        """Has the task's own state, if it has methods `state()` and `restore(state)`, be in every checkpoint.
+
+        Args:
+          own_loop: whether a subclass makes the training loop itself.
+          own_train: whether a subclass has a `train` of its own, which may not run our loop.
+        """
+        self._own_loop, self._own_train = own_loop, own_train
         self._looked_into = self._eagerly = self._searched = False
         self._plain_values: PlainValues | None = None
         self._reported_values: set[str] = set()
@@ -45,8 +50,8 @@ class StateKeeping:
 
     def watch_values(self) -> None:
         """Remembers what `initialize`, actions and callbacks may change, before they do; eager, in scope."""
-        if self._trains and not self.has_own_loop:  # of which all is saved that can be found
-            self.state.watch(self._without_state(), everything=self.has_own_train)
+        if self._trains and not self._own_loop:  # of which all is saved that can be found
+            self.state.watch(self._without_state(), everything=self._own_train)
 
     def keep_what_changed(self) -> None:
         """Has checkpoints hold what has changed meanwhile without a step of ours; eager, before a save.
@@ -56,9 +61,9 @@ class StateKeeping:
         """
         if not self._trains:
             return
-        unseen = self.has_own_train and not self._looked_into and not self._searched
+        unseen = self._own_train and not self._looked_into and not self._searched
         self._searched = self._searched or unseen
-        with self._strategy.scope():
+        with self._weights_in_use, self._strategy.scope():  # a late save comes from another thread
             self.state.keep_changed(self._without_state() if unseen else None, self._required())
 
     def look_into(self, graph: tf.Graph | None) -> None:

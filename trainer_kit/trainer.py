@@ -99,7 +99,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         self._train_set = MetricSet("training_loss", task_metrics(task, True) + own if train else [])
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
-        self.init_state_keeping()
+        self.init_state_keeping(self.has_own_loop, type(self).train is not Trainer.train)
         eval_metrics = task_metrics(task, False) + own if evaluate else []
         self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
         self.init_stopping()
@@ -194,11 +194,6 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
     def has_own_loop(self) -> bool:
         """Whether a subclass makes the training loop itself."""
         return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
-
-    @property
-    def has_own_train(self) -> bool:
-        """Whether a subclass has a `train` of its own, which may not run our loop."""
-        return type(self).train is not Trainer.train
 
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or not to end; to be called after the restore."""

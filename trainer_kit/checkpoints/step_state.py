@@ -72,17 +72,16 @@ class StepState:
         self._restore(self.items)
         return bool(new)
 
-    def watch(self, apart: set[int], everything: bool = False) -> None:
-        """Remembers what the task's variables and tables are like that no section holds, for `add_changed`.
+    def watch(self, found: Mapping[str, Any], held: set[int]) -> None:
+        """Remembers the values of what no section holds, for `add_changed`.
 
         Called before the task initializes the model, and after each restore; what is remembered already stays so.
 
         Args:
-          apart: as `held` of `add_written`.
-          everything: whether to look into the model as well, as where no graph will tell what steps do.
+          found: of `reachable`.
+          held: as of `add_written`.
         """
-        found = reachable(self.roots, None if everything else self.roots.get("model"))
-        self._watched.watch(self._not_held(found, apart))
+        self._watched.watch(self._not_held(found, held))
 
     def add_changed(self, apart: set[int] | None = None, required: bool = False) -> bool:
         """Adds what was watched and has changed since; before a save.

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
-from trainer_kit.checkpoints.reachable import is_state
+from trainer_kit.checkpoints.reachable import is_state, reachable
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import (
     OPTIONAL,
@@ -168,9 +168,13 @@ class TrainState:
 
         Args:
           apart: as of `keep_written`.
-          everything: whether to look into the model as well, as where no graph will tell what steps do.
+          everything: whether to look into model and optimizer as well, as where no graph will tell what steps do.
         """
-        self.step_state.watch(self._held(apart), everything)
+        optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
+        found = reachable(self.step_state.roots, () if everything else (self._model, *optimizers))
+        apart = [self._global_step, *apart]
+        if handles(found.values()) - handles(_native(apart)):
+            self.step_state.watch(found, self._held(apart))
 
     def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
         """Has what has changed since `watch` be in checkpoints; eager, before a save.
@@ -287,8 +291,8 @@ def _check_aggregations(items: Iterable[Any]) -> None:
     """Raises UsageError for variables that TensorFlow cannot write to a checkpoint."""
     unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
     for one in items:
-        parts = getattr(one, "values", ()) if isinstance(one, tf.Variable) else ()
-        if len(parts) > 1 and (one.synchronization, one.aggregation) == unsaved:
+        parts: Any = getattr(one, "values", None) or [one]
+        if isinstance(one, tf.Variable) and len(parts) > 1 and (one.synchronization, one.aggregation) == unsaved:
             raise UsageError(
                 f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
                 "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
