@@ -73,7 +73,7 @@ def _name_for_graphs(task: Any, model: Any) -> None:
     Keras 3 names them after their class, and opens a scope of that name when they are called: at the root of a graph
     TensorFlow refuses one that begins with "_". Keras 2 puts "private" before it.
     """
-    for one in (model, *vars(task).values()):
+    for one in (model, *getattr(task, "__dict__", {}).values()):
         if isinstance(one, keras.Layer) and one.name.startswith("_"):
             one.name = f"private{one.name}"
 
