@@ -47,6 +47,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
     if not _is_model(model):
         kind = "None" if model is None else f"the class {model.__name__}" if isinstance(model, type) else repr(model)
         raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
+    _name_for_graphs(task, model)
     if is_built(model):
         return
     section, batch = _first_batch(sections, task, train, given)
@@ -65,6 +66,17 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
             f"is {described(batch)}; build_model may build it in another way",
         )
         raise errors[0]
+
+
+def _name_for_graphs(task: Any, model: Any) -> None:
+    """Gives models a name that a graph can have, where their class begins with an underscore.
+
+    Keras 3 names them after their class, and opens a scope of that name when they are called: at the root of a graph
+    TensorFlow refuses one that begins with "_". Keras 2 puts "private" before it.
+    """
+    for one in (model, *getattr(task, "__dict__", {}).values()):
+        if isinstance(one, keras.Layer) and one.name.startswith("_"):
+            one.name = f"private{one.name}"
 
 
 def _first_batch(sections: Any, task: Any, train: bool, given: Any) -> tuple[str, Any]:

@@ -20,15 +20,42 @@ from trainer_kit.testing.fork_server import Child
 ROOT = Path(__file__).parents[2]
 
 _FILE = '''
+import keras
 import trainer_kit
 from trainer_kit.testing import tiny_experiment
+from trainer_kit.testing.tiny import CLASSES, FEATURES, TinyConfig, TinyTask
+
+
+@trainer_kit.configclass
+class WithCritic(TinyConfig):
+    """Of the task below."""
+
+
+@trainer_kit.register_task(WithCritic)
+class CriticTask(TinyTask):
+    """What it evaluates depends on a second model, which its training step changes."""
+
+    def build_model(self):
+        self.critic = keras.layers.Dense(CLASSES, kernel_initializer="zeros")
+        self.critic.build([None, FEATURES])
+        return super().build_model()
+
+    def train_step(self, *args, **kwargs):
+        self.critic.kernel.assign_add([[0.001, 0.0, 0.0]] * FEATURES)
+        return super().train_step(*args, **kwargs)
+
+    def validation_step(self, inputs, model, metrics=None):
+        outputs = model(inputs[0]) + self.critic(inputs[0])
+        self.process_metrics(metrics, inputs[1], outputs)
+        return {self.loss: self.build_losses(inputs[1], outputs)}
 
 
 @trainer_kit.register_experiment("outside/tiny")
 def tiny(steps: int = 200):
     """A tiny task."""
-    return tiny_experiment(train_steps=steps, steps_per_loop=20, summary_interval=20, checkpoint_interval=40,
-                           validation_interval=50, best_checkpoint_eval_metric="accuracy")
+    config = tiny_experiment(train_steps=steps, steps_per_loop=20, summary_interval=20, checkpoint_interval=40,
+                             validation_interval=50, best_checkpoint_eval_metric="accuracy")
+    return trainer_kit.ExperimentConfig(task=WithCritic(), trainer=config.trainer)
 '''
 
 
@@ -110,11 +137,13 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: F
 
 def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(folder: Path, server: ForkServer) -> None:
     sidecar = _forked(server, folder, "continuous_eval", "--model_dir=watched")
-    run = _forked(server, folder, "train", "--model_dir=watched").wait(240)
+    run = _forked(server, folder, "train_and_eval", "--model_dir=watched").wait(240)
     assert run.code == 0, run.text
     ended = sidecar.wait(240)
     assert ended.code == 0, ended.text
-    ledger = [json.loads(line) for line in (folder / "watched/evals/continuous_eval.jsonl").read_text().splitlines()]
+    ledgers = [folder / f"watched/evals/{name}.jsonl" for name in ("continuous_eval", "validation")]
+    ledger, own = ([json.loads(line) for line in path.read_text().splitlines()] for path in ledgers)
+    assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
     steps = [record["step"] for record in ledger]
     assert steps[-1] == 200
     assert steps == sorted(set(steps))
