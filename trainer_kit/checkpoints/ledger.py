@@ -12,7 +12,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -167,7 +167,7 @@ class Ledger:
 
     def extent(self, step: int) -> tuple[int, int]:
         """Returns (how many evaluations before `step` count, the last step of them); (0, -1) if there is none."""
-        evaluated = [item["step"] for item in active_records(self.records()) if item["step"] < step]
+        evaluated = [item["step"] for item in _active(self.records()) if item["step"] < step]
         return len(evaluated), max(evaluated, default=-1)
 
     def went_back_to(self, lineage: int) -> int | None:
@@ -237,14 +237,15 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     Args:
       records: evaluations and rewinds, as `read_records` returns them.
     """
-    everything = list(records)
-    began = [(item["lineage"], item["step"]) for item in everything if item.get("kind") == REWIND]
-    return [
-        dict(item)
-        for item in everything
-        if item.get("kind") != REWIND
-        and not any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
-    ]
+    return [dict(item) for item in _active(list(records))]
+
+
+def _active(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    began = [(item["lineage"], item["step"]) for item in records if item.get("kind") == REWIND]
+    for item in records:
+        superseded = began and any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
+        if item.get("kind") != REWIND and not superseded:
+            yield item
 
 
 def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
