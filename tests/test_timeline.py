@@ -111,7 +111,7 @@ def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(t
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
     told.timeline.begin(40, anew=False)
     told.timeline.begin(0, anew=False)  # a run that was about to go back to its initial weights
-    with pytest.raises(StorageError, match=r"tells of a checkpoint, ckpt-40, but there is none.*--from_step=0"):
+    with pytest.raises(StorageError, match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0"):
         told.timeline.begin(0, anew=True)
     told.timeline.rewind(0)
     told.timeline.begin(0, anew=True)

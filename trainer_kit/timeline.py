@@ -73,16 +73,18 @@ class Timeline:
         saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
         if anew and saved:
             raise StorageError(
-                f"{self.ledger.path} tells of a checkpoint, {saved[-1]}, but there is none in the folder; restore one "
+                f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
                 "from a backup, or start again from step 0 with --from_step=0"
             )
         told = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
         if anew and told and self._history is not None:
             _LOG.warning(
-                "%s tells of step %d, but there is no checkpoint: the run begins at step 0", self._history.path, told
+                "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
+                self._history.path,
+                told,
             )
         if anew and self._history is not None and self._sidecars_know_another_life():
-            _LOG.warning("%s: sidecars have evaluated checkpoints that are gone; the run begins anew", self.ledger.path)
+            _LOG.warning("%s: sidecars know checkpoints that are gone; the run starts again", self.ledger.path)
             self.ledger.rewind(0)  # by which a sidecar that still runs learns of it
         if not anew:
             self._warn_of_loss(step)
