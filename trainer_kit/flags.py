@@ -39,7 +39,7 @@ REPEATED = {
     "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
 }
 SUPERVISION, ONCE = "max_restarts", "from_step"
-FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start anew."
+FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start again."
 PARTIAL = "Restore what fits of a checkpoint of another model or optimizer, and list what does not."
 RESTARTS = (
     "Run under a supervisor, which restarts a run that was preempted, and one that crashed or stalled up to this many "
@@ -61,7 +61,7 @@ class _StepParser(flags.ArgumentParser):
         text = str(argument).strip().removeprefix("ckpt-")
         if text.isascii() and text.isdecimal():
             return int(text)
-        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts anew"
+        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts again"
         if os.sep in text:
             advice += "; to begin with the weights of another run set task.init_checkpoint"
         raise ValueError(f"it is not a whole number of 0 or more; {advice}")

@@ -49,7 +49,7 @@ def require_step(step: int, there: Iterable[int]) -> None:
     steps = sorted(there)
     if step not in steps:
         listed = f"there are: {', '.join(map(str, steps))}" if steps else "there is none at all"
-        raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; 0 starts anew")
+        raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; 0 starts again")
 
 
 def pointer_text(names: Sequence[str]) -> str:
