@@ -107,20 +107,12 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
     if not isinstance(made, (list, tuple)):
         kind = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
-<<<<<<< HEAD
     for one in made:
         if isinstance(one, type) or not hasattr(one, "result"):
             kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
             raise UsageError(
                 f"{type(task).__name__}.build_metrics returned a list with {kind}, which is no metric; give each as "
                 "an object, such as keras.metrics.SparseCategoricalAccuracy()"
-=======
-    for metric in made:
-        if not hasattr(metric, "name"):
-            raise UsageError(
-                f"{type(task).__name__}.build_metrics returned a list with {metric!r:.60}, which is no metric; make "
-                "one, as in keras.metrics.SparseCategoricalAccuracy()"
->>>>>>> soak
             )
     return list(made)
 

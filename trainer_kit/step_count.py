@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.errors import DataError, StopTraining, TrainerKitError
+from trainer_kit.errors import DataError, StopTraining, TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
 _METHODS = ("train_step", "create_train_loop_fn", "train")
@@ -39,10 +39,13 @@ class CountedLoops:
 
         Raises:
           TrainerKitError: when the loop was not stopped and has not moved global_step, or has moved it back.
+          UsageError: when the trainer's `train` returns something else than a dict or None.
         """
         trainer, asked = self._trainer, int(num_steps)
         try:
             logs = trainer.train(num_steps) or {}
+            if not isinstance(logs, Mapping):
+                raise UsageError(f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None")
         except (tf.errors.OutOfRangeError, StopIteration):  # of a trainer with a train() of its own
             trainer.data_ended, logs = True, {}
         moved = self._step() - before
@@ -96,8 +99,8 @@ class StockLoops:
 
 def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
-        f"{_described(trainer)} did not add to global_step: it is {before} before a training loop and {after} after it, "
-        "so that the run could never end; call self.global_step.assign_add(1) in each training step"
+        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, and "
+        "such a run never ends; call self.global_step.assign_add(1) in each training step"
     )
 
 

@@ -51,11 +51,7 @@ def made_inputs(
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
     with _seeds_of_operations():
         made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-<<<<<<< HEAD
-    if not isinstance(made, (tf.data.Dataset, Source)):
-=======
     if not isinstance(made, Source) and not hasattr(made, "element_spec"):
->>>>>>> soak
         name = getattr(build_inputs, "__qualname__", "build_inputs")
         kind = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{name} returned {kind}; return a tf.data.Dataset or a Source, such as ArraySource")
