@@ -65,6 +65,30 @@ def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any)
         np.testing.assert_array_equal(one, other.numpy())
 
 
+class _Net(Net):
+    """Keras names it "__net", which TensorFlow refuses at the root of a graph."""
+
+
+_FORMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"fuse_steps": 2},
+    {"train_tf_while_loop": False, "eval_tf_while_loop": False},
+    {"train_tf_function": False, "train_tf_while_loop": False, "eval_tf_function": False},
+)
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) -> None:
+    task = _task(_Net)
+    task.second = _Net()
+    task.second(tf.zeros([1, 3]))
+    task.build_losses = lambda labels, outputs, aux_losses=None: tf.reduce_mean((outputs - task.second(outputs)) ** 2)
+    trainer = Trainer.create(_config(**form), task, True, True)
+    assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
+    assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
+    assert trainer.model.name == "private__net"
+
+
 def test_replicas_share_a_model_that_is_built_for_them(tmp_path: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
     with strategy.scope():
@@ -130,9 +154,13 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
     assert "Misfit has no variables yet" in note and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
 
 
-def test_no_model_is_told() -> None:
-    with pytest.raises(UsageError, match="build_model returned None; return the model"):
-        Trainer.create(_config(), _task(lambda: None), True, False)
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(None, "None"), (Net, "the class Net"), ((Net, Net), r"\(<class"), (len, "<built-in function len>")],
+)
+def test_what_is_no_model_is_told(made: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
+        Trainer.create(_config(), _task(lambda: made), True, False)
 
 
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:

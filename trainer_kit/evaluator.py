@@ -325,6 +325,7 @@ class Evaluator(orbit.AbstractEvaluator):
         else:
             logs = self._logs_of("", aggregated_logs)
         if self._checkpoint_exporter:
+            self.keep_what_changed()
             with self._weights_in_use:
                 # A late save may have put the weights back after a request to stop.
                 if not self.stop_requested:
@@ -343,6 +344,9 @@ class Evaluator(orbit.AbstractEvaluator):
         if (names := self._eval_set.names()) is None:
             return None
         return [f"{name}|{metric}".lstrip("|") for name in self.validation_sets for metric in names]
+
+    def keep_what_changed(self) -> None:
+        """Has the best weights hold what has changed without a training step."""
 
     def report_python_state(self) -> None:
         """Says which values of the task have changed in training and are not saved."""

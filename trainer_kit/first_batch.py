@@ -41,11 +41,13 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
       given: a ready-made dataset in place of the task's, or a dict of such by name.
 
     Raises:
-      UsageError: when there is no model.
+      UsageError: when this is no model.
       Exception: what the task or the model raises when it is called, with a note that says what was tried.
     """
-    if model is None:
-        raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
+    if not _is_model(model):
+        kind = "None" if model is None else f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
+    _name_for_graphs(task, model)
     if is_built(model):
         return
     section, batch = _first_batch(sections, task, train, given)
@@ -66,6 +68,17 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
         raise errors[0]
 
 
+def _name_for_graphs(task: Any, model: Any) -> None:
+    """Gives models a name that a graph can have, where their class begins with an underscore.
+
+    Keras 3 names them after their class, and opens a scope of that name when they are called: at the root of a graph
+    TensorFlow refuses one that begins with "_". Keras 2 puts "private" before it.
+    """
+    for one in (model, *getattr(task, "__dict__", {}).values()):
+        if isinstance(one, keras.Layer) and one.name.startswith("_"):
+            one.name = f"private{one.name}"
+
+
 def _first_batch(sections: Any, task: Any, train: bool, given: Any) -> tuple[str, Any]:
     """Returns the dotted path of the data in the config, and the specs of one of its batches for one replica."""
     name, data = _section_of_batches(sections, train)
@@ -84,6 +97,14 @@ def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
     found = {**trained, **evaluated} if train else {**evaluated, **trained}
     has_batches = (one for one in found.items() if one[1] is not None and getattr(one[1], "global_batch_size", True))
     return next(has_batches, next(iter(found.items())))
+
+
+def _is_model(model: Any) -> bool:
+    """Whether this may be a model at all: an object that has variables, or will have them."""
+    try:
+        return not isinstance(model, type) and hasattr(model, "variables")
+    except ValueError:  # as in has_variables
+        return True
 
 
 def has_variables(model: Any) -> bool:

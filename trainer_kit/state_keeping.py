@@ -21,6 +21,8 @@ class StateKeeping:
     _stop: tf.Variable
     _stop_asked: tf.Variable
     _fuse_steps: int
+    _weights_in_use: Any  # a lock
+    _trains: bool
     _eval_set: Any  # MetricSet
     config: Any
     evaluated_batches: tf.Variable
@@ -29,9 +31,15 @@ class StateKeeping:
     state: Any  # TrainState
     task: Any
 
-    def init_state_keeping(self) -> None:
-        """Has the task's own state, if it has methods `state()` and `restore(state)`, be in every checkpoint."""
-        self._looked_into = self._eagerly = False
+    def init_state_keeping(self, own_loop: bool, own_train: bool) -> None:
+        """Has the task's own state, if it has methods `state()` and `restore(state)`, be in every checkpoint.
+
+        Args:
+          own_loop: whether a subclass makes the training loop itself.
+          own_train: whether a subclass has a `train` of its own, which may not run our loop.
+        """
+        self._own_loop, self._own_train = own_loop, own_train
+        self._looked_into = self._eagerly = self._searched = False
         self._plain_values: PlainValues | None = None
         self._reported_values: set[str] = set()
         self._evaluations: set[tf.Graph] = set()
@@ -39,6 +47,24 @@ class StateKeeping:
         if self._has_own_state():
             restore = self.task.restore
             self.state.run_state.add("task", self.task.state, lambda state: None if state is None else restore(state))
+
+    def watch_values(self) -> None:
+        """Remembers what `initialize`, actions and callbacks may change, before they do; eager, in scope."""
+        if self._trains and not self._own_loop:  # of which all is saved that can be found
+            self.state.watch(self._without_state(), everything=self._own_train)
+
+    def keep_what_changed(self) -> None:
+        """Has checkpoints hold what has changed meanwhile without a step of ours; eager, before a save.
+
+        Raises:
+          UsageError: if trainer.require_exact_resume, for state that cannot be saved.
+        """
+        if not self._trains:
+            return
+        unseen = self._own_train and not self._looked_into and not self._searched
+        self._searched = self._searched or unseen
+        with self._weights_in_use, self._strategy.scope():  # a late save comes from another thread
+            self.state.keep_changed(self._without_state() if unseen else None, self._required())
 
     def look_into(self, graph: tf.Graph | None) -> None:
         """Finds all state of the training step, once, before the first step; eager.

@@ -99,7 +99,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         self._train_set = MetricSet("training_loss", task_metrics(task, True) + own if train else [])
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
-        self.init_state_keeping()
+        self.init_state_keeping(self.has_own_loop, type(self).train is not Trainer.train)
         eval_metrics = task_metrics(task, False) + own if evaluate else []
         self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
         self.init_stopping()
@@ -204,11 +204,13 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
+        self.watch_values()
         self.task.initialize(self.model)
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
+        self.keep_what_changed()
         self.state.run_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
@@ -222,6 +224,8 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
+        if path is not None:
+            self.watch_values()
         if self._trains and self.has_own_loop:  # whose graph is not known
             self.look_into(None)
         self.sound, self.data_ended = None, False
@@ -351,8 +355,10 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         parts.add("data", self.data.state, self.data.put_state)
         parts.add("metrics", self._metrics_state, self._put_metrics_state)
         parts.add("learning rates", rates.state, rates.restore)
-        replicas = ReplicasState(lambda: self.model.variables, self._strategy)
-        parts.add("replicas", replicas.state, replicas.restore)
+        of_model = ReplicasState(lambda: self.model.variables, self._strategy)
+        parts.add("replicas", of_model.state, of_model.restore)
+        others = ReplicasState(lambda: self.state.other_variables, self._strategy)
+        parts.add("replicas of other variables", others.state, others.restore)
 
     def _build_optimizers(self) -> None:
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]

@@ -129,6 +129,44 @@ class TwoModels(TinyTask):
         return {"loss": logs["loss"] + tf.reduce_mean(self.critic(inputs[0]))}
 
 
+class HostWrites(TinyTask):
+    """Second models that steps only read: an action writes to two of them, `initialize` to one, nothing to another."""
+
+    def build_model(self) -> Any:
+        self.target, self.evaluated, self.teacher, self.fixed = (_dense() for _ in range(4))
+        self.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 1.0)
+        self.learned = _dense()
+        return self.learned
+
+    def initialize(self, model: Any) -> None:
+        self.teacher.set_weights([0.5 * weight for weight in self.teacher.get_weights()])
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        return loss * tf.ensure_shape(self.table.lookup(tf.constant("a")), [])
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        features, labels = inputs
+        with tf.GradientTape() as tape:
+            outputs = model(features, training=True)
+            loss = self.build_losses(labels, outputs) / tf.distribute.get_strategy().num_replicas_in_sync
+            for other in (self.target, self.teacher, self.fixed):
+                loss += tf.reduce_mean((outputs - other(features)) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return {self.loss: loss}
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
+        logs = super().validation_step(inputs, model, metrics)
+        return {"loss": logs["loss"] + tf.reduce_mean(self.evaluated(inputs[0]))}
+
+    def after_loop(self, logs: Any) -> None:
+        """Is called after each training loop."""
+        self.target.set_weights(self.learned.get_weights())
+        self.evaluated.set_weights([weight + 0.5 for weight in self.evaluated.get_weights()])
+        self.table.insert(tf.constant("a"), self.table.lookup(tf.constant("a")) + 0.5)
+
+
 class Table(_Scaled):
     """A hash table of the task."""
 
@@ -174,7 +212,7 @@ class Unreachable(_Scaled):
 KINDS: dict[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
-        ModuleOfTask, GlobalModule, SeedOfLambda, SecondOptimizer, TwoModels, Table, KerasTwo,
+        ModuleOfTask, GlobalModule, SeedOfLambda, SecondOptimizer, TwoModels, HostWrites, Table, KerasTwo,
     )
 }  # fmt: skip
 
@@ -200,7 +238,8 @@ def train(folder: str, kinds: list[str], end: int, replicas: int = 1, options: A
         with strategy.scope():
             task = KINDS[kind](config.task)
         place = f"{folder}/{kind}"
-        model, logs = trainer_kit.run_experiment(strategy, task, "train_and_eval", config, place)
+        actions = [task.after_loop] if hasattr(task, "after_loop") else None
+        model, logs = trainer_kit.run_experiment(strategy, task, "train_and_eval", config, place, train_actions=actions)
         weights = [variable.numpy().tobytes().hex() for variable in model.trainable_variables]
         logs = {name: float(value) for name, value in logs.items() if not name.startswith("best")}
         Path(f"{place}/{end}.json").write_text(json.dumps([weights, logs]))

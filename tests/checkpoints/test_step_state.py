@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,12 @@ from trainer_kit.checkpoints.step_state import saved_section
 from trainer_kit.errors import UsageError
 from trainer_kit.python_state import PlainValues
 from trainer_kit.testing import ForkServer, tiny_experiment
-from trainer_kit.testing.tiny import TinyTask
+from trainer_kit.testing.tiny import FEATURES, TinyTask
 from trainer_kit.trainer import Trainer
 
 FORMS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
-    "compiled": (["ModuleOfTask", "SeedOfLambda", "TwoModels", "Table", "KerasTwo"], 1, {}),
-    "two replicas": (["TwoModels"], 2, {}),
+    "compiled": (["ModuleOfTask", "SeedOfLambda", "TwoModels", "HostWrites", "Table", "KerasTwo"], 1, {}),
+    "two replicas": (["TwoModels", "HostWrites"], 2, {}),
     "fused": (["SecondOptimizer"], 1, {"fuse_steps": 2}),
     "eager": (["GlobalModule"], 1, {"train_tf_function": False, "train_tf_while_loop": False}),
 }
@@ -62,6 +63,8 @@ def test_what_is_saved_has_the_path_that_leads_to_it(trained: Path) -> None:
     assert saved["ModuleOfTask"] == {"task/parts/modules/a/0/count": ()}
     assert saved["Table"].keys() == {"task/table"}
     assert not any("fixed" in name for name in saved["TwoModels"])  # a step that only reads it
+    changed = {name.split("/")[1] for name in saved["HostWrites"]}
+    assert changed == {"target", "evaluated", "teacher", "table"}  # and not what is fixed
     assert saved["KerasTwo"] == {}  # held by other sections
     eager = saved_section(f"{trained}/eager stopped/GlobalModule/ckpt-{STEPS}", "step_state")
     assert eager == {"task/factor/SCALE/count": ()}  # and nothing of the trainer's own
@@ -121,6 +124,134 @@ def test_with_a_loop_of_its_own_all_that_can_be_found_is_saved(tmp_path: Path) -
         trainer.task.parts.modules["a"][0].count.assign_add(0.0 if path else 3.0)
         trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
     assert float(trainers[1].task.parts.modules["a"][0].count) == 4.0
+
+
+class _Hidden(TinyTask):
+    """Its loss has a factor that it only reads, and that no attribute leads to."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        return super().build_losses(labels, model_outputs, aux_losses) * sys.hidden  # type: ignore[attr-defined]
+
+
+def test_what_an_action_changes_and_cannot_be_found_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden = tf.Variable(1.0, name="hidden")
+    monkeypatch.setattr(sys, "hidden", hidden, raising=False)
+    trainers = [_trainer(_Hidden), _trainer(_Hidden, require_exact_resume=True)]
+    for trainer in trainers:
+        trainer.initialize()
+        trainer.train(tf.constant(1))
+        trainer.before_save("ckpt-1")
+    assert not caplog.records
+    hidden.assign(2.0)
+    for _ in range(2):
+        trainers[0].before_save("ckpt-2")
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert text.startswith("the variable hidden (float32 []) changes between training steps")
+    with pytest.raises(UsageError, match="require_exact_resume: the variable hidden"):
+        trainers[1].before_save("ckpt-2")
+
+
+def test_what_changed_after_a_checkpoint_is_named_when_the_run_goes_back_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = _trainer(KINDS["HostWrites"])
+    trainer.initialize()
+    paths = []
+    for step in (1, 2):
+        trainer.train(tf.constant(1))
+        trainer.before_save(str(tmp_path / f"ckpt-{step}"))
+        paths.append(trainer.checkpoint.write(str(tmp_path / f"ckpt-{step}")))
+        trainer.task.after_loop({})
+    assert {name.split("/")[1] for name in saved_section(paths[0], "step_state")} == {"teacher"}
+    for path in paths:
+        trainer.after_restore(path)
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert "ckpt-1 does not hold task/evaluated/" in text and "it keeps the value that it has" in text
+
+
+class _OwnTrain(Trainer):
+    def train(self, num_steps: Any) -> Any:
+        model, features = self.task.learned, tf.ones([2, FEATURES])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.task.target(features) * model(features) * self.task.fixed(features))
+        self.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        if getattr(self.task, "made", None) is None:
+            self.task.made = tf.Variable(0.0)
+        self.task.made.assign_add(1.0)
+        self.task.after_loop({})
+        self.global_step.assign_add(1)
+        return {}
+
+
+def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, kind = tiny_experiment(), KINDS["HostWrites"]
+    trainers = [_OwnTrain.create(config, kind(config.task), True, True) for _ in range(2)]
+    trainers[0].initialize()
+    trainers[0].train(tf.constant(1))
+    trainers[0].before_save(str(tmp_path / "ckpt-1"))
+    path = trainers[0].checkpoint.write(str(tmp_path / "ckpt-1"))
+    names = {name.split("/")[1] for name in saved_section(path, "step_state")}
+    assert names == {"target", "evaluated", "teacher", "table", "made"}
+    trainers[1].after_restore(path)
+    expected, found = ([v.numpy().tolist() for v in one.task.target.variables] for one in trainers)
+    assert expected == found and not caplog.records
+    trainers[1].train(tf.constant(1))
+    trainers[1].before_save(str(tmp_path / "ckpt-2"))
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert text.startswith("task/made: made in the first step")
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
+def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    config, trainers = tiny_experiment(), []
+    with strategy.scope():
+        for _ in range(2):
+            task = _OfReplicas(config.task)
+            task.aggregation = tf.VariableAggregation[aggregation]
+            trainers.append(
+                Trainer(
+                    config,
+                    task,
+                    task.build_model(),
+                    task.create_optimizer(config.trainer.optimizer_config, config.runtime),
+                )
+            )
+        if aggregation == "NONE":
+            with pytest.raises(UsageError, match=r"variable seen .* aggregation NONE, and TensorFlow cannot save"):
+                trainers[0].initialize()
+            return
+        trainers[0].initialize()
+        trainers[0].train(tf.constant(1))
+        trainers[0].before_save(str(tmp_path / "ckpt-1"))
+        path = trainers[0].checkpoint.write(str(tmp_path / "ckpt-1"))
+        restore(trainers[1].checkpoint, path, whole=True)
+        trainers[1].after_restore(path)
+    before, after = ([*map(_values, (one.task.seen, one.task.second.layers[0].moving_mean.value))] for one in trainers)
+    assert before == after and all(first != second for first, second in before)
+
+
+def _values(variable: Any) -> list[Any]:
+    return [part.numpy().tolist() for part in variable.values]
+
+
+class _OfReplicas(TinyTask):
+    """A variable, and the averages of a second model, of which each replica has its own."""
+
+    aggregation: Any
+
+    def build_model(self) -> Any:
+        how = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": self.aggregation}
+        self.seen = tf.Variable(0.0, trainable=False, name="seen", **how)
+        self.second = keras.Sequential([keras.Input((FEATURES,)), keras.layers.BatchNormalization()])
+        return super().build_model()
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        self.seen.assign_add(tf.reduce_mean(inputs[0]))
+        self.second(inputs[0], training=True)
+        return super().train_step(inputs, model, optimizer, metrics)
 
 
 class _Slotted:

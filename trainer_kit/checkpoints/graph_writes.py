@@ -1,4 +1,4 @@
-"""Which resources outside a graph it writes to, and which line of the user's code does it."""
+"""Which resources outside a graph it reads and writes, and which line of the user's code writes to them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,25 @@ def written(graph: Any) -> list[Any]:
     return [found[number] for number, known in users.items() if not known or not all(map(_is_harmless, known))]
 
 
+def variables_used(graph: Any) -> list[Any]:
+    """Returns the handles of the variables outside a traced graph that it reads or writes."""
+    return [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) == "Var"]
+
+
+def variable_of(graph: Any, handle: Any) -> Any:
+    """Returns the variable that a handle is of, as the graph knows it; None if it does not."""
+    for variable in (one for part in _graphs(graph) for one in part.variables):
+        if any(part.handle is handle for part in getattr(variable, "values", None) or [variable]):
+            return variable
+    return None
+
+
 def described(graph: Any, handle: Any) -> str:
     """Returns what a handle of `written` is, and where the graph changes it, for messages."""
-    graphs = list(_graphs(graph))
-    what = _WHAT[_kind(handle)]
-    for variable in (one for part in graphs for one in part.variables):
-        if any(part.handle is handle for part in getattr(variable, "values", None) or [variable]):
-            what = f"the variable {variable.name.partition(':')[0]} ({variable.dtype.name} {list(variable.shape)})"
-    return f"{what}{_place(graphs, handle)}"
+    what, variable = _WHAT[_kind(handle)], variable_of(graph, handle)
+    if variable is not None:
+        what = f"the variable {variable.name.partition(':')[0]} ({variable.dtype.name} {list(variable.shape)})"
+    return f"{what}{_place(list(_graphs(graph)), handle)}"
 
 
 def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:

@@ -1,8 +1,11 @@
-"""The section `step_state` of a checkpoint: what the training step changes and no other section holds.
+"""The section `step_state` of a checkpoint: what changes while a run trains and no other section holds.
 
 A module, a second model or optimizer, a generator or a hash table that a task, a model or a function holds is found
 when the step has been traced: whatever its graph writes to, and the checkpoint does not hold yet, is added under the
 path that leads to it. A run that is resumed restores it as soon as it is known, before the first step.
+
+What actions, callbacks or `initialize` write to, such as a target network, no graph tells. Its values are looked at
+before the first step and before each save, and it is added once they have changed: no checkpoint holds a frozen model.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.checkpoint_graph import readable
-from trainer_kit.checkpoints.graph_writes import described, written
+from trainer_kit.checkpoints.fingerprints import Fingerprints
+from trainer_kit.checkpoints.graph_writes import described, variable_of, variables_used, written
 from trainer_kit.checkpoints.reachable import reachable
 from trainer_kit.errors import StorageError, UsageError
 
@@ -42,6 +46,8 @@ class StepState:
         self._path: str | None = None
         self._saved: dict[str, Any] = {}  # path -> shape, of the checkpoint that was restored last
         self._reported: set[str] = set()
+        self._watched = Fingerprints()  # by path: what the training step does not write to, as far as is known
+        self._hidden = Fingerprints()  # by description: what it reads and no path leads to
         self._used: set[int] = set()  # the `id` of each handle that the training step reads or writes
 
     def restored(self, path: str | None) -> bool:
@@ -60,8 +66,49 @@ class StepState:
         self._path, self._saved = path, saved_section(path, SECTION) if path else {}
         known = reachable(self.roots) if self._saved.keys() - self.items.keys() else {}
         new = {name: known[name] for name in self._saved if name in known and name not in self.items}
+        if late := sorted(self.items.keys() - self._saved.keys()) if path else []:
+            self._report(f"{path} does not hold {', '.join(late)}: it keeps the value that it has", False)
         self._hold(new)
         self._restore(self.items)
+        return bool(new)
+
+    def watch(self, found: Mapping[str, Any], held: set[int]) -> None:
+        """Remembers the values of what no section holds, for `add_changed`.
+
+        Called before the task initializes the model, and after each restore; what is remembered already stays so.
+
+        Args:
+          found: of `reachable`.
+          held: as of `add_written`.
+        """
+        self._watched.watch(self._not_held(found, held))
+
+    def add_changed(self, apart: set[int] | None = None, required: bool = False) -> bool:
+        """Adds what was watched and has changed since; before a save.
+
+        Args:
+          apart: None if `add_written` or `add_reachable` was called. Else as `held` of `add_written`: then what has
+            come into being since `watch` is added too.
+          required: as of `add_written`.
+
+        Returns:
+          Whether there are more items than before.
+
+        Raises:
+          UsageError: if `required`, when something has changed that cannot be saved, or was not restored.
+        """
+        new = {name: item for name, item in self._watched.take_changed().items() if name not in self.items}
+        if apart is not None:
+            made = self._not_held(reachable(self.roots), apart | handles(self._watched.items()))
+            self._report_late(made, required)
+            new |= made
+        self._hold(new)
+        if hidden := sorted(self._hidden.take_changed()):
+            self._report(
+                f"{', '.join(hidden)} changes between training steps, which use it, and no checkpoint holds it: a "
+                f"resumed run will not be the same as one that was never stopped; {_ADVICE}",
+                required,
+            )
         return bool(new)
 
     def add_written(self, graph: Any, held: set[int], required: bool = False) -> bool:
@@ -81,7 +128,10 @@ class StepState:
         held = held | handles(self.items.values())
         self._used = {id(outer) for outer, _ in graph.captures}
         left = {id(handle): handle for handle in written(graph) if id(handle) not in held}
-        found = reachable(self.roots) if left else {}
+        known = held | left.keys() | handles(self._watched.items())
+        read = {id(handle): handle for handle in variables_used(graph) if id(handle) not in known}
+        found = reachable(self.roots) if left or read else {}
+        self._watch_read(graph, read, found)
         new = {name: item for name, item in found.items() if handles([item]) & left.keys()}
         named = handles(new.values())
         if lost := [described(graph, handle) for number, handle in left.items() if number not in named]:
@@ -100,14 +150,9 @@ class StepState:
           required: as of `add_written`.
           begun: whether steps were taken since the restore; what came into being in them had its initial value there.
         """
-        ours = held | handles(self.items.values())
-        new = {name: item for name, item in reachable(self.roots).items() if not handles([item]) & ours}
-        if begun and (late := sorted(new.keys() & self._saved.keys())):
-            self._report(
-                f"{', '.join(late)}: made in the first step, which is not compiled, so that it was not restored "
-                "before; make it in build_model, or compile the step (trainer.train_tf_function=true)",
-                required,
-            )
+        new = self._not_held(reachable(self.roots), held)
+        if begun:
+            self._report_late(new, required)
         return self._add(new, required)
 
     def report_evaluation(self, graph: Any, apart: set[int], required: bool = False) -> None:
@@ -130,6 +175,26 @@ class StepState:
                 f"the evaluation changes {', '.join(sorted(changed))}, which training uses: a resumed run does not "
                 "repeat the evaluations on record, so it will not be the same as one that was never stopped; evaluate "
                 "with a variable of its own, or put the value back in validation_step",
+                required,
+            )
+
+    def _not_held(self, found: Mapping[str, Any], held: set[int]) -> dict[str, Any]:
+        ours = held | handles(self.items.values())
+        return {name: item for name, item in found.items() if not handles([item]) & ours}
+
+    def _watch_read(self, graph: Any, read: Mapping[int, Any], found: Mapping[str, Any]) -> None:
+        """Watches what the training step only reads, by its path, or else by what it is."""
+        there = {name: item for name, item in found.items() if handles([item]) & read.keys()}
+        self._watched.watch(there)
+        named = handles(there.values())
+        hidden = {described(graph, one): variable_of(graph, one) for key, one in read.items() if key not in named}
+        self._hidden.watch({what: variable for what, variable in hidden.items() if variable is not None})
+
+    def _report_late(self, new: Mapping[str, Any], required: bool) -> None:
+        if late := sorted(new.keys() & self._saved.keys()):
+            self._report(
+                f"{', '.join(late)}: made in the first step, of which no graph is known beforehand, so that it was "
+                "not restored before; make it in build_model, or compile the step (trainer.train_tf_function=true)",
                 required,
             )
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.random_state import process_generators, task_state, untracked_model_state
-from trainer_kit.checkpoints.reachable import is_state
+from trainer_kit.checkpoints.reachable import is_state, reachable
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import (
     OPTIONAL,
@@ -87,6 +87,13 @@ class TrainState:
         self._generators: list[Any] | None = None  # the states of random generators; found at the first evaluation
         self._before_evaluation: list[tuple[Any, tf.Tensor]] = []
 
+    @property
+    def other_variables(self) -> list[tf.Variable]:
+        """What a checkpoint holds of the task, and of the training step, beside model, optimizer and average."""
+        sections = (*self._evaluated_parts.values(), self.step_state.items)
+        found = (section[name] for section in sections for name in sorted(section))
+        return [one for one in found if isinstance(one, tf.Variable)]
+
     @functools.cached_property
     def weights(self) -> tf.train.Checkpoint:
         """The weights alone, as the best checkpoint keeps them; made at the first evaluation that is kept."""
@@ -156,6 +163,31 @@ class TrainState:
         """Does the same, where steps are not compiled, with what came into being in the first of them."""
         self._noted(self.step_state.add_reachable(self._held(apart), required, begun=True))
 
+    def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
+        """Remembers the values of what no checkpoint holds yet, for `keep_changed`; eager, in scope.
+
+        Args:
+          apart: as of `keep_written`.
+          everything: whether to look into model and optimizer as well, as where no graph will tell what steps do.
+        """
+        optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
+        found = reachable(self.step_state.roots, () if everything else (self._model, *optimizers))
+        apart = [self._global_step, *apart]
+        if handles(found.values()) - handles(_native(apart)):
+            self.step_state.watch(found, self._held(apart))
+
+    def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
+        """Has what has changed since `watch` be in checkpoints; eager, before a save.
+
+        Args:
+          apart: as of `keep_written`; None if that was called.
+          required: as of `keep_written`.
+
+        Raises:
+          UsageError: if `required`, when something cannot be saved.
+        """
+        self._noted(self.step_state.add_changed(None if apart is None else self._held(apart), required))
+
     def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
         """Warns of what an evaluation changes and training uses, random generators apart, which are put back.
 
@@ -193,7 +225,9 @@ class TrainState:
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
         known = [one for one in items if is_state(one)]
         # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
-        optimizers = [self._optimizer, *(one for one in items if hasattr(one, "get_slot_names"))]
+        others = [one for one in items if not isinstance(one, tf.Variable)]
+        _check_aggregations(items)
+        optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
         return handles([*known, *_native([*(slot for one in optimizers for slot in _kept_by(one)), *apart])])
 
     def _noted(self, changed: bool) -> None:
@@ -251,6 +285,19 @@ def _kept_by(optimizer: Any) -> list[Any]:
         return [variable for one in optimizer.values() for variable in _kept_by(one)]
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
+
+
+def _check_aggregations(items: Iterable[Any]) -> None:
+    """Raises UsageError for variables that TensorFlow cannot write to a checkpoint."""
+    unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
+    for one in items:
+        parts: Any = getattr(one, "values", None) or [one]
+        if isinstance(one, tf.Variable) and len(parts) > 1 and (one.synchronization, one.aggregation) == unsaved:
+            raise UsageError(
+                f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
+                "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
+                "ONLY_FIRST_REPLICA (each replica keeps its own value all the same)"
+            )
 
 
 def _native(variables: Iterable[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from official.core import train_utils as theirs
 
 from tests.compat.model_garden.garden_task import small_config
 from trainer_kit import runner
+from trainer_kit.checkpoints.step_state import saved_section
 from trainer_kit.compat.model_garden.adopted import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.runner import run_experiment
@@ -22,11 +23,12 @@ from trainer_kit.errors import DivergedError, UsageError
 
 
 class Counting(base_trainer.Trainer):  # type: ignore[misc]
-    """Counts batches in a variable of its own, which its checkpoint holds under a name of its own."""
+    """Counts batches in two variables, of which its checkpoint holds one, under a name of its own."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.batches = tf.Variable(0, dtype=tf.int64)
+        self.others = SimpleNamespace(batches=tf.Variable(0), fixed=tf.Variable(3.0))
         model, optimizer, step = self.model, self.optimizer, self.global_step
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=optimizer, global_step=step, my_batches=self.batches
@@ -35,6 +37,7 @@ class Counting(base_trainer.Trainer):  # type: ignore[misc]
     def next_train_inputs(self, iterator: Any) -> Any:
         """Counts."""
         self.batches.assign_add(1)
+        self.others.batches.assign_add(1)
         return super().next_train_inputs(iterator)
 
 
@@ -61,7 +64,8 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path) ->
     names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))}
     assert {"model", "optimizer", "global_step", "my_batches"} <= names
     gone_on = _run(_with_steps(6), tmp_path)
-    assert int(gone_on.batches) == int(gone_on.global_step) == 6
+    assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
+    assert saved_section(str(tmp_path / "ckpt-6"), "step_state").keys() == {"trainer/others/batches"}
 
 
 def test_data_that_begin_anew_are_told_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,6 +80,8 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
         rates = ConfiguredRates(trained)
+        self.state.step_state.roots["trainer"] = inner
+        self._searched = False  # for what its first steps have made
         self.state.run_state.add("learning rates", rates.state, rates.restore)
         self.state.run_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
@@ -180,12 +182,16 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore; eager, in scope."""
+        self._watch_values()
         if hasattr(self._inner, "initialize"):
             self._inner.initialize()
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
+        unseen, self._searched = not self._searched, True
+        with self._strategy.scope():
+            self.state.keep_changed(self._metric_variables() if unseen else None, self._required())
         self.state.run_state.store()
         self.data.save_iterator(f"{prefix}{ITERATOR}")
 
@@ -197,7 +203,24 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
+        if path is not None:
+            self._watch_values()
         self.sound = None
+
+    def _watch_values(self) -> None:
+        """Remembers what the trainer's own loops may change, of which no graph is known; eager, in scope."""
+        if self.trains:
+            self.state.watch(self._metric_variables(), everything=True)
+
+    def _metric_variables(self) -> list[Any]:
+        """Returns the variables of the trainer's metrics, which need no saving: loops begin with them at zero."""
+        values = [one for value in vars(self._inner).values() for one in tf.nest.flatten(value)]
+        metrics = [one for one in values if hasattr(one, "update_state") and hasattr(one, "variables")]
+        own = getattr(self._inner.model, "metrics", None) or []
+        return [variable for metric in (*metrics, *own) for variable in metric.variables]
+
+    def _required(self) -> bool:
+        return bool(getattr(getattr(self.config, "trainer", None), "require_exact_resume", False))
 
 
 def _exact_average(optimizer: Any, model: Any) -> OptimizersAverage | None:
