@@ -99,8 +99,8 @@ class StockLoops:
 
 def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
-        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, and "
-        "such a run never ends; call self.global_step.assign_add(1) in each training step"
+        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, "
+        "and such a run never ends; call self.global_step.assign_add(1) in each training step"
     )
 
 

@@ -255,9 +255,7 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
             "another step, or copy it to a folder of its own to go on from it there"
         )
     if wrong := problem(there[step]):
-        raise UsageError(
-            f"--from_step: {there[step]} is damaged: {wrong}; give the step of another checkpoint, or 0 to start again"
-        )
+        raise UsageError(f"--from_step: {there[step]} is damaged: {wrong}; give another step, or 0 to start again")
     return there[step]
 
 
