@@ -82,11 +82,11 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
     task = _task(_Net)
     task.second = _Net()
     task.second(tf.zeros([1, 3]))
-    task.build_losses = lambda labels, outputs, aux_losses=None: tf.reduce_mean((outputs - task.second(outputs)) ** 2)
+    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_sum(task.second(model_outputs) ** 2)
     trainer = Trainer.create(_config(**form), task, True, True)
     assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
     assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
-    assert trainer.model.name == "private__net"
+    assert trainer.model.name.startswith("private__net")
 
 
 def test_replicas_share_a_model_that_is_built_for_them(tmp_path: Any) -> None:
