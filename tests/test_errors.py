@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from trainer_kit import errors
+from trainer_kit.config.schema import TrainerConfig
 from trainer_kit.errors import (
     EXIT_CODES,
     ConfigError,
@@ -32,6 +35,13 @@ def test_the_exit_codes_are_an_interface() -> None:
         "PREEMPTED": 75,
         "INTERRUPTED": 130,
     }
+
+
+def test_a_config_error_comes_back_from_a_process_pool() -> None:
+    with pytest.raises(ConfigError) as raised:
+        TrainerConfig(train_steps="many")
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert isinstance(again, ConfigError) and str(again) == str(raised.value)
 
 
 def test_every_exit_code_is_explained() -> None:

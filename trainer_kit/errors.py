@@ -162,6 +162,10 @@ class ConfigError(UsageError):
         lines = [str(mistake) for mistake in self.mistakes]
         super().__init__("\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Mistake, ...]]]:
+        """Has the error survive the way back from another process, as in a pool of workers, which would wait for it."""
+        return ConfigError, (self.mistakes,)
+
 
 _FAR_BEHIND = 0.15  # between the likeness of the best name and that of one still worth naming; likeness is 0 to 1
 

@@ -147,7 +147,7 @@ class Evaluator(orbit.AbstractEvaluator):
           DataError: when there is no data at all.
         """
         self.eval_seconds, self._set_results = {}, {}
-        self.report_python_state()
+        self.before_evaluation()
         try:
             states = {}
             self._evaluated_sets = self.validation_sets if sets is None else tuple(sets)
@@ -155,7 +155,9 @@ class Evaluator(orbit.AbstractEvaluator):
                 start = time.perf_counter()
                 states[name] = self._evaluate_set(name, num_steps, self.eval_begin())
                 self.eval_seconds[name] = time.perf_counter() - start
-            return self.eval_end(states if self.has_validation_sets else states[""])
+            logs = self.eval_end(states if self.has_validation_sets else states[""])
+            self.report_evaluated_state()
+            return logs
         finally:
             self.end_averaging()
             self.forget_python_state()
@@ -348,8 +350,11 @@ class Evaluator(orbit.AbstractEvaluator):
     def keep_what_changed(self) -> None:
         """Has the best weights hold what has changed without a training step."""
 
-    def report_python_state(self) -> None:
+    def before_evaluation(self) -> None:
         """Says which values of the task have changed in training and are not saved."""
+
+    def report_evaluated_state(self) -> None:
+        """Says whether the evaluation has changed the task's own state."""
 
     def forget_python_state(self) -> None:
         """Takes the task's values as they are now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -42,6 +43,8 @@ class StateKeeping:
         self._looked_into = self._eagerly = self._searched = False
         self._plain_values: PlainValues | None = None
         self._reported_values: set[str] = set()
+        self._before_evaluation = ""
+        self._looks = 0
         self._evaluations: set[tf.Graph] = set()
         self.state.step_state.roots["trainer"] = self
         if self._has_own_state():
@@ -106,6 +109,29 @@ class StateKeeping:
         if not self._has_own_state():
             self._plain_values = PlainValues(self.task)
 
+    def prepare_save(self, quiet: bool) -> None:
+        """Has the checkpoint that is about to be saved hold what has changed, and says what it cannot hold; eager.
+
+        Args:
+          quiet: do not say what it cannot hold, as where a run is stopped, which has to save in any case.
+
+        Raises:
+          UsageError: if trainer.require_exact_resume, for state that cannot be saved.
+        """
+        self.keep_what_changed()
+        if not quiet:
+            self.report_python_state()
+
+    def look_at_python_state(self) -> None:
+        """Does as `report_python_state`, when called before and after loops 1, 2, 4, 8 and so on.
+
+        A loop of one small step takes less time than a look. Saves and evaluations look in any case.
+        """
+        self._looks += 1
+        loop = (self._looks + 1) // 2
+        if loop & (loop - 1) == 0:
+            self.report_python_state()
+
     def report_python_state(self) -> None:
         """Warns, once for each attribute, of plain values of the task that have changed since the first step; eager.
 
@@ -124,6 +150,36 @@ class StateKeeping:
         if self._required():
             raise UsageError(f"trainer.require_exact_resume: {text}")
         _LOG.warning("%s", text)
+
+    def before_evaluation(self) -> None:
+        """Reports the task's plain values, and remembers what its `state()` returns, for `report_evaluated_state`."""
+        self.report_python_state()
+        self._before_evaluation = self._own_state()
+
+    def report_evaluated_state(self) -> None:
+        """Warns, once, if the evaluation has changed what the task's `state()` returns; eager.
+
+        Raises:
+          UsageError: if trainer.require_exact_resume.
+        """
+        if self._own_state() == self._before_evaluation:
+            return
+        text = (
+            f"the evaluation changes what {type(self.task).__name__}.state() returns: a checkpoint is saved before the "
+            "evaluation of its step, and a resumed run does not repeat the evaluations on record, so it will not be "
+            "the same as one that was never stopped; change that state in training only"
+        )
+        if self._required():
+            raise UsageError(f"trainer.require_exact_resume: {text}")
+        if text not in self._reported_values:
+            self._reported_values.add(text)
+            _LOG.warning("%s", text)
+
+    def _own_state(self) -> str:
+        """Returns what the task's `state()` returns, as text to compare; "" where there is no such state."""
+        if not (self._trains and self._has_own_state()):
+            return ""
+        return json.dumps(self.task.state(), default=repr, sort_keys=True)
 
     def forget_python_state(self) -> None:
         """Takes the task's values as they are now: what an evaluation changes is not the state of training."""

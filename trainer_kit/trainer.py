@@ -210,7 +210,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
 
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
-        self.keep_what_changed()
+        self.prepare_save(quiet=self.stop_requested)
         self.state.run_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
@@ -259,12 +259,12 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         if self.has_own_loop:
             self._train_set.reset()  # our own loops do so inside the graph
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
-        self.report_python_state()  # of what actions have changed
+        self.look_at_python_state()  # at what actions have changed
         self.between_steps = False
         with batch_described("task.train_data", spec, self.task, self.model):
             self._run_loop(iterator, num_steps)
         self.between_steps = True
-        self.report_python_state()
+        self.look_at_python_state()
         return self.train_loop_end()
 
     def _run_loop(self, iterator: Any, num_steps: Any) -> None:

@@ -410,6 +410,26 @@ def test_a_tasks_own_state_is_in_every_checkpoint(tmp_path: Path, caplog: pytest
     assert "best-3 holds no state of the task: it keeps the state that it has" in record.getMessage()
 
 
+class _SavingEvaluations(_Saving):
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
+        self.count += self.counts
+        return super().validation_step(inputs, model, metrics)
+
+    counts = 0
+
+
+def test_an_evaluation_that_changes_the_tasks_own_state_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(_SavingEvaluations, eval_tf_function=False, eval_tf_while_loop=False)
+    trainer.train(tf.constant(1))
+    trainer.evaluate(tf.constant(1))
+    assert not caplog.records
+    trainer.task.counts = 1
+    for _ in range(2):
+        trainer.evaluate(tf.constant(1))
+    (record,) = caplog.records
+    assert "the evaluation changes what _SavingEvaluations.state() returns" in record.getMessage()
+
+
 def test_of_long_and_nested_containers_a_part_is_compared() -> None:
     task = SimpleNamespace(long=[0.5] * 10_000, nested=[[0.5] * 99] * 99, layers=[object()] * 10_000, best=float("nan"))
     values = PlainValues(task)

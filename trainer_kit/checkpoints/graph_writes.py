@@ -1,4 +1,4 @@
-"""Which resources outside a graph it reads and writes, and which line of the user's code writes to them."""
+"""Finds the variables and tables that a traced graph reads and writes, and the line of the user's code that writes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def written(graph: Any) -> list[Any]:
     for operation in graph.get_operations():
         _, changed = get_read_write_resource_inputs(operation)
         found.update((id(outside[id(one)]), outside[id(one)]) for one in changed if id(one) in outside)
-    graphs = list(_graphs(graph))
-    users = {number: _users(graphs, handle) for number, handle in found.items() if _kind(handle) in _WHAT}
+    captured = _captured(graph)
+    users = {number: _users(captured, handle) for number, handle in found.items() if _kind(handle) in _WHAT}
     return [found[number] for number, known in users.items() if not known or not all(map(_is_harmless, known))]
 
 
@@ -53,7 +53,7 @@ def described(graph: Any, handle: Any) -> str:
     what, variable = _WHAT[_kind(handle)], variable_of(graph, handle)
     if variable is not None:
         what = f"the variable {variable.name.partition(':')[0]} ({variable.dtype.name} {list(variable.shape)})"
-    return f"{what}{_place(list(_graphs(graph)), handle)}"
+    return f"{what}{_place(graph, handle)}"
 
 
 def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
@@ -68,10 +68,18 @@ def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
             yield from _graphs(function.graph, seen)
 
 
-def _users(graphs: list[Any], handle: Any) -> list[Any]:
+def _captured(graph: Any) -> dict[int, list[Any]]:
+    """Returns the tensors by which a graph, and the functions that it calls, know a handle, by its `id`."""
+    found: dict[int, list[Any]] = {}
+    for part in _graphs(graph):
+        for outer, inner in part.captures:
+            found.setdefault(id(outer), []).append(inner)
+    return found
+
+
+def _users(captured: dict[int, list[Any]], handle: Any) -> list[Any]:
     """Returns the operations that are given a handle, without calls, loops and branches: what those run counts."""
-    captured = [inner for graph in graphs for outer, inner in graph.captures if outer is handle]
-    found = [operation for inner in captured for operation in inner.consumers()]
+    found = [operation for inner in captured.get(id(handle), ()) for operation in inner.consumers()]
     return [
         one
         for one in found
@@ -89,9 +97,9 @@ def _kind(handle: Any) -> str:
     return match.group(1).rpartition("::")[2] if match else ""
 
 
-def _place(graphs: list[Any], handle: Any) -> str:
+def _place(graph: Any, handle: Any) -> str:
     """Returns ` (changed in file:line)`, of the innermost frame that is the user's; "" if none is known."""
-    for operation in _users(graphs, handle):
+    for operation in _users(_captured(graph), handle):
         frames = own_frames(operation.traceback or ())
         if frames and not _is_harmless(operation):
             return f" (changed in {os.path.relpath(frames[-1].file)}:{frames[-1].line})"

@@ -6,7 +6,7 @@ them. Keras' global seed generator and TensorFlow's global generator belong to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from tensorflow.python.ops import stateful_random_ops
 
 _KINDS = (
     *(tf.Variable, tf.Module, tf.random.Generator, tf.__internal__.tracking.AutoTrackable),
-    *(keras.Layer, keras.random.SeedGenerator, list, tuple, Mapping),
+    *(keras.Layer, keras.random.SeedGenerator, list, tuple, dict),
 )
 
 
@@ -93,7 +93,7 @@ def _below(root: Any, apart_from: Any = None) -> dict[str, tf.Variable]:
 def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(item, (list, tuple)):
         return enumerate(item)
-    if isinstance(item, Mapping):
+    if isinstance(item, dict):  # another mapping may read a file for each key, or be a file that is closed
         return [(name, child) for name, child in item.items() if isinstance(name, (str, int))]
     if isinstance(item, (keras.Layer, tf.Module)) or item is root:  # of these, TensorFlow does not show everything
         return getattr(item, "__dict__", {}).items()

@@ -20,6 +20,7 @@ from trainer_kit.user_frames import is_framework
 
 _LARGEST = 10_000  # items of a container that is searched: a larger one is data
 _COUNTERS = {"_train_counter", "_test_counter", "_predict_counter"}  # of the loops of a tf_keras model, unused here
+_PLAIN = {int, float, complex, bool, str, bytes, type(None)}  # data in lists may be millions of such
 _HOLDERS = (tf.__internal__.tracking.Trackable, keras.Layer, keras.Optimizer, keras.Metric)
 _TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 
@@ -35,9 +36,7 @@ def reachable(roots: Mapping[str, Any], apart_from: Iterable[Any] = ()) -> dict[
       apart_from: objects that are not searched, which saves the time that a large model takes.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {
-        id(apart_from): apart_from
-    }  # the objects too, so that no other takes the id of one that is gone
+    seen = {id(one): one for one in apart_from}  # the objects too, so that no other takes the id of one that is gone
     waiting = deque(roots.items())
     while waiting:
         path, item = waiting.popleft()
@@ -49,7 +48,8 @@ def reachable(roots: Mapping[str, Any], apart_from: Iterable[Any] = ()) -> dict[
         if leaf is not None:
             found[path] = leaf
         else:
-            children = sorted(_children(item), key=lambda pair: (pair[0].startswith("_"), pair[0]))
+            children = [pair for pair in _children(item) if type(pair[1]) not in _PLAIN]
+            children.sort(key=lambda pair: (pair[0].startswith("_"), pair[0]))
             waiting.extend((f"{path}/{name}", child) for name, child in children)
     return found
 
@@ -71,7 +71,7 @@ def _leaf(item: Any) -> Any:
 def _children(item: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(item, (str, bytes, tf.Tensor, tf.data.Dataset, tf.data.Iterator)):
         return ()
-    if isinstance(item, Mapping):
+    if isinstance(item, (dict, types.MappingProxyType)):  # another mapping may read a file for each key
         keys = enumerate(item.items()) if len(item) <= _LARGEST else ()
         return [(_of_key(key, number), value) for number, (key, value) in keys]
     if isinstance(item, (list, tuple)):

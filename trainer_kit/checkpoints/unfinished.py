@@ -47,8 +47,9 @@ def unmark(prefixes: Iterable[str], run_id: str = "") -> None:
 
 def marked(names: Iterable[str], run_id: str = "") -> dict[str, str]:
     """Returns the checkpoints, `ckpt-<step>`, of the marks of this run among file names, each with its mark's name."""
-    found = {match.group(1): (name, match.group(2) or "") for name in names if (match := _MARK.fullmatch(name))}
-    return {checkpoint: name for checkpoint, (name, by) in found.items() if not (by and run_id) or by == run_id}
+    found = {name: match for name in names if (match := _MARK.fullmatch(name))}
+    ours = {name: match for name, match in found.items() if not (match[2] and run_id) or match[2] == run_id}
+    return {match[1]: name for name, match in ours.items()}
 
 
 def _path(prefix: str, run_id: str) -> str:
