@@ -35,9 +35,8 @@ def reachable(roots: Mapping[str, Any], apart_from: Iterable[Any] = ()) -> dict[
       apart_from: objects that are not searched, which saves the time that a large model takes.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {
-        id(apart_from): apart_from
-    }  # the objects too, so that no other takes the id of one that is gone
+    # The objects too, so that no other takes the id of one that is gone.
+    seen: dict[int, Any] = {id(one): one for one in apart_from}
     waiting = deque(roots.items())
     while waiting:
         path, item = waiting.popleft()
