@@ -118,6 +118,13 @@ _LOADED = """        def load(index):
         def parse(point, label):
             return tf.ensure_shape(tf.numpy_function(load, [label], tf.float32), [8]), label
         return tf.data.Dataset.from_tensor_slices(points()).map(parse).batch(20)"""
+_CALLBACK = """
+class WithCallback(tk.Trainer):
+    def own_train_actions(self, params, model_dir, manager):
+        return [keras.callbacks.EarlyStopping()]
+
+
+@tk.register_task(MineConfig, trainer=WithCallback)"""
 _EAGER, _TWO = "runtime.run_eagerly=true", "runtime.virtual_cpus=2,runtime.distribution_strategy=mirrored"
 
 CODE_MISTAKES = [
@@ -178,6 +185,28 @@ CODE_MISTAKES = [
     def validation_step(self, inputs, model, metrics=None):
         return {self.loss: tf.reduce_sum(tf.reshape(inputs[0], [7, -1]))}
 """},
+    ),
+    CodeMistake(
+        "arrays for a dataset", ("MineTask.build_inputs returned a tuple; return a tf.data.Dataset or a Source",),
+        {"build_inputs": _INPUTS.format("return points()")}, 2,
+    ),
+    CodeMistake(
+        "names of metrics", ("build_metrics returned a list with 'accuracy', which is no metric",),
+        {"build_metrics": "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"}, 2,
+    ),
+    CodeMistake(
+        "no call of super().__init__", ("MineTask.__init__ has to call super().__init__(params",),
+        {"__init__": "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"}, 2,
+    ),
+    CodeMistake(
+        "a learning rate that ends early", ("the learning rate is 0 from step 2 on, so the last 2 of 4",),
+        {}, 0,
+        overrides="trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate: 0.1, "
+        "decay_steps: 2}}",
+    ),
+    CodeMistake(
+        "a Keras callback", ("train_actions: EarlyStopping is a Keras callback", "set trainer.early_stopping"),
+        {}, 2, head=_HEAD.replace("@tk.register_task(MineConfig)", _CALLBACK),
     ),
     CodeMistake(
         "batches of 0", ("{line:.batch(0)}, in build_inputs", "Batch size must be greater than zero"),

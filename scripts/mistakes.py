@@ -76,7 +76,7 @@ _BOMB = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for 
 MISTAKES = [
     Mistake("unknown flag", {"experimnt": "digits"}, "did you mean experiment?"),
     Mistake("an argument that is no flag", {"": "train"}, "is not a flag"),
-    Mistake("flag without a value", {"debug": "maybe"}, "debug"),
+    Mistake("flag without a value", {"debug": "maybe"}, "it is neither true nor false"),
     Mistake("no experiment", {"experiment": None}, "--experiment: is needed"),
     Mistake("no model_dir", {"model_dir": None}, "--model_dir: is needed"),
     Mistake("unknown experiment", {"experiment": "digitz"}, "did you mean digits"),
@@ -103,8 +103,12 @@ MISTAKES = [
     ),
     _override("optimizer that is not there", "trainer.optimizer_config.optimizer.type=lars", "sgd, adam, adamw"),
     _override(
-        "learning rate with a comma", "trainer.optimizer_config.learning_rate: {constant: {learning_rate: '0,01'}}",
-        "learning_rate",
+        "learning rate with a comma", "trainer.optimizer_config.learning_rate.constant.learning_rate=0,01",
+        "'01' is not a setting; write a.b=c,d=e",
+    ),
+    _override(
+        "number for the learning rate", "trainer.optimizer_config.learning_rate=0.01",
+        "as in trainer.optimizer_config.learning_rate.type=constant",
     ),
     _override("strategy as a bool", "runtime.distribution_strategy=false", "runtime.distribution_strategy"),
     _override("unknown strategy", "runtime.distribution_strategy=mirored", "did you mean mirrored"),
@@ -162,7 +166,7 @@ MISTAKES = [
         files=(("my.py", "import sys\nsys.exit(0)\n"),),
     ),
     _override("parameter servers", "runtime.distribution_strategy=parameter_server", "use multi_worker_mirrored"),
-    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500; 0 starts anew"),
+    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500; 0 starts again"),
     Mistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
     Mistake("a checkpoint that is not there", {"from_step": "7"}, "there is no checkpoint of step 7"),
     Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is what"),
@@ -304,7 +308,9 @@ def run_module(
     flags = {**BASE, "experiment": "mine", "model_dir": f"{folder}/run", "import_module": str(path)}
     overrides = [f"--params_override={mistake.overrides}"] if mistake.overrides else []
     code, told = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
-    return code, told[max(0, told.rfind("\nerror: ") + 1) :]
+    lines = [line for line in told.splitlines(keepends=True) if not line.startswith("import time:")]
+    text = "".join(lines)
+    return code, text[max(0, text.rfind("\nerror: ") + 1) :]
 
 
 def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:

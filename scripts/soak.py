@@ -3,8 +3,9 @@
     scripts/soak.sh [MINUTES] [SEED] [--keep]
 
 Faults: kill -9, SIGTERM (with SIGINT too) and SIGHUP of the trainer, kill -9 of the sidecar, and, while the trainer is
-down, damage to its files (soak_faults.py). A full disk is not among them: its exit code, 6, ends the
-supervisor by design.
+down, damage to its files (soak_faults.py), or the loss of one that it cannot make up for (soak_losses.py). The folder
+of the run is moved away and back, too: that ends the supervisor with exit code 6, and the command is given again. A
+full disk is not among the faults.
 """
 
 from __future__ import annotations
@@ -16,71 +17,29 @@ import fcntl
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import tensorflow as tf  # noqa: F401  some damages read a checkpoint: its import would take seconds with the lock held
 
-from scripts.soak_faults import DAMAGES, STOPS, foreign_kept
+from scripts.soak_faults import ALONE, DAMAGES, STOPS, foreign_kept, halves
+from scripts.soak_losses import WARNINGS, put_back
+from scripts.soak_processes import PATIENCE, Soak, move_folder, odd_ends, step_reached
 from trainer_kit import files
+from trainer_kit.errors import ExitCode
 from trainer_kit.run_lock import LOCK, read_heartbeat
 
 STEPS_PER_MINUTE = 9000  # so many that training lasts about half the time; the other half goes into restarts
-OVERRIDES = (
-    "trainer.steps_per_loop=20,trainer.summary_interval=100,trainer.checkpoint_interval=200,trainer.max_to_keep=4,"
-    "trainer.validation_interval=500,trainer.continuous_eval_timeout=3600,"
-    "trainer.optimizer_config.ema.average_decay=0.99,task.model.dropout=0.2"
-)
-# trainer_kit.supervise with short waits: a soak has more crashes in an hour than a run has in a year.
-SUPERVISED = """
-import logging, sys
-import trainer_kit
-logging.basicConfig(level=logging.INFO, format="%(message)s")
-folder, *command = sys.argv[1:]
-sys.exit(trainer_kit.supervise(command, max_restarts=10**6, log_dir=folder, most_backoff_seconds=1.0))
-"""
+FAULTS = {"kill": 2, "term": 3, "sidecar": 1, "damage": 7, "move": 1}  # and how often each comes
+KINDS = {"sidecar killed", "folder moved", "trainer SIGKILL", *DAMAGES} | {
+    f"trainer {' and '.join(number.name for number in numbers)}" for numbers in STOPS
+}
 _POLL_SECONDS = 0.05
-_PATIENCE = 300.0  # seconds without progress after which the soak gives up
-
-
-@dataclass
-class Soak:
-    """What runs, and what has happened.
-
-    Attributes:
-      base: the folder of it all.
-      steps: that the run has to take.
-      chance: decides on everything.
-      faults: how many there were, by kind.
-      oddities: ends of processes that no fault explains.
-    """
-
-    base: Path
-    steps: int
-    chance: random.Random
-    begin: float = field(default_factory=time.monotonic)
-    faults: collections.Counter[str] = field(default_factory=collections.Counter)
-    oddities: list[str] = field(default_factory=list)
-    sidecar: subprocess.Popen[bytes] | None = None
-    sidecar_starts: int = 0
-
-    @property
-    def run(self) -> Path:
-        """The folder of the run that has the faults."""
-        return self.base / "run"
-
-    def log(self, kind: str, what: str) -> None:
-        """Prints a fault, with its moment, and counts it."""
-        self.faults[kind] += 1
-        print(f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}: {what}", flush=True)
 
 
 def main() -> int:
@@ -90,6 +49,10 @@ def main() -> int:
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--keep", action="store_true", help="keep the folders when all is well, too")
     arguments = parser.parse_args()
+    # What nohup starts ignores SIGHUP, and what a shell starts in the background SIGINT; the trainers must not.
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # goes no further than this process
     base = Path(tempfile.mkdtemp(prefix="trainer_kit_soak_"))
     soak = Soak(base, int(arguments.minutes * STEPS_PER_MINUTE), random.Random(arguments.seed))
     print(f"{soak.steps} steps in {base}; seed {arguments.seed}", flush=True)
@@ -102,37 +65,14 @@ def main() -> int:
     return 0 if ended_well else 1
 
 
-def step_reached(run: Path) -> int:
-    """Returns the step of the last line of the history; 0 if there is none."""
-    with contextlib.suppress(OSError), open(run / "metrics.jsonl", "rb") as stream:
-        stream.seek(max(os.fstat(stream.fileno()).st_size - 4096, 0))
-        steps = re.findall(rb'"step": (\d+)', stream.read())
-        return int(steps[-1]) if steps else 0
-    return 0
-
-
-def _command(soak: Soak, mode: str, folder: Path) -> list[str]:
-    return [
-        sys.executable, "-m", "trainer_kit.train", "--experiment=digits_mlp", f"--mode={mode}",
-        f"--model_dir={folder}", f"--params_override=trainer.train_steps={soak.steps},{OVERRIDES}",
-    ]  # fmt: skip
-
-
-def _start(soak: Soak, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    with open(soak.base / f"{name}.log", "ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-
-
 def _run_with_faults(soak: Soak, seconds: float) -> int | None:
     """Trains to the end, with faults for so long; returns the supervisor's exit code, None if it hangs."""
-    command = _command(soak, "train_and_eval", soak.run)
-    supervisor = _start(soak, "run", [sys.executable, "-c", SUPERVISED, str(soak.run), *command])
     try:
-        while time.monotonic() - soak.begin < seconds and _progress(soak, supervisor):
-            _fault(soak, supervisor)
-        return _wait_for_end(soak, supervisor)
+        while time.monotonic() - soak.begin < seconds and _progress(soak):
+            _fault(soak)
+        return _wait_for_end(soak)
     finally:
-        for process in filter(None, (supervisor, soak.sidecar)):
+        for process in filter(None, (soak.supervisor, soak.sidecar)):
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -140,51 +80,63 @@ def _run_with_faults(soak: Soak, seconds: float) -> int | None:
             process.kill()
 
 
-def _progress(soak: Soak, supervisor: subprocess.Popen[bytes]) -> bool:
+def _progress(soak: Soak) -> bool:
     """Returns True when the trainer is alive and past the heartbeat of now; False when the run has ended, or hangs.
 
     A supervisor takes a second crash at the same heartbeat's step for one that will come again, and ends.
     """
     begin, known = time.monotonic(), (read_heartbeat(soak.run) or {}).get("step", 0)
     told: object = None
-    while supervisor.poll() is None:
-        _keep_sidecar(soak)
+    while soak.supervisor.poll() is None:
+        soak.keep_sidecar()
         heartbeat = read_heartbeat(soak.run) or {}
         if heartbeat.get("step", 0) > known and not heartbeat.get("ended") and _alive(heartbeat["pid"]):
             return True
         if heartbeat.get("step", 0) != told:
             told, begin = heartbeat.get("step", 0), time.monotonic()
-        if time.monotonic() - begin > _PATIENCE:
-            soak.oddities.append(f"no progress for {_PATIENCE:g} s at step {known}")
+        if time.monotonic() - begin > PATIENCE:
+            soak.oddities.append(f"no progress for {PATIENCE:g} s at step {known}")
             return False
         time.sleep(_POLL_SECONDS)
     return False
 
 
-def _fault(soak: Soak, supervisor: subprocess.Popen[bytes]) -> None:
+def _fault(soak: Soak) -> None:
     """One fault, or several at once, after a random while."""
     end = time.monotonic() + soak.chance.uniform(0, 5)
-    while time.monotonic() < end and supervisor.poll() is None:
+    while time.monotonic() < end and soak.supervisor.poll() is None:
         time.sleep(_POLL_SECONDS)
-    kind = soak.chance.choices(["kill", "term", "sidecar", "damage"], [2, 2, 1, 6])[0]
+    kind = soak.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
     if kind == "sidecar":
-        if soak.sidecar is not None and soak.sidecar.poll() is None:
-            soak.sidecar.kill()
-            soak.sidecar.wait()
-            soak.log("sidecar killed", f"pid {soak.sidecar.pid}")
-            soak.sidecar = None
-        return
+        return soak.kill_sidecar()
     heartbeat = read_heartbeat(soak.run) or {}
     pid = int(heartbeat.get("pid", 0))
-    if not pid or heartbeat.get("ended") or supervisor.poll() is not None:
-        return
-    numbers = soak.chance.choice(STOPS) if kind == "term" else (signal.SIGKILL,)
+    if not pid or heartbeat.get("ended") or soak.supervisor.poll() is not None:
+        return None
+    if kind == "move":
+        return move_folder(soak)
+    numbers = soak.draw(STOPS) if kind == "term" else (signal.SIGKILL,)
+    before = len(soak.attempts())
     with contextlib.suppress(ProcessLookupError):
         for number in numbers:
             os.kill(pid, number)
-        soak.log(f"trainer {' and '.join(number.name for number in numbers)}", f"pid {pid}")
-    if kind == "damage":
-        _damage(soak, pid)
+        soak.log(name := f"trainer {' and '.join(number.name for number in numbers)}", f"pid {pid}")
+        if kind == "term":
+            _check_stop(soak, name, before)
+    return _damage(soak, pid) if kind == "damage" else None
+
+
+def _check_stop(soak: Soak, name: str, attempts: int) -> None:
+    """Waits for the end of a trainer that was asked to stop: it has to save, and to say so by its exit code."""
+    begin = time.monotonic()
+    while len(soak.attempts()) == attempts:
+        if time.monotonic() - begin > PATIENCE:
+            soak.oddities.append(f"{name}: the trainer did not stop")
+            return
+        time.sleep(_POLL_SECONDS)
+    code = soak.attempts()[attempts]["exit_code"]
+    if code not in (ExitCode.PREEMPTED, ExitCode.DONE):
+        soak.oddities.append(f"{name}: the trainer ended with exit code {code}")
 
 
 def _damage(soak: Soak, pid: int) -> None:
@@ -196,39 +148,32 @@ def _damage(soak: Soak, pid: int) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # the next one is there already
-        for name in soak.chance.sample(sorted(DAMAGES), soak.chance.choice([1, 1, 2])):
+        names = {soak.draw(list(DAMAGES)) for _ in range(soak.chance.choice([1, 1, 2]))}
+        for name in sorted(names & ALONE)[:1] or sorted(names):
             if what := DAMAGES[name](soak.run, soak.chance):
                 soak.log(name, what)
+                if name in WARNINGS:
+                    soak.expect(WARNINGS[name])
 
 
-def _keep_sidecar(soak: Soak) -> None:
-    """Starts the sidecar, and again when it has died, as whatever runs it would."""
-    if soak.sidecar is not None and (code := soak.sidecar.poll()) is None:
-        return
-    if soak.sidecar is not None and code:
-        soak.oddities.append(f"the sidecar ended with exit code {code}")
-    soak.sidecar_starts += 1
-    soak.sidecar = _start(soak, "sidecar", _command(soak, "continuous_eval", soak.run))
-
-
-def _wait_for_end(soak: Soak, supervisor: subprocess.Popen[bytes]) -> int | None:
+def _wait_for_end(soak: Soak) -> int | None:
     print(f"{time.monotonic() - soak.begin:7.1f} s  no more faults", flush=True)
     last, begin = -1, time.monotonic()
-    while supervisor.poll() is None:
-        _keep_sidecar(soak)
+    while soak.supervisor.poll() is None:
+        soak.keep_sidecar()
         if (now := step_reached(soak.run)) != last:
             last, begin = now, time.monotonic()
-        if time.monotonic() - begin > _PATIENCE:
+        if time.monotonic() - begin > PATIENCE:
             soak.oddities.append(f"the run hangs at step {last}")
             return None
         time.sleep(_POLL_SECONDS)
-    if supervisor.returncode == 0 and soak.sidecar is not None:
+    if soak.supervisor.returncode == 0 and soak.sidecar is not None:
         try:
-            if code := soak.sidecar.wait(_PATIENCE):
+            if code := soak.sidecar.wait(PATIENCE):
                 soak.oddities.append(f"the sidecar ended with exit code {code}")
         except subprocess.TimeoutExpired:
             soak.oddities.append("the sidecar did not end with the run")
-    return supervisor.returncode
+    return soak.supervisor.returncode
 
 
 def _judge(soak: Soak, code: int | None) -> bool:
@@ -236,17 +181,20 @@ def _judge(soak: Soak, code: int | None) -> bool:
     from trainer_kit.testing.comparison import compare_runs
 
     whole = soak.base / "uninterrupted"
-    reference = _start(soak, "uninterrupted", _command(soak, "train_and_eval", whole)).wait()
+    reference = soak.start("uninterrupted.log", soak.command("train_and_eval", whole)).wait()
+    put_back(soak.run)
+    soak.oddities += odd_ends(soak) if soak.faults else ["the run ended before the first fault"]
     differences = [f"the uninterrupted run ended with exit code {reference}"] if reference else []
     differences += compare_runs(whole, soak.run) if code == 0 else []
     differences += _sidecar_differences(soak.run)
     if soak.faults["foreign checkpoint"] and not foreign_kept(soak.run):
         differences += ["the checkpoint of somebody else is gone"]
-    attempts = list(files.read_lines(soak.run / "attempts.jsonl"))
+    differences += [f"left over: {name}" for name in halves(soak.run)]
     rows = {
         **{f"fault: {kind}": count for kind, count in sorted(soak.faults.items())},
         "faults": sum(soak.faults.values()),
-        "restarts of the trainer": len(attempts) - 1,
+        "kinds that did not come": ", ".join(sorted(KINDS - soak.faults.keys())) or "none",
+        "restarts of the trainer": len(soak.attempts()) - 1,
         "restarts of the sidecar": soak.sidecar_starts - 1,
         "exit code": code,
         "human actions": int(code != 0),

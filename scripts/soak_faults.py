@@ -14,6 +14,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.soak_losses import empty_history, empty_ledger
+from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.unfinished import mark
@@ -78,10 +80,12 @@ def tear_pointer(run: Path, chance: random.Random) -> str:
 
 
 def tear_best(run: Path, chance: random.Random) -> str:
-    """Cuts info.json or removes it; the weights beside it, and their record, stay."""
+    """Cuts info.json or removes it; the weights beside it, and their record, stay, and so does the ledger's line."""
     path = run / "best_ckpt" / "info.json"
-    weights = list(complete_checkpoints(str(path.parent)).values())
-    if not path.exists() or not any(read_record(prefix) and not problem(prefix) for prefix in weights):
+    evaluated = {line.get("step") for line in files.read_lines(run / "evals" / "validation.jsonl")}
+    weights = complete_checkpoints(str(path.parent)).items()
+    whole = [step for step, prefix in weights if read_record(prefix) and not problem(prefix)]
+    if not path.exists() or not evaluated.issuperset(whole) or not whole:
         return ""
     if chance.random() < 0.5:
         return f"info.json: {_cut(path, chance)}"
@@ -156,6 +160,12 @@ def foreign_kept(run: Path) -> bool:
     return problem(str(run / "ckpt-7")) == ""
 
 
+def halves(run: Path) -> list[str]:
+    """Returns the data files of checkpoints without an index: what is left of saves that were killed."""
+    names = {path.name for path in run.glob("ckpt-*")}
+    return sorted(name for name in names if ".data-" in name and f"{name.partition('.')[0]}.index" not in names)
+
+
 # What stops a trainer so that it saves and is started again: launchers forward SIGTERM and SIGINT together.
 STOPS: tuple[tuple[signal.Signals, ...], ...] = (
     (signal.SIGTERM,),
@@ -180,7 +190,10 @@ DAMAGES: dict[str, Damage] = {
     "debris left": leave_debris,
     "foreign checkpoint": leave_foreign,
     "half of a save": leave_half,
+    "history emptied": empty_history,
+    "ledger emptied": empty_ledger,
 }
+ALONE = {"history emptied", "ledger emptied"}  # what they take was recorded by the checkpoint that is newest then
 
 
 def _newest(run: Path) -> str | None:

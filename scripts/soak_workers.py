@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.soak import step_reached
+from scripts.soak_processes import step_reached
 from trainer_kit.testing import compare_runs
 
 STEPS_PER_KILL, SPARE_STEPS = 400, 600

@@ -20,8 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# TensorFlow lists the values that a checkpoint's reader left out when the reader is deleted: in any later test, which may
-# count its own warnings.
+# TensorFlow lists the values that a checkpoint's reader left out when the reader is deleted: in any later test, which
+# may count its own warnings.
 logging.getLogger("tensorflow").addFilter(lambda record: record.funcName != "__del__")
 
 

@@ -228,11 +228,10 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("scores", "options", "step"),
     [
-        ([0.1, 0.3, 0.2, 0.3, 0.9], {}, 40),
         ([0.1, 0.3, 0.2, 0.4, 0.3, 0.9], {"metric_comp": "lower", "start_step": 20}, 50),
         ([0.1, 0.2, 0.3, _NAN, 0.4, 0.9], {"min_delta": 0.15}, 50),
     ],
-    ids=["higher", "lower from a step on", "nan and min_delta"],
+    ids=["lower from a step on", "nan and min_delta"],
 )
 def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
     tmp_path: Path, scores: list[float], options: dict[str, Any], step: int
@@ -375,9 +374,7 @@ def test_a_metric_that_no_evaluation_reports_is_told_before_the_first_step(tmp_p
 # ---- actions that stop
 
 
-@pytest.mark.parametrize(
-    ("mode", "evaluated"), [("train", []), ("train_and_eval", [10, 15]), ("train_and_post_eval", [15])]
-)
+@pytest.mark.parametrize(("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])])
 def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     straight: tuple[Path, Any], tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -389,8 +386,7 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     final = _final(tmp_path)
     assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
-    assert bool(logs) == bool(evaluated)
-    assert not evaluated or _evaluated(tmp_path) == evaluated
+    assert logs and _evaluated(tmp_path) == evaluated
     resumed, _ = _run(tmp_path, config, mode)
     assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (60, False)
     assert _same_weights(resumed, straight[1])

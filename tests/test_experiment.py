@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import gc
 import itertools
 import sys
@@ -104,6 +105,33 @@ def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monk
     register_task(LateTaskConfig, "late_task_module:LateTask")
     assert "late_task_module" not in sys.modules
     assert task_class(LateTaskConfig()) is sys.modules["late_task_module"].LateTask
+
+    @configclass
+    class MisspeltConfig(TaskConfig):
+        pass
+
+    register_task(MisspeltConfig, "late_task_module:LatTask")
+    with pytest.raises(UsageError, match="late_task_module has no 'LatTask'; did you mean LateTask"):
+        task_class(MisspeltConfig())
+
+
+def test_a_task_without_a_method_that_it_needs_is_told() -> None:
+    @configclass
+    class HalfConfig(TaskConfig):
+        pass
+
+    class Needs(abc.ABC):
+        @abc.abstractmethod
+        def build_model(self) -> None: ...
+
+        @abc.abstractmethod
+        def build_inputs(self) -> None: ...
+
+    @register_task(HalfConfig)
+    class HalfTask(Needs): ...
+
+    with pytest.raises(UsageError, match=r"HalfTask lacks build_inputs and build_model; every task has to define them"):
+        task_class(HalfConfig())
 
 
 def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from trainer_kit.loops.write_order import reads_before_writes
 from trainer_kit.runner import run_experiment
 from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
 
-_LOOPS = [{}, {"train_tf_while_loop": False}, {"train_tf_while_loop": False, "train_tf_function": False}]
+_LOOPS = [{}, {"train_tf_while_loop": False, "train_tf_function": False}]
 
 
 class _FaultySource(Source):
@@ -82,7 +82,7 @@ def _differences(one: Path, other: Path) -> list[str]:
     return [line for line in compare_runs(str(one), str(other)) if "_OBJECT_GRAPH" not in line]
 
 
-@pytest.mark.parametrize("loop", _LOOPS, ids=["graph", "separate", "eager"])
+@pytest.mark.parametrize("loop", _LOOPS, ids=["graph", "eager"])
 def test_a_batch_that_cannot_be_read_loses_no_step(loop: dict[str, bool], tmp_path: Path) -> None:
     config, path = tiny_experiment(**loop), tmp_path / "there"
     with pytest.raises(DataError, match="cannot be read"):

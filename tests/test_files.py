@@ -151,6 +151,7 @@ def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
 DAMAGED = {
     "a number of 5,000 digits": b'{"step": ' + b"1" * 5000 + b"}",
     "deep nesting": b'{"step": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nesting that JSON can still be read with": b'{"step": 1, "metrics": ' + b'{"a":' * 600 + b"1" + b"}" * 601,
     "null": b"null",
     "a list": b"[1]",
     "bytes that are no text": b"\xff\xfe\x00",

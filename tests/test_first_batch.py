@@ -82,7 +82,7 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
     task = _task(_Net)
     task.second = _Net()
     task.second(tf.zeros([1, 3]))
-    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_sum(task.second(model_outputs) ** 2)
+    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(task.second(model_outputs) ** 2)
     trainer = Trainer.create(_config(**form), task, True, True)
     assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
     assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
@@ -154,9 +154,13 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
     assert "Misfit has no variables yet" in note and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
 
 
-def test_no_model_is_told() -> None:
-    with pytest.raises(UsageError, match="build_model returned None; return the model"):
-        Trainer.create(_config(), _task(lambda: None), True, False)
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(None, "None"), (Net, "the class Net"), ((Net, Net), r"\(<class"), (len, "<built-in function len>")],
+)
+def test_what_is_no_model_is_told(made: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
+        Trainer.create(_config(), _task(lambda: made), True, False)
 
 
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trainer_kit import files
+from trainer_kit import files, held_folder
 from trainer_kit.errors import ExitCode, StorageError
 from trainer_kit.held_folder import HeldFolder, check_held, held_if_there, lost_folder
 
@@ -33,16 +35,72 @@ def _replaced(folder: Path) -> None:
     folder.mkdir()
 
 
-@pytest.mark.parametrize("end", [_moved, _replaced, shutil.rmtree])
+def _copied(folder: Path) -> None:
+    _moved(folder)
+    shutil.copytree(folder.with_name("elsewhere"), folder)
+
+
+def _made_again(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "ckpt-1.index").touch()
+
+
+@pytest.fixture
+def unstable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system like some of FUSE, 9p and virtiofs: the folder has another inode number each time, and no links."""
+    numbers = itertools.count(1 << 40)
+
+    def changed(found: os.stat_result) -> os.stat_result:
+        return os.stat_result((found.st_mode, next(numbers), found.st_dev, 0, *found[4:10]))
+
+    there = {"stat": lambda path: changed(os.stat(path)), "fstat": lambda number: changed(os.fstat(number))}
+    monkeypatch.setattr(held_folder, "os", SimpleNamespace(**{**vars(os), **there}))
+
+
+def test_a_folder_whose_inode_number_changes_is_still_the_same(folder: Path, unstable: None) -> None:
+    with HeldFolder(folder) as held:
+        (folder / "ckpt-40.index").touch()
+        assert held.look() == ""
+        files.write_text(folder / "one.txt", "1")
+
+
+@pytest.mark.parametrize("end", [_moved, _replaced, _copied, _made_again, shutil.rmtree])
+def test_a_folder_that_is_gone_is_noticed_where_inode_numbers_change(
+    folder: Path, unstable: None, end: Callable[[Path], None]
+) -> None:
+    with HeldFolder(folder) as held:
+        end(folder)
+        assert f"{folder} was moved or removed during the run" in held.look()
+
+
+def test_a_folder_is_the_same_although_a_file_comes_while_its_names_are_compared(
+    folder: Path, unstable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = [folder / "one", folder / "two"]
+
+    def list_and_write(place: str | int) -> list[str]:
+        names = os.listdir(place)
+        if coming and isinstance(place, int):
+            coming.pop().touch()
+        return names
+
+    monkeypatch.setattr(held_folder.os, "listdir", list_and_write)
+    with HeldFolder(folder) as held:
+        assert held.look() == ""
+    assert not coming
+
+
+@pytest.mark.parametrize("end", [_moved, _replaced, _copied, _made_again, shutil.rmtree])
 def test_nothing_is_written_at_the_old_path_of_a_lost_folder(folder: Path, end: Callable[[Path], None]) -> None:
     with HeldFolder(folder):
         files.write_text(folder / "evals" / "one.txt", "1")
         end(folder)
-        before = os.path.exists(folder)
+        before = set(os.listdir(folder)) if os.path.exists(folder) else None
         for write in (files.write_text, lambda path, text: files.append_line(path, {"text": text})):
             with pytest.raises(StorageError, match=rf"{folder} was moved or removed during the run: ") as error:
                 write(folder / "evals" / "two.txt", "2")
-        assert os.path.exists(folder) == before and not (before and os.listdir(folder))
+        assert (set(os.listdir(folder)) if os.path.exists(folder) else None) == before
     assert error.value.exit_code == ExitCode.STORAGE
     files.write_text(folder / "later.txt", "another run may begin here")
 
@@ -51,7 +109,7 @@ def test_the_message_names_the_new_place_and_the_newest_checkpoint(folder: Path)
     with HeldFolder(folder) as held:
         _moved(folder)
         assert held.lost == ""
-        assert f"it is {folder.with_name('elsewhere')} now with checkpoints up to step 30" in held.look()
+        assert f"it is {folder.with_name('elsewhere')} now, with checkpoints up to step 30. Move" in held.look()
         assert "left alone" not in held.look()
     with HeldFolder(folder.with_name("elsewhere")) as held:
         _replaced(folder.with_name("elsewhere").rename(folder))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.errors import ModelDirInUseError, UsageError
 from trainer_kit.lease import LEASE_SECONDS, Lease, Leases
 
@@ -68,6 +69,23 @@ def test_no_more_than_the_limit_are_kept_waiting_and_the_first_loss_is_told(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "ckpt-20 goes before side has evaluated it"
     ]
+
+
+def test_a_sidecar_that_has_yet_to_notice_that_the_run_went_back_needs_all_from_there_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="a")
+    leases = Leases(tmp_path / "evals", 20, ledger)
+    with _lease(tmp_path) as lease:
+        lease.need(after=30, reads=40)
+        assert leases.needed(STEPS) == {40}
+        for step in (30, 20):
+            ledger.rewind(step)
+        assert leases.needed(STEPS) == {20, 30, 40}
+        lease.read(None)
+        assert leases.needed(STEPS) == {20, 30, 40}
+        lease.need(after=30, reads=None, lineage=2)
+        assert leases.needed(STEPS) == {40}
+        lease.need(after=None, reads=40, lineage=0)
+        assert leases.needed(STEPS) == {40}
 
 
 def test_with_no_limit_to_wait_for_only_the_one_that_is_read_stays(tmp_path: Path) -> None:
@@ -128,6 +146,7 @@ def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
         "ended": None,
         "after": 20,
         "reads": 30,
+        "lineage": 0,
     }
 
 

@@ -12,7 +12,8 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.errors import UsageError
-from trainer_kit.metrics import MetricSet, model_metrics, to_numpy
+from trainer_kit.metrics import MetricSet, model_metrics, task_metrics, to_numpy
+from trainer_kit.testing import TinyConfig, TinyTask
 
 
 class _Parts(keras.metrics.Metric):
@@ -112,3 +113,17 @@ def test_the_metrics_of_a_compiled_model_have_names_after_its_first_batch() -> N
     assert metrics.names() is None
     model.compute_metrics(x=None, y=tf.zeros([4, 3]), y_pred=tf.ones([4, 3]))
     assert metrics.names() == ["mae", "validation_loss"]
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is no metric"),
+     ([keras.metrics.Mean], "the class Mean, which is no metric")],
+)  # fmt: skip
+def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
+    class Wrong(TinyTask):
+        def build_metrics(self, training: bool = True) -> Any:
+            return made
+
+    with pytest.raises(UsageError, match=rf"^Wrong\.build_metrics returned .*{told}"):
+        task_metrics(Wrong(TinyConfig()), True)

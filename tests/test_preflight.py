@@ -110,7 +110,7 @@ def test_a_foreign_index_file_is_no_checkpoint_to_evaluate_or_to_go_on_from(name
         (tmp_path / "run" / file).touch()
     with pytest.raises(UsageError, match="holds no checkpoint"):
         _check(name, tmp_path, "eval")
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: none; 0 starts anew"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there is none at all; 0 starts again"):
         _check(name, tmp_path, from_step=5)
 
 
@@ -120,7 +120,7 @@ def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None
         (tmp_path / "run" / f"ckpt-{step}.index").touch()
     for step in (20, 0):
         _check(name, tmp_path, from_step=step)
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; 0 starts anew"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; 0 starts again"):
         _check(name, tmp_path, from_step=5)
 
 

@@ -45,6 +45,12 @@ class _NoCountInTrain(Trainer):
         return {"training_loss": tf.constant(1.0)}
 
 
+class _CountsBack(Trainer):
+    def train_loop_end(self) -> dict[str, Any]:
+        self.global_step.assign_sub(7)
+        return super().train_loop_end()
+
+
 class _CountsTwice(Trainer):
     def train_step(self, iterator: Any) -> None:
         super().train_step(iterator)
@@ -111,6 +117,22 @@ def test_a_loop_that_does_not_count_is_an_error(kind: type[Trainer], method: str
         _run(kind, tmp_path, mode)
     assert not complete_checkpoints(str(tmp_path))
     assert not (tmp_path / "final.json").exists()
+
+
+def test_a_loop_that_counts_back_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainerKitError, match="global_step: it is 0 before and -2 after a training loop"):
+        _run(_CountsBack, tmp_path)
+
+
+def test_a_controller_of_orbit_ends_too_when_nothing_is_counted_or_a_stop_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"):
+        _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
+    with pytest.raises(DataError, match="ended at step 13"):
+        _run(Trainer, tmp_path / "ended", task=_EndingTask, controller_cls=orbit.Controller)
+    stop = lambda logs: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
+        _run(Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[stop])
+    assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
 
 
 def test_a_loop_that_counts_more_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,10 @@ from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import StorageError
+from trainer_kit.lease import Lease
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
-from trainer_kit.timeline import Timeline, recorded_extent
+from trainer_kit.timeline import Timeline
 
 
 class _Curves:
@@ -110,7 +111,7 @@ def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(t
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
     told.timeline.begin(40, anew=False)
     told.timeline.begin(0, anew=False)  # a run that was about to go back to its initial weights
-    with pytest.raises(StorageError, match=r"tells of a checkpoint, ckpt-40, but there is none.*--from_step=0"):
+    with pytest.raises(StorageError, match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0"):
         told.timeline.begin(0, anew=True)
     told.timeline.rewind(0)
     told.timeline.begin(0, anew=True)
@@ -147,11 +148,24 @@ def test_a_run_that_begins_again_tells_sidecars_that_have_evaluated_its_life_bef
     assert side.follow(tmp_path / "evals.jsonl") is None
 
 
+def test_a_run_that_begins_again_tells_a_sidecar_that_is_in_its_first_evaluation(tmp_path: Path) -> None:
+    with Lease(tmp_path, "side", lambda: ("evaluate", 0), lambda: True) as lease:
+        lease.need(after=-1, reads=None)
+        run = _Told(tmp_path)
+        run.timeline.begin(0, anew=True)
+        assert run.ledger.lineage == 0
+        lease.need(after=4, reads=5)
+        for _ in range(2):
+            run = _Told(tmp_path)
+            run.timeline.begin(0, anew=True)
+            assert run.ledger.lineage == 1
+
+
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_what_history_and_ledger_have_lost_since_a_checkpoint_is_told(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.recorded = recorded_extent(told.history.path, told.ledger.path, 30)
+    told.recorded = told.timeline.extent(30)
     told.history.close()
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = tmp_path / name

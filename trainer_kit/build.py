@@ -12,6 +12,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from trainer_kit.action_checks import checked_actions
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
 from trainer_kit.checkpoints.commit import read_record
@@ -40,7 +41,7 @@ from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.timeline import Timeline, recorded_extent
+from trainer_kit.timeline import Timeline
 from trainer_kit.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ def create_manager(
     partial: bool = False,
     from_step: int | None = None,
     reports: Reports | None = None,
+    timeline: Timeline | None = None,
 ) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; what was reported before one outlives the process with it.
 
@@ -155,7 +157,6 @@ def create_manager(
             "of loops: make loops shorter, or it longer",
             *(interval, loop),
         )
-    directory = RunDirectory(model_dir, config.trainer)
     return CheckpointManager(
         trainer.checkpoint,
         model_dir,
@@ -170,13 +171,18 @@ def create_manager(
         before_files=reports.writer.settle if reports else lambda: None,
         sound=state.is_sound if state and config.trainer.recovery_max_trials >= 0 else lambda: True,
         agree=lambda number: chiefs_number(trainer.strategy, number),
-        spared=Leases(directory.evals, config.trainer.continuous_eval.max_wait_checkpoints).needed,
+        spared=_leases(model_dir, config.trainer, timeline).needed,
         partial=partial,
         loose=getattr(state, "loose", ()),
         run_id=RunIdentity(model_dir),
-        recorded=lambda step: recorded_extent(directory.metrics, directory.training_ledger, step) if reports else {},
+        recorded=timeline.extent if timeline else lambda _: {},
         from_step=from_step,
     )
+
+
+def _leases(model_dir: str, options: TrainerConfig, timeline: Timeline | None) -> Leases:
+    evals, max_wait = RunDirectory(model_dir, options).evals, options.continuous_eval.max_wait_checkpoints
+    return Leases(evals, max_wait, timeline.ledger if timeline else None)
 
 
 def create_timeline(
@@ -190,8 +196,11 @@ def create_timeline(
     ledger = Ledger(directory.ledger, dataset=dataset, config_hash=config_hash(config), lineage=lineage, sets=sets)
     summaries = (reports.train_summaries, reports.eval_summaries)
 
+    # Whoever copies checkpoints alone to a folder of their own knows that the rest is not there.
+    copied = not any(map(os.path.exists, (directory.manifest, directory.metrics)))
+
     def recorded(step: int) -> Any:
-        return (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
+        return {} if copied else (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
 
     def put_back(step: int) -> None:
         if start := complete_checkpoints(directory.path).get(step):
@@ -264,7 +273,7 @@ def create_actions(
     An action with methods `state()` and `restore(state)` has its state in every checkpoint.
     """
     own = getattr(trainer, "own_train_actions", None)
-    actions = [*(given or []), *(own(config, manager.source, manager) if own else [])]
+    actions = [*(given or []), *checked_actions(own(config, manager.source, manager) if own else None, None)[0]]
     keep_states(trainer, actions)
     resolver = getattr(strategy, "cluster_resolver", None)
     if config.trainer.preemption_on_demand_checkpoint and isinstance(

@@ -188,7 +188,8 @@ def _entry_points() -> list[metadata.EntryPoint]:
 def _import_file(path: Path) -> None:
     if not path.is_file():
         there = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UsageError(f"--import_module: there is no file {path}; {suggestion(str(path), there)}")
+        advice = suggestion(str(path), there) if there else f"{path.parent} holds no Python file"
+        raise UsageError(f"--import_module: there is no file {path}; {advice}")
     name = path.stem
     if name in sys.modules:
         known = getattr(sys.modules[name], "__file__", None)

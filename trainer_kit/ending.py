@@ -27,6 +27,7 @@ from trainer_kit.progress import BETWEEN
 from trainer_kit.requirements import problem_of_one_thread
 from trainer_kit.run_directory import RunDirectory
 from trainer_kit.signals import StopSignals
+from trainer_kit.step_count import StockLoops
 from trainer_kit.stopping import is_stopping
 from trainer_kit.telemetry.time_verdict import RunSettings, verdict
 from trainer_kit.user_exits import exits_as_errors
@@ -111,7 +112,9 @@ def finished_logs(
     return dict(final["metrics"]) if evaluates else {}
 
 
-def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dict[str, Any], str]:
+def until_stopped(
+    entry: Callable[[Any], dict[str, Any]], run: Any, asked_to_stop: Callable[[], bool]
+) -> tuple[dict[str, Any], str]:
     """Returns what a mode's entry returns, and why an action has ended the run before its last step, "" if none has.
 
     An orbit.Controller knows nothing of StopTraining: what it has done is saved, and not evaluated once more.
@@ -120,6 +123,8 @@ def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dic
       TrainerKitError: when something else than an action has raised StopTraining.
     """
     controller = run.controller
+    if not hasattr(controller, "stop_request") and controller.trainer is not None:
+        controller.train_actions = [StockLoops(controller.trainer, asked_to_stop), *controller.train_actions]
     try:
         logs = entry(run)
         reason = controller.stop_request.reason if hasattr(controller, "stop_request") else ""
@@ -131,7 +136,8 @@ def until_stopped(entry: Callable[[Any], dict[str, Any]], run: Any) -> tuple[dic
             ) from stop
         controller.save_checkpoint()
         logs, reason = {}, str(stop)
-        _LOG.warning("%s has no evaluation at the end of a run that an action stops", type(controller).__name__)
+        if not asked_to_stop():
+            _LOG.warning("%s has no evaluation at the end of a run that an action stops", type(controller).__name__)
     step, train_steps = int(controller.global_step.numpy()), run.config.trainer.train_steps
     return logs, "" if step >= train_steps >= 0 else reason
 

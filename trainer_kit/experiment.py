@@ -98,7 +98,7 @@ def task_class(config: Config) -> Any:
     """Returns the task class bound to the class of `config`; imports its module if it is named as "module:Class".
 
     Raises:
-      UsageError: when no task is bound to exactly this class.
+      UsageError: when no task is bound to exactly this class, or the task lacks a method that it has to have.
     """
     bound = _task_of.get(type(config))
     if bound is None:
@@ -107,7 +107,10 @@ def task_class(config: Config) -> Any:
             f"no task is registered for {type(config).__qualname__}; decorate the task class with "
             f"@trainer_kit.register_task({type(config).__qualname__}) ({suggestion(type(config).__qualname__, known)})"
         )
-    return _imported(bound)
+    found = _imported(bound)
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise UsageError(f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define them")
+    return found
 
 
 def trainer_class(config: Config) -> Any:
@@ -122,7 +125,11 @@ def _imported(bound: Any) -> Any:
     if not isinstance(bound, str):
         return bound
     module, _, name = bound.partition(":")
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        classes = [each for each, value in vars(found).items() if isinstance(value, type)]
+        raise UsageError(f"{bound!r} is registered, but {module} has no {name!r}; {suggestion(name, classes)}")
+    return getattr(found, name)
 
 
 def _check_decorated(name: str, section: Config, path: str = "") -> None:

@@ -10,12 +10,14 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainer_kit.errors import StorageError
 from trainer_kit.held_folder import check_held
+
+_DEEPEST = 100  # levels of a record; what walks a deeper one might end Python's recursion
 
 # Called with (write point, path) just before each step of a write; fault injection sets it, nothing else does.
 on_write_point: Callable[[str, str], None] | None = None
@@ -120,9 +122,19 @@ def parse_json(text: str | bytes) -> Any:
       ValueError: when it is no JSON, nested too deeply, or holds a number of more digits than Python reads.
     """
     try:
-        return json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
+        value = json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for one in level for inner in _items(one)]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:

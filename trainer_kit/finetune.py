@@ -126,12 +126,12 @@ class Pretraining(Sidecar):
         )
         self.path, self._each, self._run = directory.path, each, run
         self._leased, self._refused = False, False
-        self._lineage: int | None = None
 
     def went_back_to(self) -> int | None:
         """Returns None: what was fine-tuned stays, whatever becomes of the checkpoint; a warning says so."""
-        lineage, self._lineage = self._lineage, max([0, *(item["lineage"] for item in self._ledger.records())])
-        if lineage is not None and self._lineage > lineage and (done := self._each.directory.done()):
+        before = self._ledger.lineage
+        self._ledger.lineage = max([before, *(item["lineage"] for item in self._ledger.records())])
+        if self._ledger.lineage > before and (done := self._each.directory.done()):
             _LOG.warning(
                 "%s has gone back to an earlier step; what was fine-tuned stays (%s): remove metrics-<step>.json and "
                 "finetune-<step>/ of what is to be done again",

@@ -41,11 +41,12 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
       given: a ready-made dataset in place of the task's, or a dict of such by name.
 
     Raises:
-      UsageError: when there is no model.
+      UsageError: when this is no model.
       Exception: what the task or the model raises when it is called, with a note that says what was tried.
     """
-    if model is None:
-        raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
+    if not _is_model(model):
+        kind = "None" if model is None else f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
     _name_for_graphs(task, model)
     if is_built(model):
         return
@@ -96,6 +97,14 @@ def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
     found = {**trained, **evaluated} if train else {**evaluated, **trained}
     has_batches = (one for one in found.items() if one[1] is not None and getattr(one[1], "global_batch_size", True))
     return next(has_batches, next(iter(found.items())))
+
+
+def _is_model(model: Any) -> bool:
+    """Whether this may be a model at all: an object that has variables, or will have them."""
+    try:
+        return not isinstance(model, type) and hasattr(model, "variables")
+    except ValueError:  # as in has_variables
+        return True
 
 
 def has_variables(model: Any) -> bool:

@@ -39,7 +39,7 @@ REPEATED = {
     "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
 }
 SUPERVISION, ONCE = "max_restarts", "from_step"
-FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start anew."
+FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start again."
 PARTIAL = "Restore what fits of a checkpoint of another model or optimizer, and list what does not."
 RESTARTS = (
     "Run under a supervisor, which restarts a run that was preempted, and one that crashed or stalled up to this many "
@@ -61,7 +61,7 @@ class _StepParser(flags.ArgumentParser):
         text = str(argument).strip().removeprefix("ckpt-")
         if text.isascii() and text.isdecimal():
             return int(text)
-        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts anew"
+        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts again"
         if os.sep in text:
             advice += "; to begin with the weights of another run set task.init_checkpoint"
         raise ValueError(f"it is not a whole number of 0 or more; {advice}")
@@ -98,10 +98,17 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     except flags.UnrecognizedFlagError as error:
         raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
     except flags.Error as error:
-        raise UsageError(str(error).replace("invalid literal for int() with base 10", "not a whole number")) from error
+        raise UsageError(_reworded(str(error))) from error
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
     return values
+
+
+def _reworded(text: str) -> str:
+    """Returns what absl says of a flag's value, in words of ours where its own are Python's."""
+    if "Non-boolean argument" in text:
+        return f"{text.partition(': ')[0]}: it is neither true nor false; give the flag without a value for true"
+    return text.replace("invalid literal for int() with base 10", "not a whole number")
 
 
 def unsupervised(values: flags.FlagValues) -> list[str]:

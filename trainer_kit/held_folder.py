@@ -2,9 +2,10 @@
 
 A folder that somebody moves or removes during a run would come into being again at the old path with the next write,
 and there would be two halves of a run. So `check_held` is asked before every write: it raises StorageError once the
-folder at the path is another one, or none. A folder is told by its device and inode number. A network file system that
-is mounted again may have another device number: there the same inode number with the same names inside is the same
-folder. An error of the file system other than "no such file" says nothing; the write itself will tell.
+folder at the path is another one, or none. A folder is known by its device and inode number. Some file systems (FUSE,
+9p, virtiofs, a network file system that is mounted again) change these numbers, or report no links, while the folder
+stays where it is. There the folder is the same if the open descriptor and the path list the same names. An error of the
+file system other than "no such file" says nothing; the write itself will fail or not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class HeldFolder:
         self.path = os.fspath(path)
         self._absolute = os.path.abspath(self.path)
         self._descriptor = -1
-        self._lost = ""
+        self._at_start: os.stat_result | None = None
+        self._place, self._links, self._lost = "", 0, ""
 
     def __enter__(self) -> HeldFolder:
         """Remembers which folder is at the path.
@@ -40,9 +42,12 @@ class HeldFolder:
           StorageError: when there is none, or it cannot be read.
         """
         try:
-            self._descriptor = os.open(self._absolute, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._at_start = os.stat(self._absolute)
+            self._descriptor = os.open(self._absolute, _FOLDER)
+            self._links = os.fstat(self._descriptor).st_nlink
         except OSError as error:
             raise StorageError(f"{self.path} cannot be used: {error.strerror or error}") from error
+        self._place = self._place_now()
         _held.append(self)
         return self
 
@@ -55,13 +60,13 @@ class HeldFolder:
 
     @property
     def lost(self) -> str:
-        """What to tell once `look` has seen that the folder is gone; "" before. Asks no file system."""
+        """The message for the user once `look` has seen that the folder is gone; "" before. Asks no file system."""
         return self._lost
 
     def look(self) -> str:
-        """Looks at the path, and returns what to tell if the folder is gone; "" if it is there. In any thread."""
+        """Returns the message for the user if the folder is gone from its path; "" if it is there. In any thread."""
         if not self._lost and not self._is_there():
-            self._lost = self._told()
+            self._lost = self._explanation()
         return self._lost
 
     def contains(self, path: str) -> bool:
@@ -70,59 +75,85 @@ class HeldFolder:
 
     def _is_there(self) -> bool:
         try:
-            mine, now = os.fstat(self._descriptor), os.stat(self._absolute)
-            if mine.st_ino != now.st_ino or mine.st_nlink == 0:
-                return False
-            return mine.st_dev == now.st_dev or set(os.listdir(self._descriptor)) == set(os.listdir(self._absolute))
+            now = os.stat(self._absolute)
+            if self._links > 0 and os.fstat(self._descriptor).st_nlink == 0:
+                return False  # removed; a file system that counts no links says 0 from the start
+            assert self._at_start is not None
+            return os.path.samestat(self._at_start, now) or (not self._new_place() and self._lists_the_same())
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
             return True
 
-    def _told(self) -> str:
-        steps: list[int] = []
-        place = ""
+    def _lists_the_same(self) -> bool:
+        """Whether descriptor and path list the same names; tried again, for a file may come or go in between."""
+        return any(set(self._names()) == set(os.listdir(self._absolute)) for _ in range(_TRIES))
+
+    def _names(self) -> list[str]:
+        """The names in the folder that was there at the start, wherever it is now."""
+        again = os.open(".", _FOLDER, dir_fd=self._descriptor)  # other threads read the folder too, from its beginning
+        try:
+            return os.listdir(again)
+        finally:
+            os.close(again)
+
+    def _place_now(self) -> str:
+        """Where Linux says that the folder is now; "" if it does not say."""
         with contextlib.suppress(OSError):
-            steps = [step_of(str(owner(name))) for name in os.listdir(self._descriptor) if _is_index(name)]
-            if os.fstat(self._descriptor).st_nlink > 0:
-                place = os.readlink(f"/proc/self/fd/{self._descriptor}")
+            return os.readlink(f"/proc/self/fd/{self._descriptor}")
+        return ""
+
+    def _new_place(self) -> str:
+        """Where the folder was moved to; "" if it was not moved, or is gone, or nothing says where it is."""
+        place = self._place_now()
+        return "" if place == self._place or place.endswith(" (deleted)") else place
+
+    def _explanation(self) -> str:
+        steps: list[int] = []
+        with contextlib.suppress(OSError):
+            steps = [step_of(str(owner(name))) for name in self._names() if _is_index(name)]
         what = f"{self.path} was moved or removed during the run"
         other = "; what is at that path now was left alone" if os.path.exists(self._absolute) else ""
-        upto = f"checkpoints up to step {max(steps)}" if steps else ""
-        if place and place != self._absolute and not place.endswith(" (deleted)"):
-            there = f" with {upto}" if upto else ""
+        if place := self._new_place():
+            held = f", with checkpoints up to step {max(steps)}" if steps else ""
             return (
-                f"{what}: it is {place} now{there}{other}; move it back and run the same command again, or go on there"
+                f"{what}: it is {place} now{held}{other}. Move it back, then run the same command again, or give the "
+                "new path"
             )
-        if upto:
-            return f"{what}: {upto} are where it went{other}; put it back and run the same command again"
-        return f"{what}: nothing is left of it{other}; run the same command again to begin anew"
+        if steps:
+            return (
+                f"{what}{other}. The folder held checkpoints up to step {max(steps)}. Move it back, then run the same "
+                "command again"
+            )
+        return f"{what}: nothing is left of it{other}. Run the same command again to start from step 0"
 
 
 def _is_index(name: str) -> bool:
     return owner(name) is not None and name == f"{owner(name)}.index"
 
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_TRIES = 5
 _held: list[HeldFolder] = []  # changed by single operations only, since threads read it
 
 
 def lost_folder(path: str | os.PathLike[str]) -> str:
-    """Returns what to tell if `path` lies in a held folder that is gone; "" otherwise."""
+    """Returns the message for the user if `path` lies in a held folder that is gone; "" otherwise."""
     absolute = os.path.abspath(path)
-    return next((told for held in list(_held) if held.contains(absolute) and (told := held.look())), "")
+    return next((lost for held in list(_held) if held.contains(absolute) and (lost := held.look())), "")
 
 
 def check_held(path: str | os.PathLike[str]) -> None:
     """Raises StorageError when `path`, which is about to be written, lies in a held folder that is gone."""
-    if told := lost_folder(path):
-        raise StorageError(told)
+    if lost := lost_folder(path):
+        raise StorageError(lost)
 
 
 def is_seen_lost(path: str | os.PathLike[str]) -> bool:
     """Returns False unless it was seen that the held folder of `path` is gone: then it raises. Asks no file system.
 
     Raises:
-      StorageError: that tells where the folder went.
+      StorageError: when it is gone; the message says where it is now.
     """
     absolute = os.path.abspath(path)
     for held in list(_held):

@@ -101,12 +101,19 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
     """Returns the metrics that `task.build_metrics` makes; in strategy scope.
 
     Raises:
-      UsageError: when it returns something else than a list.
+      UsageError: when it returns something else than a list of metrics.
     """
     made = task.build_metrics(training=training)
     if not isinstance(made, (list, tuple)):
         kind = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
+    for one in made:
+        if isinstance(one, type) or not hasattr(one, "result"):
+            kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+            raise UsageError(
+                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is no metric; give each as "
+                "an object, such as keras.metrics.SparseCategoricalAccuracy()"
+            )
     return list(made)
 
 

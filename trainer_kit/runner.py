@@ -139,8 +139,8 @@ def run_experiment(
         run.enter_context(guard(signals, params.trainer, trainer, progress, directory))
         reports = open_reports(run, progress, shown, directory, chief, chosen.trains, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
-        manager = run.enter_context(build.create_manager(trainer, params, directory.path, *options, reports))
         timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
+        manager = run.enter_context(build.create_manager(trainer, params, directory.path, *options, reports, timeline))
         early = build.create_early_stopping(directory, timeline, trainer, params.trainer, chosen.trains)
         sidecar = build.create_sidecar(directory, timeline, trainer, params, lock, reports)
         recovery = build.create_recovery(params, trainer, manager, timeline, directory) if chosen.trains else None
@@ -167,7 +167,7 @@ def run_experiment(
         with strategy.scope(), record, saved_after_errors(controller), traced:
             _begin(chosen, timeline, recovery, manager, controller, start, early)
             described = Run(params, directory, controller, checkpoint, timeline, sidecar)
-            logs, reason = until_stopped(MODE_ENTRIES[mode], described)
+            logs, reason = until_stopped(MODE_ENTRIES[mode], described, lambda: stopped(signals, trainer))
             if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         conclude(described, signals, manager, reports, trainer, mode, logs, reason)

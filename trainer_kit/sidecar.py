@@ -152,7 +152,7 @@ class Sidecar:
 
     def need(self, after: int | None, reads: int | None) -> None:
         """Keeps the run from removing checkpoints that are still needed."""
-        self._lease.need(after, reads)
+        self._lease.need(after, reads, self._ledger.lineage)
 
     def _rewind_best(self, step: int) -> None:
         if isinstance(self._best, EXPORTERS):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.errors import TrainerKitError
+from trainer_kit.errors import DataError, StopTraining, TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
 _METHODS = ("train_step", "create_train_loop_fn", "train")
@@ -38,22 +38,22 @@ class CountedLoops:
           num_steps: how many steps the loop is asked for; int32 scalar.
 
         Raises:
-          TrainerKitError: when the loop was not stopped and has not moved global_step.
+          TrainerKitError: when the loop was not stopped and has not moved global_step, or has moved it back.
+          UsageError: when the trainer's `train` returns something else than a dict or None.
         """
         trainer, asked = self._trainer, int(num_steps)
         try:
             logs = trainer.train(num_steps) or {}
+            if not isinstance(logs, Mapping):
+                raise UsageError(f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None")
         except (tf.errors.OutOfRangeError, StopIteration):  # of a trainer with a train() of its own
             trainer.data_ended, logs = True, {}
         moved = self._step() - before
         if moved == asked:
             return logs, moved
         stopped = self._stopping() or getattr(trainer, "data_ended", False)
-        if moved == 0 and not stopped and not _is_out_of_data(trainer):
-            raise TrainerKitError(
-                f"{_described(trainer)} did not add to global_step: it is {before} before and after a loop of {asked} "
-                "steps, so that the run could never end; call self.global_step.assign_add(1) in each training step"
-            )
+        if moved < 0 or (moved == 0 and not stopped and not _is_out_of_data(trainer)):
+            raise _not_counted(trainer, before, before + moved)
         if not self._warned and not (moved < asked and stopped) and moved:
             self._warned = True
             _LOG.warning(
@@ -62,6 +62,46 @@ class CountedLoops:
                 *(asked, _described(trainer), moved),
             )
         return logs, moved
+
+
+class StockLoops:
+    """An action after the loops of a controller of Orbit's own, which asks neither what a loop did nor for a stop.
+
+    Without it a run would make loops of 0 steps for ever once it was asked to stop, its data has ended, or where the
+    trainer does not count.
+
+    Args:
+      trainer: that runs the loops.
+      stopping: tells whether a stop was asked for.
+    """
+
+    def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
+        self._trainer, self._stopping, self._before = trainer, stopping, -1
+
+    def __call__(self, logs: Any) -> None:
+        """Ends the run where another loop would come to nothing; the first loop has nothing to compare with.
+
+        Raises:
+          StopTraining: when a stop was asked for.
+          DataError: when the data has ended.
+          TrainerKitError: when the loop has not moved global_step.
+        """
+        del logs
+        before, self._before = self._before, int(self._trainer.global_step.numpy())
+        if self._stopping():
+            raise StopTraining("a stop was asked for")
+        if before != self._before:
+            return
+        if getattr(self._trainer, "data_ended", False):
+            raise DataError(f"task.train_data ended at step {before}; repeat the data, or lower trainer.train_steps")
+        raise _not_counted(self._trainer, before, before)
+
+
+def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
+    return TrainerKitError(
+        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, "
+        "and such a run never ends; call self.global_step.assign_add(1) in each training step"
+    )
 
 
 def _is_out_of_data(trainer: Any) -> bool:

@@ -7,26 +7,18 @@ good (a rollback, --from_step) tells others in their place. Either way there is 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.checkpoints.best import BestCheckpoint
 from trainer_kit.checkpoints.bests import EXPORTERS, BestCheckpoints
-from trainer_kit.checkpoints.ledger import Ledger, active_records, other_ledgers, read_records
+from trainer_kit.checkpoints.ledger import Ledger, active_records, other_ledgers
 from trainer_kit.errors import StorageError
+from trainer_kit.lease import lineages_in_evaluation
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history, extent, reported
 
 _LOG = logging.getLogger(__name__)
-
-
-def recorded_extent(metrics: str, ledger: str, step: int) -> dict[str, list[int]]:
-    """Returns what history and ledger hold of the steps up to `step`, for the record of its checkpoint.
-
-    Returns:
-      "history": [the last step, bytes up to it]; "evaluations": [how many there are before `step`, the last step].
-    """
-    evaluated = sorted(item["step"] for item in active_records(read_records(ledger)) if item["step"] < step)
-    return {"history": list(extent(metrics, step)), "evaluations": [len(evaluated), evaluated[-1] if evaluated else -1]}
 
 
 class Timeline:
@@ -39,7 +31,7 @@ class Timeline:
         left alone.
       best: keeps the best checkpoint, if any.
       flush: has all that was told so far written.
-      recorded: returns what the checkpoint of a step records of what was told before it; {} if it does not.
+      recorded: returns the `extent` that the checkpoint of a step records; {} if it records none.
       put_back: given the step of the checkpoint that the run goes on from, exports best weights that are missing again.
     """
 
@@ -57,6 +49,17 @@ class Timeline:
         self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
         self._put_back = put_back
 
+    def extent(self, step: int) -> dict[str, list[int]]:
+        """Returns what history and ledger hold of the steps up to `step`, for the record of its checkpoint.
+
+        Returns:
+          "history": [the last step, bytes up to it]; "evaluations": [how many there are before `step`, the last step].
+          {} on workers that are not the chief.
+        """
+        if self._history is None:
+            return {}
+        return {"history": list(extent(self._history.path, step)), "evaluations": list(self.ledger.extent(step))}
+
     def begin(self, step: int, anew: bool) -> None:
         """Takes all to the step that a run begins at, or goes on from.
 
@@ -70,16 +73,18 @@ class Timeline:
         saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
         if anew and saved:
             raise StorageError(
-                f"{self.ledger.path} tells of a checkpoint, {saved[-1]}, but there is none in the folder; restore one "
+                f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
                 "from a backup, or start again from step 0 with --from_step=0"
             )
         told = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
         if anew and told and self._history is not None:
             _LOG.warning(
-                "%s tells of step %d, but there is no checkpoint: the run begins at step 0", self._history.path, told
+                "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
+                self._history.path,
+                told,
             )
         if anew and self._history is not None and self._sidecars_know_another_life():
-            _LOG.warning("%s: sidecars have evaluated checkpoints that are gone; the run begins anew", self.ledger.path)
+            _LOG.warning("%s: sidecars know checkpoints that are gone; the run starts again", self.ledger.path)
             self.ledger.rewind(0)  # by which a sidecar that still runs learns of it
         if not anew:
             self._warn_of_loss(step)
@@ -92,7 +97,7 @@ class Timeline:
         before = self._recorded(step)
         if self._history is None or not isinstance(before, dict):
             return
-        now = recorded_extent(self._history.path, self.ledger.path, step)
+        now = self.extent(step)
         (last, size), (last_now, size_now) = _numbers(before, "history"), now["history"]
         if size_now < size:
             left = f"what is left ends at step {last_now}" if last_now < last else f"{size_now:,} bytes are left"
@@ -109,9 +114,11 @@ class Timeline:
             )
 
     def _sidecars_know_another_life(self) -> bool:
-        """Whether a sidecar has evaluated a checkpoint of this run which no rewind has taken away since."""
+        """Whether a sidecar has evaluated a checkpoint, or evaluates one now, that no rewind has superseded since."""
         others = active_records(other_ledgers(self.ledger.path))
-        return any(item["step"] > 0 and item["lineage"] >= self.ledger.lineage for item in others)
+        lineages = [item["lineage"] for item in others if item["step"] > 0]
+        lineages += lineages_in_evaluation(os.path.dirname(self.ledger.path))
+        return max(lineages, default=-1) >= self.ledger.lineage
 
     def resume(self, step: int) -> None:
         """Takes all to `step`; what was told for later steps is superseded, and comes again."""

@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoints.small_run import SmallRun, flip_bit, names, parts
+from trainer_kit.checkpoints import commit
+from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.checkpoints.folder import (
     DAMAGED,
     archive_later,
@@ -124,6 +126,18 @@ def test_a_checkpoint_whose_record_is_missing_or_damaged_is_used_if_it_is_whole(
         return
     assert run.start == 3
     assert _warnings(caplog) == []
+    there = read_record(str(folder / "ckpt-3"))
+    assert (there is None) == (damage is Path.unlink)  # it may be of another program, and is no checkpoint of ours then
+    if there is not None:
+        assert there["files"].keys() == {*parts(3)[1:]} and problem(str(folder / "ckpt-3")) == ""
+
+
+def test_a_damaged_record_is_written_again_with_the_identity_of_the_run(folder: Path) -> None:
+    _cut(folder / RECORD)
+    run = SmallRun(folder, max_to_keep=1, run_id=lambda: "ours")
+    assert (read_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
+    run.train_to(4)
+    assert list(complete_checkpoints(str(folder))) == [4]
 
 
 def test_several_damaged_ones_are_passed_over_in_one_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +196,7 @@ def test_a_single_file_that_tells_of_a_checkpoint_is_enough_not_to_start_from_0(
 
 def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
     for step in (1, 2, 3):
-        flip_bit(folder / parts(step)[1])
+        _cut(folder / parts(step)[1])
     assert archive_later(str(folder), 0) == [f"{folder}/archived/ckpt-{step}" for step in (1, 2, 3)]
     assert names(folder) == ["archived"]
     assert going_back(str(folder)) == 0
@@ -199,6 +213,17 @@ def test_archiving_the_later_ones_goes_on_from_the_one_that_is_asked_for(folder:
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
     assert SmallRun(folder).start == 1
     assert archive_later(str(folder), 1) == []
+
+
+def test_checkpoints_that_are_archived_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cut(folder / DATA)
+    monkeypatch.setattr(commit, "_checksum", None)  # a call would fail
+    monkeypatch.setattr(commit, "_unreadable", None)
+    archive_later(str(folder), 0)
+    assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"  # 3 lacks bytes
+    (folder / "archived/checkpoint").unlink()
+    remove_debris(str(folder))
+    assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"
 
 
 def test_what_a_dead_process_was_going_back_to_is_known_until_it_is_done(folder: Path) -> None:
@@ -220,7 +245,7 @@ def test_to_go_on_from_a_step_that_was_not_saved_lists_those_that_were(folder: P
     ):
         check_from_step(str(folder), 7)
     assert names(folder) == before
-    with pytest.raises(UsageError, match="there are: none"):
+    with pytest.raises(UsageError, match="there is none at all"):
         check_from_step(str(tmp_path / "nowhere"), 7)
     assert check_from_step(str(tmp_path / "nowhere"), 0) is None
     assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")

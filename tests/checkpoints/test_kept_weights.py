@@ -88,6 +88,18 @@ def test_the_best_two_are_there_and_info_names_the_best_of_them(tmp_path: Path) 
         assert run.best.best == ("accuracy", VALUES[best - 1], best)
 
 
+def test_weights_that_somebody_removes_during_the_run_are_named_once_and_info_names_what_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Run(tmp_path / "best").to(3)
+    (tmp_path / "best").rename(tmp_path / "elsewhere")
+    run.to(4)
+    assert (_steps(tmp_path / "best"), _named(tmp_path / "best")) == ([4], 4)
+    run.to(5)
+    assert caplog.text.count("has lost the weights of step 1, 2: they were moved or removed during the run") == 1
+    assert caplog.text.count("has lost the weights") == 1
+
+
 def test_with_a_min_delta_a_small_gain_displaces_nothing(tmp_path: Path) -> None:
     _Run(tmp_path, keep=1, min_delta=0.2).to(8)
     assert (_steps(tmp_path), _named(tmp_path)) == ([2], 2)

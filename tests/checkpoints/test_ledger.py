@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer_kit.checkpoints import ledger as module
 from trainer_kit.checkpoints.ledger import Ledger, active_records, merged_sets, plain
 from trainer_kit.errors import StorageError
 
@@ -314,3 +315,19 @@ def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) 
     (tmp_path / "damaged.jsonl").write_text(json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n")
     ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
     assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.recorded_sets(1) == {""}
+
+
+def test_what_it_has_appended_itself_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = ledger(path)
+    written.append(10, {"loss": math.nan}, 0.1)
+    before = written.records()
+    monkeypatch.setattr(module, "read_records", None)  # a call would fail
+    written.append(20, {"loss": 0.5, "set": {"accuracy": math.inf}}, 0.1, "ckpt-20")
+    written.rewind(10)
+    written.append(15, {"loss": 0.5}, 0.1)
+    assert len(before) == 1 and written.extent(20) == (2, 15) and written.extent(10) == (0, -1)
+    assert (written.went_back_to(0), written.went_back_to(1)) == (10, None)
+    monkeypatch.undo()
+    assert str(written.records()) == str(ledger(path).records())  # as text: NaN is no other than NaN
+    ledger(path).append(30, {"loss": 0.5}, 0.1)
+    assert written.extent(40) == (3, 30)

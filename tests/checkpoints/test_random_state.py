@@ -49,6 +49,20 @@ def test_the_process_generators_are_made_from_the_seed_unless_there_are_some() -
     assert process_generators(6)["keras"] is found["keras"]
 
 
+def test_a_run_replaces_the_generators_that_one_on_other_replicas_has_left() -> None:
+    def mirrored() -> tf.distribute.Strategy:
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+
+    keras.utils.set_random_seed(1)
+    tf.random.set_global_generator(None)
+    for strategy in (mirrored(), mirrored(), tf.distribute.get_strategy()):
+        with strategy.scope():
+            found = process_generators(5)
+        assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [True, True]
+        with strategy.scope():
+            assert process_generators(6) == found
+
+
 class _Layer(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

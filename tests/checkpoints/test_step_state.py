@@ -254,11 +254,19 @@ class _OfReplicas(TinyTask):
         return super().train_step(inputs, model, optimizer, metrics)
 
 
+class _Slotted:
+    __slots__ = ("empty", "value")
+
+    def __init__(self) -> None:
+        self.value = tf.Variable(6.0)
+
+
 class _Holder:
     def __init__(self, names: list[str]) -> None:
         for name in names:
             setattr(self, name, tf.Variable(0.0, name=name))
         self.deep = {"list": [tf.Variable(1.0)], 3: keras.random.SeedGenerator(1)}
+        self.slotted = _Slotted()
         default = tf.Variable(2.0)
         self.function = lambda x, added=default: x + added + self.deep["list"][0]
 
@@ -278,7 +286,7 @@ def test_paths_do_not_depend_on_the_order_of_attributes_nor_on_counters(monkeypa
     assert found[0].keys() == found[1].keys()
     assert [found[1][name].name for name in ("task/a", "task/b")] == ["a:0", "b:0"]
     wanted = {"task/deep/list/0", "task/deep/3", "task/shared", "task/method/OF_THE_MODULE", "task/function/defaults.0"}
-    assert found[0].keys() == {"task/a", "task/b", *wanted}
+    assert found[0].keys() == {"task/a", "task/b", "task/slotted/value", *wanted}
     model = _Holder(["a"])
     assert reachable({"task": SimpleNamespace(model=model), "model": model}, [model]) == {}
 

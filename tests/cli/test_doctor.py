@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 from trainer_kit.cli import doctor
+from trainer_kit.cli.main import main
 from trainer_kit.errors import UsageError
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child, train
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -73,18 +78,65 @@ def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Comma
     assert done.stdout.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
 
 
-def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(trainer_kit: Command, experiments: Path) -> None:
+class _Forked:
+    """What doctor asks of a process, of one that begins with TensorFlow imported."""
+
+    def __init__(self, child: Child) -> None:
+        self._child, self.returncode = child, 0
+
+    def poll(self) -> int | None:
+        return None if self._child.alive else self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            self.returncode = self._child.wait(timeout or 100.0).code
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired("train", timeout or 100.0) from error
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        self._child.kill(number)
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
+def logged(log: str, *arguments: str) -> None:
+    """Trains, with the output in a file."""
+    with open(log, "wb") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    train(*arguments)
+
+
+@pytest.fixture
+def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Doctor in this process, in the folder of the experiments, and its runs by the fork server."""
+    monkeypatch.chdir(experiments)
+    with ForkServer() as server:
+
+        def start(command: list[str], folder: Path) -> _Forked:
+            log = doctor._log(folder)
+            log.touch()  # it is read at once
+            return _Forked(server.start(logged, str(log), *command[3:], folder=str(experiments)))
+
+        monkeypatch.setattr(doctor, "_start", start)
+        yield
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
     few = "--params_override=trainer.train_steps=400"
-    command = ("doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few)
-    done = trainer_kit(*command)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in done.stdout
-    assert "first different at step 20, before any resume: the experiment gives other numbers each time" in done.stdout
-    assert "different: newest checkpoint: model/" in done.stdout
-    kept = re.search(r"^kept: (.+)$", done.stdout, re.MULTILINE)
+    assert main(["doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few]) == 1
+    told, errors = capsys.readouterr()
+    assert errors == ""
+    assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in told
+    assert "first different at step 20, before any resume: the experiment gives other numbers each time" in told
+    assert "different: newest checkpoint: model/" in told
+    kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)
     assert kept is not None
     assert {path.name for path in Path(kept[1]).iterdir()} >= {"uninterrupted", "killed"}
-    subprocess.run(["rm", "-r", kept[1]], check=True)
+    shutil.rmtree(kept[1])
 
 
 def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_file_that_is_not_there_is_told_of_with_those_that_are_and_no_hidden_o
         with pytest.raises(ConfigError) as caught:
             read_params_override("dgits.yaml")
         told.append(str(only_mistake(caught)))
-    assert "there is no such file; . has none of its kind" in told[0]
+    assert "there is no such file; . holds no config file" in told[0]
     assert "in .: did you mean digits.yaml?" in told[1]
 
 

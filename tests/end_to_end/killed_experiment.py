@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 import trainer_kit
+from trainer_kit.controller import Controller
 from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
@@ -92,6 +94,24 @@ def killed_behind_its_reports(*arguments: str) -> None:
 
     JsonLinesWriter.write = slowly  # type: ignore[method-assign]
     stop_at("checkpoint.written")
+    train(*arguments)
+
+
+def held_in_evaluation(step: int, file: str, *arguments: str) -> None:
+    """Evaluates; makes `file` in the first evaluation of `step`, and ends that one when the file is removed."""
+    evaluate, held = Controller.evaluate, False
+
+    def slowly(controller: Controller, steps: int = -1) -> Any:
+        nonlocal held
+        logs = evaluate(controller, steps)
+        if int(controller.global_step.numpy()) == step and not held:
+            held = True
+            Path(file).touch()
+            while os.path.exists(file):
+                time.sleep(0.05)
+        return logs
+
+    Controller.evaluate = slowly  # type: ignore[method-assign]
     train(*arguments)
 
 

@@ -136,11 +136,11 @@ def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: F
 
 
 def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(folder: Path, server: ForkServer) -> None:
-    sidecar = _start(folder, "continuous_eval", "--model_dir=watched")
+    sidecar = _forked(server, folder, "continuous_eval", "--model_dir=watched")
     run = _forked(server, folder, "train_and_eval", "--model_dir=watched").wait(240)
     assert run.code == 0, run.text
-    _, errors = sidecar.communicate(timeout=240)
-    assert sidecar.returncode == 0, errors
+    ended = sidecar.wait(240)
+    assert ended.code == 0, ended.text
     ledgers = [folder / f"watched/evals/{name}.jsonl" for name in ("continuous_eval", "validation")]
     ledger, own = ([json.loads(line) for line in path.read_text().splitlines()] for path in ledgers)
     assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
@@ -149,24 +149,36 @@ def test_a_sidecar_beside_a_run_evaluates_its_checkpoints_and_both_end_with_0(fo
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_stopped_run_saves_tells_so_and_can_go_on(
-    folder: Path, server: ForkServer, number: signal.Signals, code: int
-) -> None:
-    model_dir = f"stopped{code}"
+def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> None:
     override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
-    child = _forked(server, folder, "train", f"--model_dir={model_dir}", override)
+    child = _forked(server, folder, "train", "--model_dir=stopped", override)
     while "train | step" not in child.text:
         assert child.alive, child.text
         time.sleep(0.05)
     begin = time.monotonic()
-    child.kill(number)
+    child.kill(signal.SIGINT)
     ended = child.wait(60)
-    assert ended.code == code, ended.text
+    assert ended.code == 130, ended.text
     assert time.monotonic() - begin < 30
-    assert f"stopped by {number.name} at step" in ended.text
+    assert "stopped by SIGINT at step" in ended.text
     assert "Traceback" not in ended.text
-    assert list((folder / model_dir).glob("ckpt-*.index"))
+    assert list((folder / "stopped").glob("ckpt-*.index"))
+
+
+def test_a_run_whose_folder_is_moved_ends_and_names_the_new_place(folder: Path, server: ForkServer) -> None:
+    override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=2000"
+    child = _forked(server, folder, "train", "--model_dir=old", override)
+    while not (folder / "old/ckpt-2000.commit.json").exists():
+        assert child.alive, child.text
+        time.sleep(0.05)
+    (folder / "old").rename(folder / "new")
+    ended = child.wait()
+    assert ended.code == 6, ended.text
+    told = (
+        rf"old was moved or removed during the run: it is {folder}/new now, with checkpoints up to step \d+\. Move it"
+    )
+    assert re.search(told, ended.text) and "Traceback" not in ended.text
+    assert not (folder / "old").exists()
 
 
 @pytest.mark.parametrize("fuse_steps", [1, 5])
@@ -203,15 +215,15 @@ print("accuracy", right.mean(), "trainer_kit" in sys.modules)
 """
 
 
-def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
+def test_the_example_of_the_readme_trains(tmp_path: Path, server: ForkServer) -> None:
     text = (ROOT / "README.md").read_text()
     example = text.split("<!-- example: my_task.py -->")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in example.splitlines() if line.strip()]) <= 30
     (tmp_path / "my_task.py").write_text(example)
     command = next(line for line in text.splitlines() if "--import_module=my_task.py" in line)
-    arguments = [sys.executable, *command.split()[1:]]
-    done = subprocess.run(arguments, cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    assert command.startswith("python -m trainer_kit.train ")
+    ended = server.run("train", *command.split()[3:], folder=str(tmp_path))
+    assert ended.code == 0, ended.text
     best = json.loads((tmp_path / "runs/rings/best_ckpt/info.json").read_text())
     assert best["value"] > 0.95
     elsewhere = [text.split(f"<!-- example: {name} -->")[1].split("```python\n")[1] for name in ("plain.py", "load.py")]

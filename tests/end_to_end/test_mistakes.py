@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,16 +25,41 @@ def server() -> Iterator[ForkServer]:
         yield running
 
 
-# One of those that take TensorFlow is made in a process of its own, the others where it is imported already.
-@pytest.mark.parametrize("mistake", [*_EARLY, _LATE[0]], ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake_gets_one_clear_message_its_exit_code_and_leaves_nothing(mistake: Mistake, tmp_path: Path) -> None:
-    outcome = commit(mistake, tmp_path)
+@pytest.fixture(scope="module")
+def commands() -> Iterator[subprocess.Popen[str]]:
+    """Runs commands in forks of a process that has imported what they need, without TensorFlow."""
+    command = [sys.executable, "-m", "tests.end_to_end.early_commands"]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.communicate()
+
+
+@pytest.mark.parametrize("mistake", _EARLY, ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_a_mistake_gets_one_clear_message_its_exit_code_and_leaves_nothing(
+    mistake: Mistake, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, commands: subprocess.Popen[str]
+) -> None:
+    def run(arguments: list[str]) -> tuple[int, str]:
+        errors = tmp_path_factory.mktemp("errors") / "text"
+        assert commands.stdin is not None and commands.stdout is not None
+        print(json.dumps([arguments, str(errors)]), file=commands.stdin, flush=True)
+        return int(commands.stdout.readline()), errors.read_text()
+
+    outcome = commit(mistake, tmp_path, run)
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
     assert outcome.written == []
-    assert outcome.imported_tensorflow == mistake.needs_tensorflow
+    assert not outcome.imported_tensorflow
     assert is_told(mistake, outcome, tmp_path)
+
+
+@pytest.mark.parametrize("mistake", [_EARLY[0], _LATE[0]], ids=["early", "late"])
+def test_the_real_command_tells_it(mistake: Mistake, tmp_path: Path) -> None:
+    outcome = commit(mistake, tmp_path)
+    assert is_told(mistake, outcome, tmp_path), outcome.text
 
 
 @pytest.mark.parametrize("mistake", _LATE[1:], ids=lambda mistake: mistake.name.replace(" ", "_"))

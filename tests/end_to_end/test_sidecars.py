@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.killed_experiment import INTERVAL, STEPS, killed_at
+from tests.end_to_end.killed_experiment import INTERVAL, STEPS, held_in_evaluation, killed_at
 from tests.telemetry.test_tensorboard import read_curves
 from trainer_kit.experiment import get_experiment
 from trainer_kit.launcher import launch
@@ -94,20 +94,21 @@ def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: Fo
     assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))
 
 
-def test_a_sidecar_that_waits_follows_a_run_that_begins_again(server: ForkServer, tmp_path: Path) -> None:
-    side = server.start("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=20"))
-    trainer = _arguments(tmp_path, "train")
-    death = server.run(killed_at, "checkpoint.pointer", 4, f"{tmp_path}.points", *trainer)
+def test_a_sidecar_in_an_evaluation_follows_a_run_that_begins_again(server: ForkServer, tmp_path: Path) -> None:
+    held, run = tmp_path / "held", tmp_path / "run"
+    sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=20")
+    side = server.start(held_in_evaluation, 4 * INTERVAL, str(held), *sidecar)
+    death = server.run(killed_at, "checkpoint.pointer", 4, f"{run}.points", *_arguments(run, "train"))
     assert death.code == -signal.SIGKILL, death.text
-    while not (tmp_path / "evals/continuous_eval.jsonl").exists() or len(_ledger(tmp_path)) < 4:
-        assert side.alive, side.text
-        time.sleep(0.05)
+    _wait_for(held, side)
     again = ["--from_step=0", "--allow_config_change=trainer.train_steps"]
-    assert server.run("train", *_arguments(tmp_path, "train", f"train_steps={2 * INTERVAL}"), *again).code == 0
+    trained = server.run("train", *_arguments(run, "train", f"train_steps={4 * INTERVAL}"), *again)
+    assert trained.code == 0, trained.text
+    held.unlink()
     ended = side.wait()
     assert ended.code == 0, ended.text
-    since = [(record["step"], record["lineage"]) for record in _ledger(tmp_path)[4:]]
-    assert since == [(0, 1), (INTERVAL, 1), (2 * INTERVAL, 1)]
+    new = [record["step"] for record in _ledger(run) if record["lineage"] == 1 and "kind" not in record]
+    assert new == list(range(INTERVAL, 4 * INTERVAL + 1, INTERVAL))
 
 
 def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.build import create_trainer
 from trainer_kit.config.schema import DataConfig
+from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import Source, made_inputs, positioned
@@ -180,8 +181,25 @@ def test_a_dataset_of_unknown_length_and_of_any_structure_can_leave_out() -> Non
 
 def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
     context = tf.distribute.InputContext(1, 0, 2)
-    assert made_inputs(lambda params, input_context: (params, input_context), 1, context) == (1, context)
-    assert made_inputs(lambda params: params, 1, context) == 1
+    got: list[Any] = []
+
+    def with_context(params: Any, input_context: Any) -> tf.data.Dataset:
+        got.append((params, input_context))
+        return tf.data.Dataset.range(3)
+
+    made_inputs(with_context, 1, context)
+    assert got == [(1, context)]
+    assert made_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
+
+
+@pytest.mark.parametrize("made", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
+def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
+    def build_inputs(params: Any) -> Any:
+        return made
+
+    kind = "None" if made is None else f"a {type(made).__name__}"
+    with pytest.raises(UsageError, match=rf"build_inputs returned {kind}; return a tf\.data\.Dataset or a Source"):
+        made_inputs(build_inputs, None)
 
 
 @pytest.mark.usefixtures("_global_seed")

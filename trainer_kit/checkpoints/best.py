@@ -29,7 +29,7 @@ from trainer_kit import files
 from trainer_kit.checkpoints.best_folder import BestFolder
 from trainer_kit.checkpoints.best_info import read_info
 from trainer_kit.checkpoints.criterion import Criterion, Scored
-from trainer_kit.checkpoints.folder import ARCHIVED, not_written, remove_debris, remove_unfinished, set_aside
+from trainer_kit.checkpoints.folder import ARCHIVED, not_written, remove_debris, remove_unfinished, set_all_aside
 from trainer_kit.checkpoints.kept_weights import KeptWeights, info_of
 from trainer_kit.checkpoints.names import RECORD
 from trainer_kit.checkpoints.unfinished import mark, unmark
@@ -114,8 +114,8 @@ class BestCheckpoint:
         """
         self._so_far = [one for one in self._so_far if one.step <= step]
         later = self._weights.forget_after(step)
-        for one in later if self._keeps else ():
-            set_aside(self._weights.folder.prefix(one), ARCHIVED)
+        if self._keeps:
+            set_all_aside(map(self._weights.folder.prefix, later), ARCHIVED)
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raises UsageError, with those that exist, when no evaluation will report the metric as a single number.

@@ -40,7 +40,7 @@ class CheckpointGraph:
             raise _unreadable(prefix, error) from error
         if _GRAPH not in shapes:
             raise UsageError(
-                f"{prefix} tells values by name only, as checkpoints of TensorFlow 1 do, and not which object they are "
+                f"{prefix} names its values only, as checkpoints of TensorFlow 1 do, and not the objects that they are "
                 "of; read it with tf.train.load_checkpoint and assign the values yourself"
             )
         graph = TrackableObjectGraph.FromString(self.value(_GRAPH))

@@ -65,27 +65,32 @@ def is_foreign(prefix: str, run_id: str) -> bool:
     return read_record(prefix) is not None and not is_own(prefix, run_id)
 
 
-def problem(prefix: str) -> str:
-    """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole. Reads all of it."""
+def problem(prefix: str, read: bool = True) -> str:
+    """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole.
+
+    Args:
+      prefix: of the checkpoint.
+      read: whether to read all of it; else the sizes of its files have to be those of the record, if there is one.
+    """
     if not os.path.exists(prefix + ".index"):
         return f"{os.path.basename(prefix)}.index is missing"
     record = read_record(prefix)
     try:
         wanted = record["files"] if record else {}
         if not wanted:  # a record that is damaged itself says nothing about the checkpoint
-            return _unreadable(prefix)
-        return next(filter(None, (_difference(prefix, name, wanted[name]) for name in sorted(wanted))), "")
+            return _unreadable(prefix) if read else ""
+        return next(filter(None, (_difference(prefix, name, wanted[name], read) for name in sorted(wanted))), "")
     except (OSError, ValueError, TypeError, KeyError):
-        return _unreadable(prefix)
+        return _unreadable(prefix) if read else ""
 
 
-def _difference(prefix: str, name: str, wanted: dict[str, Any]) -> str:
+def _difference(prefix: str, name: str, wanted: dict[str, Any], read: bool) -> str:
     path = os.path.join(os.path.dirname(prefix), name)
     if not os.path.exists(path):
         return f"{name} is missing"
     if (size := os.path.getsize(path)) != wanted["bytes"]:
         return f"{name} has {size} bytes instead of {wanted['bytes']}"
-    return "" if _checksum(path) == wanted["crc32"] else f"{name} has a wrong checksum"
+    return "" if not read or _checksum(path) == wanted["crc32"] else f"{name} has a wrong checksum"
 
 
 def _unreadable(prefix: str) -> str:

@@ -133,8 +133,8 @@ def _identity(run_id: str) -> dict[str, str]:
 
 def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns what tells a user that `what` failed, why, and how much room there is in `folder`."""
-    if told := lost_folder(folder):
-        return StorageError(told)
+    if lost := lost_folder(folder):
+        return StorageError(lost)
     if not os.path.isdir(folder):
         return StorageError(f"{what}: {_reason(error)}; give a folder that can be written")
     return StorageError(
@@ -208,6 +208,8 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
                 _LOG.warning("%s %s: %s; it was moved to %s, and %s is used", other, what, reason, moved, prefix)
             if not os.path.exists(prefix + RECORD):
                 _LOG.info("%s has no record of its checksums; all of it was read instead, and it is whole", prefix)
+            elif read_record(prefix) is None:
+                _record_again(prefix, run_id)
             _point_to(directory, prefix)
             return prefix
         else:
@@ -228,8 +230,17 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
     return None
 
 
+def _record_again(prefix: str, run_id: str) -> None:
+    """Replaces a damaged record of a whole checkpoint: without a record, rotation would never remove it."""
+    try:
+        commit(prefix, **_identity(run_id))
+        _LOG.info("%s was damaged; all of the checkpoint was read, it is whole, and has a new record", prefix + RECORD)
+    except (OSError, StorageError) as error:
+        _LOG.warning("%s is damaged, and was not replaced: %s", prefix + RECORD, error)
+
+
 def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
-    """Returns the prefix of the checkpoint that --from_step names; None for 0, which starts anew.
+    """Returns the prefix of the checkpoint that --from_step names; None for 0, the start.
 
     Raises:
       UsageError: when there is none of that step, or it is damaged, or another run saved it.
@@ -244,9 +255,7 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
             "another step, or copy it to a folder of its own to go on from it there"
         )
     if wrong := problem(there[step]):
-        raise UsageError(
-            f"--from_step: {there[step]} is damaged: {wrong}; give another step of those there are, or 0 to start anew"
-        )
+        raise UsageError(f"--from_step: {there[step]} is damaged: {wrong}; give another step, or 0 to start again")
     return there[step]
 
 
@@ -260,10 +269,10 @@ def archive_later(directory: str, step: int) -> list[str]:
     """
     files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
     later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
-    moved = [os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later]
+    folders = set_all_aside(later, ARCHIVED)
     if step:
         _point_to(directory, os.path.join(directory, f"ckpt-{step}"))
-    return moved
+    return [os.path.join(folder, os.path.basename(prefix)) for prefix, folder in zip(later, folders, strict=True)]
 
 
 def going_back(directory: str) -> int | None:
@@ -297,6 +306,22 @@ def set_aside(prefix: str, folder: str) -> str:
     Raises:
       StorageError: when they cannot be moved.
     """
+    return set_all_aside([prefix], folder)[0]
+
+
+def set_all_aside(prefixes: Iterable[str], folder: str) -> list[str]:
+    """Moves checkpoints as `set_aside` does, and returns the folder of each; its pointer file comes after the last.
+
+    Raises:
+      StorageError: when they cannot be moved.
+    """
+    targets = [_move(prefix, folder) for prefix in prefixes]
+    for target in sorted(set(targets)) if folder != DAMAGED else ():  # a pointer has to name what can be read
+        _point_to_newest(target)
+    return targets
+
+
+def _move(prefix: str, folder: str) -> str:
     check_held(prefix)
     target = top = os.path.join(os.path.dirname(prefix), folder)
     number = 1
@@ -310,16 +335,14 @@ def set_aside(prefix: str, folder: str) -> str:
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:
         raise StorageError(f"{prefix} cannot be moved to {target}: {error.strerror or error}") from error
-    if folder != DAMAGED:  # a pointer file leads programs to what it names, and that has to be readable
-        _point_to_newest(target)
     return target
 
 
 def _point_to_newest(directory: str) -> None:
-    """Has the pointer file of a folder of checkpoints that were set aside name the newest one there that is whole."""
+    """Makes the pointer file of a folder of moved checkpoints name the newest one there; reads records, no data."""
     there = list(complete_checkpoints(directory).values())
     if there and _pointed(directory)[:1] != [os.path.basename(there[-1])]:
-        whole = next((prefix for prefix in reversed(there) if not problem(prefix)), None)
+        whole = next((prefix for prefix in reversed(there) if not problem(prefix, read=False)), None)
         if whole is not None:
             _point_to(directory, whole)
 

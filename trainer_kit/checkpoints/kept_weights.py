@@ -43,6 +43,7 @@ class KeptWeights:
         self.held = criterion.fold(self.candidates)
         self._wanted: set[int] = set()
         self._gone: set[int] = set()
+        self._missing: set[int] = set()
         self._rewound_to: int | None = None
         self._repair()
 
@@ -85,6 +86,7 @@ class KeptWeights:
           new: the evaluation.
           known: whether its step was kept already.
         """
+        self._warn_of_missing()
         there = next((one for one in self.held if one.step == new.step), None)
         if there is not None and (known or there.value == new.value):
             return None
@@ -173,7 +175,20 @@ class KeptWeights:
 
     def _name_best(self) -> bool:
         """Makes info.json name the best of what is held; returns whether it did not before."""
-        return bool(self.held) and self.folder.name(self.ranked[0].record)
+        there = set(self.folder.steps())  # somebody may have removed weights during the run
+        best = next((one for one in self.ranked if one.step in there), None)
+        return best is not None and self.folder.name(best.record)
+
+    def _warn_of_missing(self) -> None:
+        """Says once which weights somebody has moved or removed since they were exported."""
+        missing = {one.step for one in self.held} - set(self.folder.steps()) if self.folder.writes else set()
+        if missing - self._missing:
+            _LOG.warning(
+                "%s has lost the weights of step %s: they were moved or removed during the run. The next start exports "
+                "them again if the checkpoint of that step is there",
+                *(self.folder.path, ", ".join(map(str, sorted(missing)))),
+            )
+        self._missing |= missing
 
     def _repair(self) -> None:
         """Makes info.json again from what the weights tell, if it is missing or wrong; the pointer file follows it."""
@@ -187,8 +202,10 @@ class KeptWeights:
                 _LOG.warning("%s was missing or damaged; it was made again: its weights are of step %d", path, best)
             self.folder.remove_others(self.folder.steps())
         elif wrong and self.folder.has_info():
-            said = "is damaged, and no weights beside it tell of theirs" if wrong == "is damaged" else wrong
-            _LOG.warning("%s %s; unless the ledger tells, the best is chosen anew from the next evaluation", path, said)
+            said = "is damaged, as are the weights' records" if wrong == "is damaged" else wrong
+            _LOG.warning(
+                "%s %s; unless the ledger has evaluations, the best is chosen from the next one on", path, said
+            )
 
     def _not_gone(self) -> list[Scored]:
         return [one for one in self.candidates if one.step not in self._gone]

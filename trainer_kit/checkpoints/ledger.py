@@ -12,7 +12,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -103,7 +103,7 @@ class Ledger:
             "lineage": self.lineage,
         }
         self._warn_of_loss()
-        files.append_line(self.path, record, point="ledger")
+        self._write(record)
         self._known[key], self._size = values, os.path.getsize(self.path)
         return True
 
@@ -122,7 +122,7 @@ class Ledger:
         Raises:
           StorageError: when the file cannot be written.
         """
-        files.append_line(self.path, {"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)}, point="ledger")
+        self._write({"kind": REWIND, "lineage": self.lineage + 1, "step": int(step)})
         self.lineage += 1
 
     def follow(self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None) -> int | None:
@@ -147,17 +147,33 @@ class Ledger:
         if step is not None:
             before(step)
         for item in new:
-            files.append_line(self.path, {name: item[name] for name in ("kind", "lineage", "step")}, point="ledger")
+            self._write({name: item[name] for name in ("kind", "lineage", "step")})
             self.lineage = item["lineage"]
         self._followed = signature
         return step
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns `read_records` of the file, which is read again only when it has changed."""
+        """Returns `read_records` of the file, which is read again only when another object has changed it."""
         signature = _signature(self.path)
         if signature is None or signature != self._read[0]:
             self._read = signature, read_records(self.path)
         return list(self._read[1])
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Appends a line; what was read before is not read again, for a long run has many."""
+        before = self.records()
+        files.append_line(self.path, record, point="ledger")
+        self._read = _signature(self.path), [*before, _decoded(record)]
+
+    def extent(self, step: int) -> tuple[int, int]:
+        """Returns (how many evaluations before `step` count, the last step of them); (0, -1) if there is none."""
+        evaluated = [item["step"] for item in _active(self.records()) if item["step"] < step]
+        return len(evaluated), max(evaluated, default=-1)
+
+    def went_back_to(self, lineage: int) -> int | None:
+        """Returns the earliest step that the run has gone back to after a lineage; None if it has not."""
+        rewinds = (item for item in self.records() if item.get("kind") == REWIND and item["lineage"] > lineage)
+        return min((item["step"] for item in rewinds), default=None)
 
     def active(self) -> list[dict[str, Any]]:
         """Returns the evaluations on this data and of this config that count, in their order."""
@@ -221,14 +237,15 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     Args:
       records: evaluations and rewinds, as `read_records` returns them.
     """
-    everything = list(records)
-    began = [(item["lineage"], item["step"]) for item in everything if item.get("kind") == REWIND]
-    return [
-        dict(item)
-        for item in everything
-        if item.get("kind") != REWIND
-        and not any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
-    ]
+    return [dict(item) for item in _active(list(records))]
+
+
+def _active(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    began = [(item["lineage"], item["step"]) for item in records if item.get("kind") == REWIND]
+    for item in records:
+        superseded = began and any(lineage > item["lineage"] and start < item["step"] for lineage, start in began)
+        if item.get("kind") != REWIND and not superseded:
+            yield item
 
 
 def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

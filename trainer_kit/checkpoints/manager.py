@@ -297,6 +297,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._before_files()
         recorded = self._recorded(step_of(self._saving))
         self._noted = {"recorded": recorded} if recorded else {}
+        check_held(
+            self._saving
+        )  # again: the variables were copied meanwhile, and TensorFlow makes a folder that is gone
 
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""

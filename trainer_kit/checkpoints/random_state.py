@@ -25,12 +25,22 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
     """Returns the states of the process' own random generators; eager, in strategy scope.
 
     Keras' serves keras.random functions without a seed; TensorFlow's is made from `seed` unless the user has set one.
+    One that an earlier run in this process has left on the replicas of its own strategy is replaced.
     """
-    if global_state.get_global_attribute("global_seed_generator") is None:
+    keras_generator = global_state.get_global_attribute("global_seed_generator")
+    if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
+        global_state.set_global_attribute("global_seed_generator", None)
         global_seed_generator()
-    if stateful_random_ops.global_generator is None:  # TensorFlow would make one of its own from the machine's noise
+    generator = stateful_random_ops.global_generator  # None: TensorFlow would make one from the machine's noise
+    if generator is None or _is_of_another_strategy(generator.state):
         tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
     return {"keras": global_seed_generator().state.value, "tensorflow": tf.random.get_global_generator().state}
+
+
+def _is_of_another_strategy(variable: Any) -> bool:
+    """Whether a variable lies on the replicas of a strategy that is not the current one, which cannot use it."""
+    mirrored = isinstance(variable, tf.distribute.DistributedValues)
+    return mirrored and not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
 
 
 def untracked_model_state(model: Any) -> dict[str, tf.Variable]:

@@ -97,7 +97,7 @@ def _of_key(key: Any, number: int) -> str:
 
 
 def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of an object, those of classes of the user's own included."""
+    """Yields the attributes of an object, those of classes of the user's own and of `__slots__` included."""
     own = not is_framework(type(item).__module__)
     if not own and not isinstance(item, (_HOLDERS, types.SimpleNamespace)):
         return
@@ -106,6 +106,8 @@ def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
         if not is_framework(kind.__module__):
             attributes = {**vars(kind), **attributes}
     for name, value in attributes.items():
+        if isinstance(value, types.MemberDescriptorType):  # of __slots__
+            value = getattr(item, name, None)
         if name not in _COUNTERS and (not name.startswith("__") or name == "__call__"):
             yield name, value
 

@@ -25,6 +25,9 @@ def mark(prefixes: Iterable[str], run_id: str = "") -> None:
     Args:
       prefixes: of the checkpoints.
       run_id: of the run; "" where there is none.
+
+    Raises:
+      StorageError: when the run's folder was moved or removed.
     """
     for prefix in prefixes:
         check_held(prefix)

@@ -143,7 +143,7 @@ class _Merge:
 
     def _section(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
         if not isinstance(value, Mapping):
-            self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class))
+            self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class, where, value))
         elif not is_configclass(config_class):
             self._refuse(
                 where, "this experiment has no such section", "remove it, or let the task's config class type it"

@@ -54,10 +54,18 @@ def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
-def fields_advice(config_class: type[Config]) -> str:
-    """Returns what to give where the value is no section: the first of the section's fields."""
+def fields_advice(config_class: type[Config], path: str = "", value: Any = None) -> str:
+    """Returns what to give where the value is no section: the first of the section's fields.
+
+    Of a "oneof" at `path` it also shows how a branch is chosen: the one that `value` names, or the first.
+    """
     fields = list(fields_of(config_class))
-    return f"give its fields ({', '.join(fields[:4])}, ...)" if fields else ""
+    if not fields:
+        return ""
+    branches = [name for name in fields if name != "type"] if path and is_oneof(config_class) else []
+    chosen = [value] if value in branches else branches[:1]
+    example = f", as in {path}.type={chosen[0]}" if chosen else ""
+    return f"give its fields ({', '.join(fields[:4])}, ...){example}"
 
 
 def leaves(config: Config) -> dict[str, Any]:

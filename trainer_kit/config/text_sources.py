@@ -101,7 +101,7 @@ def _near_files(path: Path) -> str:
         return f"there is no folder {path.parent} either"
     names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (path.suffix, *_SUFFIXES, ".gin")]
     entries = [name for name in names if not name.startswith(".")]
-    return f"in {path.parent}: {suggestion(path.name, entries)}" if entries else f"{path.parent} has none of its kind"
+    return f"in {path.parent}: {suggestion(path.name, entries)}" if entries else f"{path.parent} holds no config file"
 
 
 def _mapping(values: Any, origin: str) -> dict[str, Any]:

@@ -46,14 +46,15 @@ def made_inputs(
     how many random ops the process made before.
 
     Raises:
-      UsageError: when it returns None.
+      UsageError: when it returns something else.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
     with _seeds_of_operations():
         made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-    if made is None:
+    if not isinstance(made, Source) and not hasattr(made, "element_spec"):
         name = getattr(build_inputs, "__qualname__", "build_inputs")
-        raise UsageError(f"{name} returned None; return a tf.data.Dataset or a Source, such as ArraySource")
+        kind = "None" if made is None else f"a {type(made).__name__}"
+        raise UsageError(f"{name} returned {kind}; return a tf.data.Dataset or a Source, such as ArraySource")
     return made
 
 

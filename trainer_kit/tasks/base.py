@@ -43,7 +43,14 @@ class Task(abc.ABC):
 
     @property
     def task_config(self) -> Any:
-        """The config this task was made of."""
+        """The config this task was made of.
+
+        Raises:
+          UsageError: when a subclass has an `__init__` that leaves out this one.
+        """
+        if not hasattr(self, "_task_config"):
+            name = type(self).__name__
+            raise UsageError(f"{name}.__init__ has to call super().__init__(params, logging_dir=logging_dir)")
         return self._task_config
 
     @property
@@ -230,8 +237,8 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
     """
     given = None if loss is None else tf.convert_to_tensor(loss)
     if given is None or given.shape.rank not in (0, None):
-        text = "nothing" if given is None else f"a tensor of shape {given.shape}"
-        raise UsageError(f"{method} has to return a scalar; it returned {text}: take tf.reduce_mean of it")
+        returned = f"a tensor of shape {given.shape}: take tf.reduce_mean of it" if given is not None else "None"
+        raise UsageError(f"{method} has to return a scalar; it returned {returned}")
     return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
 
 

@@ -135,8 +135,7 @@ def test_an_evaluator_evaluates_the_averages_of_a_checkpoint_and_of_the_best_one
         assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 4
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize(("devices", "half"), [(1, False), (2, True)], ids=["float32", "float16 on two"])
 def test_an_evaluation_changes_no_bit_of_the_weights(devices: int, half: bool) -> None:
     config = small_config(**AVERAGING)
     if half:

@@ -27,7 +27,6 @@ from trainer_kit.checkpoints.commit import problem
 from trainer_kit.checkpoints.kept_weights import info_of
 from trainer_kit.scalars import flat_scalars
 
-POINTER = "checkpoint"
 _PUBLISHED = re.compile(r"best_ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 _COUNTER = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
 _LOG = logging.getLogger(__name__)
@@ -103,8 +102,6 @@ class GardenBestFolder(BestFolder):
         """Removes info.json, the pointer and what it names."""
         super().name_none()
         if self.writes:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(self.path, POINTER))
             self._remove_published(-1)
 
     def _theirs(self, metric: str, quiet: bool = True) -> dict[str, Any] | None:
@@ -118,7 +115,7 @@ class GardenBestFolder(BestFolder):
         finite = math.isfinite(flat_scalars(told, "|").get(metric, math.nan))
         wrong = _mismatch(prefix, step) if finite else "it is not finite, or missing"
         if wrong and not quiet:
-            _LOG.warning("%s tells of %s at step %d: %s; nothing is taken over", self.info_path, metric, step, wrong)
+            _LOG.warning("%s names %s at step %d: %s; nothing is taken over", self.info_path, metric, step, wrong)
         return None if wrong else info_of(step, told, metric)
 
     def _publish(self, step: int) -> bool:
@@ -128,9 +125,7 @@ class GardenBestFolder(BestFolder):
             return False
         target = self._published(1 if self.renumber else max(number, 0) + 1)
         _link_all(self.prefix(step), target)
-        named = os.path.basename(target)
-        state = tf.compat.v1.train.generate_checkpoint_state_proto(os.path.abspath(self.path), named, [named])
-        files.write_text(os.path.join(self.path, POINTER), str(state), point="best.pointer")
+        self._point_to(os.path.basename(target))
         return True
 
     def _published(self, number: int) -> str:

@@ -30,21 +30,23 @@ def run(server: ForkServer, function: Any, *given: Any) -> Ended:
     return server.start(function, *given).wait(SECONDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_and_a_sigterm_and_other_starts_change_no_bit(
-    kind: str, server: ForkServer, data: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "stop", "code", "start"),
+    [
+        ("joint", (killed_at, "checkpoint.pointer", 3), -signal.SIGKILL, 30),
+        ("interleaving", (stopped_in_step, 43), 75, 43),  # in the middle of a loop
+    ],
+)
+def test_a_kill_or_a_sigterm_and_another_start_change_no_bit(
+    kind: str, stop: tuple[Any, ...], code: int, start: int, server: ForkServer, data: str, tmp_path: Path
 ) -> None:
     whole = server.start(trained, *arguments(data, kind, tmp_path / "whole"))
     again = arguments(data, kind, tmp_path / "again")
-    deaths = [
-        run(server, killed_at, "checkpoint.pointer", 3, *again),
-        run(server, stopped_in_step, 13, *again),
-        run(server, trained, *again),
-    ]
+    ends = [run(server, *stop, *again), run(server, trained, *again)]
     assert whole.wait(SECONDS).code == 0, whole.text
-    assert [death.code for death in deaths] == [-signal.SIGKILL, 75, 0], deaths[-1].text
-    starts = [int(step) for end in deaths for step in re.findall(r"train_and_eval from step (\d+)", end.text)]
-    assert starts == [0, 30, 43]  # the last one in the middle of a loop
+    assert [end.code for end in ends] == [code, 0], ends[-1].text
+    starts = [int(step) for end in ends for step in re.findall(r"train_and_eval from step (\d+)", end.text)]
+    assert starts == [0, start]
     assert compare_runs(tmp_path / "whole", tmp_path / "again") == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINY_DATA", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module")
+def pairs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By kind, a folder with a run of theirs and one of ours that keep the best; to be read, or copied, only."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in CONFIGS}
+    for kind, folder in folders.items():
+        run(theirs, best(in_order(CONFIGS[kind](data))), folder / "theirs")
+        run(ours, best(in_order(CONFIGS[kind](data))), folder / "ours")
+    return folders
+
+
+def in_order(config: Any) -> Any:
+    """The config, with data that are not shuffled: on several replicas the order would depend on the batches."""
+    for routine in config.task.task_routines:
+        routine.task_config.train_data.shuffle_buffer_size = 1
+    return config
 
 
 def best(config: Any) -> Any:
@@ -100,19 +118,30 @@ def best_weights(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_curves_of_each_task_are_theirs(kind: str, data: Path, tmp_path: Path) -> None:
-    run(theirs, best(CONFIGS[kind](data)), tmp_path / "theirs")
-    run(ours, best(CONFIGS[kind](data)), tmp_path / "ours")
-    assert_alike(tmp_path / "theirs", tmp_path / "ours")
-    assert best_step(tmp_path / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
-    ours_best, theirs_best = (best_weights(tmp_path / name) for name in ("ours", "theirs"))
+def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -> None:
+    assert_alike(pairs[kind] / "theirs", pairs[kind] / "ours")
+    assert best_step(pairs[kind] / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
+    ours_best, theirs_best = (best_weights(pairs[kind] / name) for name in ("ours", "theirs"))
     assert len(theirs_best) == 6
     for name, value in theirs_best.items():
         np.testing.assert_allclose(ours_best[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_one_task_is_trained_and_others_are_evaluated_as_theirs_are(data: Path, tmp_path: Path) -> None:
-    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True)
+def test_one_task_is_trained_others_are_evaluated_as_theirs_are_and_actions_see_it(data: Path, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {"train": [], "eval": []}
+
+    def train_actions(params: Any, trainer: Any, model_dir: str, checkpoint_manager: Any) -> list[Any]:
+        seen.update(params=params, trainer=trainer, model_dir=model_dir, manager=checkpoint_manager)
+        return [lambda logs: seen["train"].append(float(logs["training_loss"]))]
+
+    def eval_actions(params: Any, evaluator: Any, model_dir: str) -> list[Any]:
+        assert params is seen["params"] and evaluator is seen["trainer"] and model_dir == seen["model_dir"]
+        return [lambda logs: seen["eval"].append(sorted(logs))]
+
+    factories = {"train_actions_factory": train_actions, "eval_actions_factory": eval_actions}
+    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True, **factories)
+    assert len(seen["train"]) == 6 and seen["eval"] == [["all", "some"]] * 3
+    assert seen["manager"].directory == str(tmp_path / "ours")
     _, expected = run_separate(theirs, tmp_path / "theirs", run_post_eval=True)
     assert_alike(tmp_path / "theirs", tmp_path / "ours")
     assert set(logs) == {"all", "some"}
@@ -123,13 +152,14 @@ def test_one_task_is_trained_and_others_are_evaluated_as_theirs_are(data: Path, 
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(kind: str, data: Path, tmp_path: Path) -> None:
-    config = CONFIGS[kind](data)
-    run(ours, config, tmp_path, mode="train")
-    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-50"))}
+def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(
+    kind: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    config, folder = CONFIGS[kind](data), Path(shutil.copytree(pairs[kind] / "ours", tmp_path / "ours"))
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(folder / "ckpt-50"))}
     assert {"model", "optimizer", "global_step"} < names
-    logs = run(theirs, config, tmp_path, mode="eval", run_post_eval=True)[1]
-    again = run(ours, config, tmp_path, mode="eval", run_post_eval=True)[1]
+    logs = run(theirs, config, folder, mode="eval", run_post_eval=True)[1]
+    again = run(ours, config, folder, mode="eval", run_post_eval=True)[1]
     for task, metrics in logs.items():
         assert again[task] == pytest.approx({name: float(value) for name, value in metrics.items()})
 
@@ -174,32 +204,14 @@ def test_the_best_can_be_kept_by_what_the_caller_creates(data: Path, tmp_path: P
     assert made[0].best_ckpt_path == str(tmp_path / "own" / "best_ckpt-2")
 
 
-def test_the_factories_of_actions_see_the_run(data: Path, tmp_path: Path) -> None:
-    seen: dict[str, Any] = {"train": [], "eval": []}
-
-    def train_actions(params: Any, trainer: Any, model_dir: str, checkpoint_manager: Any) -> list[Any]:
-        seen.update(params=params, trainer=trainer, model_dir=model_dir, manager=checkpoint_manager)
-        return [lambda logs: seen["train"].append(float(logs["training_loss"]))]
-
-    def eval_actions(params: Any, evaluator: Any, model_dir: str) -> list[Any]:
-        assert params is seen["params"] and evaluator is seen["trainer"] and model_dir == seen["model_dir"]
-        return [lambda logs: seen["eval"].append(sorted(logs))]
-
-    run_separate(ours, tmp_path, train_actions_factory=train_actions, eval_actions_factory=eval_actions)
-    assert len(seen["train"]) == 6 and seen["eval"] == [["all", "some"]] * 2
-    assert seen["manager"].directory == str(tmp_path)
-
-
-def test_on_several_replicas_the_curves_are_those_of_one(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_on_several_replicas_the_curves_are_those_of_one(
+    kind: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
     # Collectives of a second strategy in one process, as other tests make, would wait for each other for ever.
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    for kind, make in CONFIGS.items():
-        config = make(data)
-        for routine in config.task.task_routines:
-            routine.task_config.train_data.shuffle_buffer_size = 1  # else the order depends on the batches
-        run(ours, config, tmp_path / kind)
-        run(ours, config, tmp_path / f"{kind} 2", strategy=strategy)
-        assert_alike(tmp_path / kind, tmp_path / f"{kind} 2")
+    run(ours, best(in_order(CONFIGS[kind](data))), tmp_path, strategy=strategy)
+    assert_alike(pairs[kind] / "ours", tmp_path)
 
 
 @pytest.mark.parametrize("part", ["train_data", "validation_data"])
