@@ -287,6 +287,8 @@ def test_paths_do_not_depend_on_the_order_of_attributes_nor_on_counters(monkeypa
     assert [found[1][name].name for name in ("task/a", "task/b")] == ["a:0", "b:0"]
     wanted = {"task/deep/list/0", "task/deep/3", "task/shared", "task/method/OF_THE_MODULE", "task/function/defaults.0"}
     assert found[0].keys() == {"task/a", "task/b", "task/slotted/value", *wanted}
+    model = _Holder(["a"])
+    assert reachable({"task": SimpleNamespace(model=model), "model": model}, [model]) == {}
 
 
 def test_what_a_graph_only_reads_is_not_written() -> None:
