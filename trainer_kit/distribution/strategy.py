@@ -122,10 +122,8 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
         with _interruptible():
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:  # its collective ops have to come first
-        otherwise = (
-            "in a program of your own create the strategy before anything else of TensorFlow, or in a new process"
-        )
-        advice = f"{NOT_AT_IMPORT}; {otherwise}"
+        first = "create the strategy before anything else of TensorFlow, or in a new process"
+        advice = f"{NOT_AT_IMPORT}; in a program of your own {first}"
         raise _failed("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
         advice = "check that this worker's address is its own and free, and that the other workers run"
