@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer_kit.error_report import LINES, described, print_error, reason
 from trainer_kit.errors import DataError, add_note
@@ -66,6 +67,20 @@ def test_an_error_without_a_user_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert user_frames(error) == []
     print_error(error, model_dir=str(tmp_path))
     assert "no line of your code is in this traceback" in capsys.readouterr().err
+
+
+def test_a_variable_that_is_made_from_values_of_a_step_is_advised_on(capsys: pytest.CaptureFixture[str]) -> None:
+    made: list[tf.Variable] = []
+
+    @tf.function(autograph=False)  # type: ignore[misc]
+    def step(features: tf.Tensor) -> None:
+        made.append(tf.Variable(features + 1.0))
+
+    with pytest.raises(Exception, match="Unable to lift tensor") as caught:
+        step.get_concrete_function(tf.TensorSpec([2]))
+    print_error(caught.value, debug=True)
+    report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
+    assert "make variables in build_model, and those of an optimizer by optimizer.build(variables)\n" in report
 
 
 def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,11 @@ _NO_REASON = re.compile(
     r"Exception encountered when calling|\d+ root error\(s\) found|Error encountered:|"
     r"Could not automatically infer the output shape)|[\s~^]*$"
 )
+_ADVICE = {  # by what TensorFlow says
+    "OOM when allocating": "the device is out of memory: make task.train_data.global_batch_size smaller, or the model",
+    "Unable to lift tensor": "the step makes a variable, and its first value depends on the step: make variables in "
+    "build_model, and those of an optimizer by optimizer.build(variables)",
+}
 _END = re.compile(r"\n\s*\[\[|\n\s*Arguments received by")
 _FRAME = re.compile(r'(\s*)File "')
 
@@ -98,8 +103,7 @@ def _describe(error: BaseException) -> Iterator[str]:
     else:
         yield _without_user(error)
     yield from (f"  {line}"[:_WIDTH] for line in reason(error))
-    if text_of(error).find("OOM when allocating") >= 0:
-        yield "  the device is out of memory: make task.train_data.global_batch_size smaller, or the model"
+    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in text_of(error))
     if frames:
         if values := described_values(values_in(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]

@@ -199,6 +199,28 @@ class KerasTwo(_Scaled):
         return 1.0
 
 
+class KerasTwoUnbuilt(TinyTask):
+    """A model of tf_keras that holds a second optimizer, which makes its slots in the first step."""
+
+    def build_model(self) -> Any:
+        model = tf_keras.Sequential([tf_keras.layers.Dense(CLASSES, input_shape=(FEATURES,))])
+        model.second = self.make_second()
+        return model
+
+    def make_second(self) -> Any:
+        """Returns the optimizer of the bias."""
+        return tf_keras.optimizers.Adam(0.05)
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.build_losses(inputs[1], model(inputs[0], training=True))
+        kernel, bias = model.trainable_variables
+        of_kernel, of_bias = tape.gradient(loss, [kernel, bias])
+        optimizer.apply([of_kernel, tf.zeros_like(bias)], [kernel, bias])
+        model.second.apply_gradients([(of_bias, bias)])
+        return {self.loss: loss}
+
+
 class Unreachable(_Scaled):
     """A variable that no attribute leads to."""
 
@@ -213,6 +235,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
         ModuleOfTask, GlobalModule, SeedOfLambda, SecondOptimizer, TwoModels, HostWrites, Table, KerasTwo,
+        KerasTwoUnbuilt,
     )
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests.checkpoints.stateful_tasks import KINDS, STEPS, Unreachable, train
 from trainer_kit.checkpoints.graph_writes import described, written
@@ -25,10 +26,14 @@ from trainer_kit.testing.tiny import FEATURES, TinyTask
 from trainer_kit.trainer import Trainer
 
 FORMS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
-    "compiled": (["ModuleOfTask", "SeedOfLambda", "TwoModels", "HostWrites", "Table", "KerasTwo"], 1, {}),
+    "compiled": (
+        ["ModuleOfTask", "SeedOfLambda", "TwoModels", "HostWrites", "Table", "KerasTwo", "KerasTwoUnbuilt"],
+        1,
+        {},
+    ),
     "two replicas": (["TwoModels", "HostWrites"], 2, {}),
     "fused": (["SecondOptimizer"], 1, {"fuse_steps": 2}),
-    "eager": (["GlobalModule"], 1, {"train_tf_function": False, "train_tf_while_loop": False}),
+    "eager": (["GlobalModule", "KerasTwoUnbuilt"], 1, {"train_tf_function": False, "train_tf_while_loop": False}),
 }
 
 
@@ -109,6 +114,27 @@ def test_a_checkpoint_of_an_earlier_version_resumes_with_a_warning(
         again.train(tf.constant(1))
     (text,) = (record.getMessage() for record in caplog.records)
     assert "ckpt-3 does not hold task/parts/modules/a/0/count" in text and "keeps its initial value" in text
+
+
+class _OtherSecond(KINDS["KerasTwoUnbuilt"]):  # type: ignore[misc]
+    def make_second(self) -> Any:
+        return tf_keras.optimizers.SGD(0.05)
+
+
+def test_slots_that_no_step_makes_are_refused_before_it(tmp_path: Path) -> None:
+    trainer = _trainer(KINDS["KerasTwoUnbuilt"])
+    trainer.train(tf.constant(1))
+    path = trainer.checkpoint.save(str(tmp_path / "ckpt"))
+    trainer.model.other = tf.Variable(1.0)
+    with pytest.raises(UsageError, match="does not fit this run"):  # what is no slot is refused at once
+        restore(_trainer(_OtherSecond).checkpoint, trainer.checkpoint.save(str(tmp_path / "other")), whole=True)
+    other = _trainer(_OtherSecond)
+    restore(other.checkpoint, path, whole=True)
+    other.after_restore(path)
+    before = [variable.numpy().tolist() for variable in other.model.variables]
+    with pytest.raises(UsageError, match=r"does not fit this run.*\n  model/second/_variables\n    2 +not in this run"):
+        other.train(tf.constant(1))
+    assert before == [variable.numpy().tolist() for variable in other.model.variables]
 
 
 class _OwnLoop(Trainer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -93,6 +94,36 @@ class CheckpointGraph:
             seen |= new
             waiting += new
         return {key for one in seen if (key := self._keys[one]) is not None}
+
+
+def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
+    """Returns path -> owner of what was saved below an object and is no object now; eager, on the host.
+
+    Args:
+      graph: of the checkpoint.
+      root: the tf.train.Checkpoint of this run; what it lacks of the sections of the file is left out.
+
+    Returns:
+      By path, the nearest object that is there and is no list or dict. Slots that TensorFlow saves beside their
+      variable, as those of tf_keras.optimizers.legacy, are left out.
+    """
+    lost: dict[int, tuple[str, Any]] = {}
+    found: set[int] = set()
+    waiting: list[tuple[int, str, Any, Any]] = [(ROOT, "", root, root)]
+    while waiting:
+        node, path, item, owner = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        owner = owner if isinstance(item, (list, tuple, Mapping)) else item
+        there = tf.train.TrackableView.children(item)
+        for name, child in graph.children(node).items():
+            if name in there:
+                waiting.append((child, f"{path}/{name}", there[name], owner))
+            elif node != ROOT:
+                lost[child] = f"{path}/{name}".lstrip("/"), owner
+    known = {graph.key(node) for node in found}
+    return {path: owner for node, (path, owner) in lost.items() if graph.below(node) - known}
 
 
 def readable(key: str) -> str:

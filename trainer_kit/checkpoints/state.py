@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from trainer_kit.checkpoints.checkpoint_graph import readable
+from trainer_kit.checkpoints.checkpoint_graph import CheckpointGraph, missing_objects, readable
 from trainer_kit.checkpoints.keras_structure import named_and_structured
 from trainer_kit.checkpoints.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.step_state import saved_section
@@ -108,7 +108,7 @@ def restore(
             return
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
         if whole and not loose and not saved_section(path, STEP_STATE):
-            _assert_consumed(target.restore(path))
+            _assert_consumed(target.restore(path), target, path)
         else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
@@ -142,12 +142,49 @@ def _does_not_fit(path: str, text: str, partial: bool, advice: str) -> UsageErro
     )
 
 
-def _assert_consumed(status: Any) -> None:
+def _assert_consumed(status: Any, target: tf.train.Checkpoint, path: str) -> None:
     try:
         status.assert_consumed()
     except AssertionError:
         status.expect_partial()  # else TensorFlow lists, later and at length, what our own message says
-        raise
+        missing = missing_objects(CheckpointGraph(path), target)
+        if not missing or len(_of_optimizers(missing)) < len(missing):
+            raise
+        status.assert_existing_objects_matched()
+
+
+def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> list[str]:
+    """Returns what was saved of optimizers that a model holds, and they do not have yet: paths of attributes; eager.
+
+    An optimizer of tf_keras makes its slots in the first step, and TensorFlow restores each as it is made. So `restore`
+    lets them be missing, and `check_made` tells afterwards whether they have come.
+
+    Args:
+      checkpoint: of training_checkpoint.
+      path: of the files that it was restored from.
+      loose: as of `restore`.
+
+    Raises:
+      StorageError: when the files are gone or damaged.
+    """
+    judged = tf.train.Checkpoint(**{name: item for name, item in _items(checkpoint).items() if name not in loose})
+    return sorted(_of_optimizers(missing_objects(CheckpointGraph(path), judged)))
+
+
+def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> None:
+    """Refuses what `made_in_first_step` still returns, with the same arguments, when the step has been traced; eager.
+
+    Raises:
+      UsageError: when optimizers of the model lack some of what was saved of them.
+      StorageError: when the files are gone or damaged.
+    """
+    rows: list[tuple[str, str, Any, Any]]
+    if rows := [(name, "not in this run", None, None) for name in made_in_first_step(checkpoint, path, loose)]:
+        raise _does_not_fit(path, differences_table(rows), partial=True, advice="")
+
+
+def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:
+    return [path for path, owner in missing.items() if hasattr(owner, "apply_gradients")]
 
 
 def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...]]:

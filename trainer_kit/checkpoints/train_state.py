@@ -15,9 +15,11 @@ from trainer_kit.checkpoints.reachable import is_state, reachable
 from trainer_kit.checkpoints.run_state import RunState
 from trainer_kit.checkpoints.state import (
     OPTIONAL,
+    check_made,
     difference,
     end_saver,
     holds,
+    made_in_first_step,
     restore,
     training_checkpoint,
     weights_checkpoint,
@@ -82,6 +84,7 @@ class TrainState:
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
+        self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
         self._weights_finite = tf.function(self.finite, autograph=False)
         self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
         self._generators: list[Any] | None = None  # the states of random generators; found at the first evaluation
@@ -108,6 +111,8 @@ class TrainState:
           path: of the checkpoint; None when there was none. What it does not hold starts anew: the average at the
             weights.
         """
+        awaited = path is not None and made_in_first_step(self.checkpoint, path, self.loose)
+        self._incomplete = path if awaited else None
         self._restore_evaluated(path)
         if path is None or not holds(path, "run_state"):
             self.run_state.clear()
@@ -151,17 +156,20 @@ class TrainState:
           required: whether state that cannot be saved is an error.
 
         Raises:
-          UsageError: if `required`, when something cannot be saved.
+          UsageError: if `required`, when something cannot be saved; or when optimizers of the model lack what the
+            checkpoint that was restored holds of them.
         """
         held = self._held(apart)
         if graph is None:
             self._noted(self.step_state.add_reachable(held, required))
         else:
             self._noted(self.step_state.add_written(graph, held, required))
+            self._check_made()
 
     def keep_made(self, apart: Iterable[Any], required: bool) -> None:
         """Does the same, where steps are not compiled, with what came into being in the first of them."""
         self._noted(self.step_state.add_reachable(self._held(apart), required, begun=True))
+        self._check_made()
 
     def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
         """Remembers the values of what no checkpoint holds yet, for `keep_changed`; eager, in scope.
@@ -219,6 +227,11 @@ class TrainState:
         before, self._before_evaluation = self._before_evaluation, []
         for part, value in before:
             part.assign(value)
+
+    def _check_made(self) -> None:
+        if self._incomplete is not None:
+            path, self._incomplete = self._incomplete, None
+            check_made(self.checkpoint, path, self.loose)
 
     def _held(self, apart: Iterable[Any]) -> set[int]:
         """The handles of all that the other sections hold, and of `apart`."""

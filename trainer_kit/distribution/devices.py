@@ -13,6 +13,7 @@ from trainer_kit.errors import ConfigError, Mistake
 
 _LOG = logging.getLogger(__name__)
 
+NOT_AT_IMPORT = "make variables and tensors in build_model, not when a module is imported"
 THREADS_PER_GPU = 2  # TensorFlow's own default
 
 
@@ -84,7 +85,8 @@ def _split_cpu(count: int) -> None:
         mistake = Mistake(
             "runtime.virtual_cpus",
             f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of {count}",
-            "call configure_devices before anything else of TensorFlow, or run this in a process of its own",
+            f"{NOT_AT_IMPORT}; in a program of your own call configure_devices before anything else of TensorFlow, or "
+            "run this in a process of its own",
         )
         raise ConfigError([mistake]) from error
 

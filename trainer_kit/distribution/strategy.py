@@ -16,6 +16,7 @@ from tensorflow.python.eager import context as eager_context
 
 from trainer_kit.config.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import Cluster, read_cluster
+from trainer_kit.distribution.devices import NOT_AT_IMPORT
 from trainer_kit.distribution.meeting import wait_for_workers
 from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices
 from trainer_kit.errors import ConfigError, Mistake
@@ -121,7 +122,8 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
         with _interruptible():
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:  # its collective ops have to come first
-        advice = "create the strategy before anything else of TensorFlow, or run this in a process of its own"
+        first = "create the strategy before anything else of TensorFlow, or in a new process"
+        advice = f"{NOT_AT_IMPORT}; in a program of your own {first}"
         raise _failed("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
         advice = "check that this worker's address is its own and free, and that the other workers run"
