@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer_kit.error_report import LINES, described, print_error, reason
 from trainer_kit.errors import DataError, add_note
+from trainer_kit.user_exits import exit_error
 from trainer_kit.user_frames import frames_in, user_frames, values_in
 
 
@@ -66,6 +69,23 @@ def test_an_error_without_a_user_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert user_frames(error) == []
     print_error(error, model_dir=str(tmp_path))
     assert "no line of your code is in this traceback" in capsys.readouterr().err
+
+
+def _leaving(value: tf.Tensor) -> tf.Tensor:
+    sys.exit(int(value.shape[0]))
+
+
+@pytest.mark.parametrize("translated", [True, False])
+def test_an_exit_is_told_with_its_line_or_with_the_function_that_autograph_has_translated(translated: bool) -> None:
+    with pytest.raises(SystemExit) as caught:
+        tf.function(_leaving, autograph=translated)(tf.zeros([3]))
+    line = _leaving.__code__.co_firstlineno + 1
+    place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
+    assert str(exit_error(caught.value)).startswith(f"{place} ends the program (SystemExit(3)); raise an error")
+
+
+def test_an_exit_without_a_line_of_the_user_names_none() -> None:
+    assert str(exit_error(SystemExit(0))).startswith("your code ends the program (SystemExit(0)); raise an error")
 
 
 def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.CaptureFixture[str]) -> None:
