@@ -1,6 +1,6 @@
 """Model Garden's own tests, run with Model Garden's modules and with those of trainer_kit in their place.
 
-    .venv/bin/python -m scripts.model_garden_tests [FILE ...] [--theirs] [--jobs=N] [--verbose]
+    .venv/bin/python -m scripts.model_garden_tests [FILE ...] [--theirs] [--jobs=N] [--logs=FOLDER]
 
 The tests are those of the installed package; nothing of them is kept here. Each file runs twice, each time in a process
 of its own: once as it is, once with the names that trainer_kit.compat.model_garden offers put into Model Garden's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.error_report import LINES, described, print_error, reason
 from trainer_kit.errors import DataError, add_note
+from trainer_kit.user_exits import exit_error
 from trainer_kit.user_frames import frames_in, user_frames, values_in
 
 
@@ -81,6 +83,23 @@ def test_a_variable_that_is_made_from_values_of_a_step_is_advised_on(capsys: pyt
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
     assert "make variables in build_model, and those of an optimizer by optimizer.build(variables)\n" in report
+
+
+def _leaving(value: tf.Tensor) -> tf.Tensor:
+    sys.exit(int(value.shape[0]))
+
+
+@pytest.mark.parametrize("translated", [True, False])
+def test_an_exit_is_told_with_its_line_or_with_the_function_that_autograph_has_translated(translated: bool) -> None:
+    with pytest.raises(SystemExit) as caught:
+        tf.function(_leaving, autograph=translated)(tf.zeros([3]))
+    line = _leaving.__code__.co_firstlineno + 1
+    place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
+    assert str(exit_error(caught.value)).startswith(f"{place} ends the program (SystemExit(3)); raise an error")
+
+
+def test_an_exit_without_a_line_of_the_user_names_none() -> None:
+    assert str(exit_error(SystemExit(0))).startswith("your code ends the program (SystemExit(0)); raise an error")
 
 
 def test_a_report_has_few_lines_however_much_there_is_to_say(capsys: pytest.CaptureFixture[str]) -> None:

@@ -268,7 +268,7 @@ def test_the_best_of_one_set_is_kept_only_when_that_set_is_evaluated(tmp_path: P
 
 
 class _Repeated(TinyTask):
-    """Validation data that repeats; of the set "unknown" TensorFlow does not know."""
+    """Validation data that repeats; of the set "unknown" TensorFlow does not know the length."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         source = super().build_inputs(params, input_context)
@@ -293,6 +293,8 @@ def test_all_of_a_validation_set_without_an_end_is_refused_by_name(replicas: int
         trainer.check_data()
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.evaluate(tf.constant(-1), sets=["long"])
+    with pytest.raises(DataError, match=r"validation_data.unknown never ends"):
+        trainer.check_validation_ends("unknown", -1)
     with pytest.raises(DataError, match=message.format("validation_sets.long.steps")):
         own.check_data()
     some.check_data()

@@ -50,7 +50,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
     _name_for_graphs(task, model)
     if is_built(model):
         return
-    section, batch = _first_batch(sections, task, train, given)
+    section, batch = _first_batch(sections, task, model, train, given)
     errors: list[Exception] = []
     for step in _steps_with_model(task, model):
         try:
@@ -79,13 +79,14 @@ def _name_for_graphs(task: Any, model: Any) -> None:
             one.name = f"private{one.name}"
 
 
-def _first_batch(sections: Any, task: Any, train: bool, given: Any) -> tuple[str, Any]:
+def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) -> tuple[str, Any]:
     """Returns the dotted path of the data in the config, and the specs of one of its batches for one replica."""
     name, data = _section_of_batches(sections, train)
     dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with missing_files_told(name):
+        why = f"the model {type(model).__name__} has no variables yet, so the data is opened for the shape of a batch"
+        with missing_files_told(name, f"{why}; with a keras.Input in build_model it is built without data"):
             dataset = open_whole(task.build_inputs, data, tf.distribute.InputContext(1, 0, replicas))
     return f"task.{name}", one_replica(dataset.element_spec)
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
 
 from trainer_kit.errors import TrainerKitError
-from trainer_kit.user_frames import user_frames
+from trainer_kit.user_frames import translated_function, user_frames
 
 
 def exit_error(error: SystemExit) -> TrainerKitError:
-    """Returns the error that says which line has ended the program: the deepest one of the user's own code."""
-    users = [f"{frame.file}:{frame.line}" for frame in user_frames(error)]
-    others = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
-    place = (users or others or ["your code"])[-1]
+    """Returns the error that says what has ended the program: the deepest line of the user's own code.
+
+    Of a function that AutoGraph has translated the line is not known, and the error names the function.
+    """
+    users = user_frames(error)
+    if function := translated_function(error):
+        place = f"your code, in {function},"
+    else:
+        place = f"{users[-1].file}:{users[-1].line}: this line" if users else "your code"
     explained = TrainerKitError(
-        f"{place}: this line ends the program ({error!r}); raise an error there, or, to end a run early, let an action "
-        "raise trainer_kit.StopTraining"
+        f"{place} ends the program ({error!r}); raise an error there, or, to end a run early, let an action raise "
+        "trainer_kit.StopTraining"
     )
     explained.__cause__ = error
     return explained

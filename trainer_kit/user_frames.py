@@ -96,6 +96,16 @@ def own_frames(stack: Iterable[Any]) -> list[Frame]:
     ]
 
 
+def translated_function(error: BaseException) -> str | None:
+    """Returns the name of the user's function that `error` comes from, where AutoGraph has translated that function.
+
+    AutoGraph adds the user's lines to the text of an Exception, not to that of a SystemExit.
+    """
+    frames = [frame for frame in _traceback_frames(error) if _OF_AUTOGRAPH in frame.file or is_users_file(frame.file)]
+    translated = frames and _OF_AUTOGRAPH in frames[-1].file
+    return frames[-1].function.removeprefix("tf__") if translated else None
+
+
 def our_frames(error: BaseException) -> list[Frame]:
     """Returns the frames of trainer_kit in the traceback of `error`, the deepest last."""
     return [frame for frame in _traceback_frames(error) if frame.file.startswith(_PACKAGE)]

@@ -205,9 +205,9 @@ def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(t
     run.manager.sync()
     folder, best = str(tmp_path), str(tmp_path / "best_ckpt")
     assert select_checkpoint(folder, "latest", best) == f"{folder}/ckpt-2" == newest_checkpoint(folder)
-    assert select_checkpoint(folder, "1", best) == f"{folder}/ckpt-1"
+    assert select_checkpoint(folder, "1", best) == select_checkpoint(folder, "ckpt-1", best) == f"{folder}/ckpt-1"
     assert select_checkpoint("elsewhere", f"{folder}/ckpt-1", best) == f"{folder}/ckpt-1"
-    for missing in ("9", "best", f"{folder}/ckpt-9"):
+    for missing in ("9", "ckpt-9", "best", f"{folder}/ckpt-9"):
         with pytest.raises(UsageError, match="there are the steps 1, 2"):
             select_checkpoint(folder, missing, best)
     with pytest.raises(UsageError, match="holds no checkpoint"):

@@ -181,6 +181,39 @@ def test_a_distributed_dataset_can_be_asked_too() -> None:
             feed.check_not_empty()
 
 
+@pytest.mark.parametrize(
+    ("make", "endless"),
+    [
+        (lambda all, some: some.batch(2).map(lambda value: value).shuffle(2).prefetch(1), True),
+        (lambda all, some: all.flat_map(tf.data.Dataset.range), True),
+        (lambda all, some: all.interleave(tf.data.Dataset.range, num_parallel_calls=2), True),
+        (lambda all, some: tf.data.Dataset.zip(some.enumerate(), all), True),
+        (lambda all, some: tf.data.Dataset.zip(some, some.take(3)), False),
+        (lambda all, some: some.take(3).batch(2), False),
+        (lambda all, some: some.take_while(lambda value: value < 2), False),
+        (lambda all, some: some.window(2).flat_map(lambda values: values.take(1)), False),
+        (lambda all, some: tf.data.Dataset.sample_from_datasets([some, some], stop_on_empty_dataset=True), False),
+        (lambda all, some: some.apply(tf.data.experimental.assert_cardinality(5)), False),
+        (lambda all, some: tf.data.Dataset.range(3).filter(lambda value: value > 0), False),
+    ],
+)
+def test_data_of_unknown_length_is_endless_if_all_that_it_is_made_from_is(make: Any, endless: bool) -> None:
+    numbers = tf.data.Dataset.range(3).repeat()
+    feed = Feed("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
+    with pytest.raises(DataError, match="validation_data never ends") if endless else contextlib.nullcontext():
+        feed.check_ends("trainer.validation_steps")
+
+
+def test_a_pattern_without_a_file_is_a_data_error() -> None:
+    feed = Feed("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
+    told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  .*test_feed.py:\d+, in "
+    with pytest.raises(DataError, match=told):
+        _ = feed.dataset
+    wrong = Feed("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        _ = wrong.dataset
+
+
 def test_the_cardinality_is_that_of_a_dataset_that_was_made_and_tells() -> None:
     feed = Feed("validation_data", lambda: tf.data.Dataset.range(3))
     assert feed.cardinality() is None

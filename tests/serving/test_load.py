@@ -21,7 +21,7 @@ from tests.checkpoints.test_keras_structure import MODELS, POINTS, _functional, 
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.config.base import configclass
 from trainer_kit.config.schema import DataConfig
-from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.errors import DataError, StorageError, UsageError
 from trainer_kit.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.tiny import CLASSES, FEATURES, tiny_arrays
@@ -105,7 +105,7 @@ def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: s
     assert _accuracy(model) == pytest.approx(info["metrics"]["accuracy"])
 
 
-@pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "60", "path"])
+@pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "ckpt-60", "path"])
 def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], which: Any) -> None:
     before = _state(run)
     place = {"best": "best_ckpt", "best:two": "best_checkpoints/two", "path": "evals/beside/best_ckpt"}.get(which)
@@ -136,7 +136,7 @@ class _UnbuiltTask(TinyTask):
         return Unbuilt()
 
 
-def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path) -> None:
+def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(tiny_experiment(train_steps=5), task=_TrainOnlyConfig())
     name = "tests_train_only"
     trainer_kit.register_experiment(name)(lambda: config)
@@ -145,13 +145,26 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path) -> None:
     points = tiny_arrays(False)[0]
     np.testing.assert_array_equal(trainer_kit.load_model(tmp_path, "latest")(points), model(points))
 
+    def missing(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("validation.csv")
+
+    monkeypatch.setattr(_UnbuiltTask, "build_inputs", missing)
+    told = r"cannot be opened: .*validation.csv(.|\n)*Unbuilt has no variables yet, .* with a keras.Input in "
+    with pytest.raises(DataError, match=told):
+        trainer_kit.load_model(tmp_path, "latest")
+
 
 def test_a_miss_says_what_there_is(run: Path, modules: list[str]) -> None:
     for which, told in (
         (7, r'no checkpoint of step 7; there are 40, 50, 60; best weights: "best'),
-        ("bset", "did you mean best"),
+        (
+            "newest",
+            "'newest' is no checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
+            "there are 40, 50, 60$",
+        ),
+        ("bset", r"did you mean best\? give"),
         ("best:tow", "did you mean two"),
-        (True, "best, best:two, latest"),
+        (True, "give best, latest, best:two"),
     ):
         with pytest.raises(UsageError, match=told):
             trainer_kit.load_model(run, which, modules)

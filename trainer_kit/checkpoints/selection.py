@@ -57,7 +57,7 @@ def checkpoint_of_folder(directory: str) -> str | None:
 
 
 def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
-    """Returns the prefix that `which` means: `latest`, `best`, a step, or a path; "" for `initial`, which needs none.
+    """Returns the prefix that `which` means: `latest`, `best`, a step, `ckpt-<step>`, or a path; "" for `initial`.
 
     Raises:
       UsageError: when there is no such checkpoint, with those that there are.
@@ -80,10 +80,11 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
         if info is None:
             raise UsageError(f"no best checkpoint: {best_dir} holds none; {listed}")
         return os.path.join(best_dir, info["checkpoint"])
-    if which.isdigit():
-        if int(which) not in there:
-            raise UsageError(f"no checkpoint of step {which}: {listed}")
-        return there[int(which)]
+    step = which if tf.io.gfile.exists(f"{which}.index") else which.removeprefix("ckpt-")
+    if step.isdigit():
+        if int(step) not in there:
+            raise UsageError(f"no checkpoint of step {step}: {listed}")
+        return there[int(step)]
     if not tf.io.gfile.exists(f"{which}.index"):
         raise UsageError(
             f"no checkpoint at {which}; give latest, best, a step or a path without .index, or initial; {listed}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import re
 import sys
 import threading
 import weakref
@@ -21,9 +22,18 @@ import tensorflow as tf
 
 from trainer_kit.error_report import reason
 from trainer_kit.errors import DataError
+from trainer_kit.inputs.transformations import never_ends
 from trainer_kit.user_frames import user_frames
 
 _INFINITE = -1  # tf.data.INFINITE_CARDINALITY
+_MISSING = (
+    FileNotFoundError,
+    PermissionError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.InvalidArgumentError,  # Dataset.list_files raises it for a pattern without a match
+)
+_NO_MATCH = re.compile(r"No files matched pattern: [^'\"\n]*")
 _ALIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
@@ -78,10 +88,7 @@ class Feed:
             raise DataError(no_batch(self.name))
 
     def check_ends(self, steps_field: str) -> None:
-        """Raises DataError when the dataset is known to repeat without end; `steps_field` is what asks for all of it.
-
-        A dataset of unknown length passes.
-        """
+        """Raises DataError when the dataset is known to have no end; `steps_field` is what asks for all of it."""
         if is_endless(self.dataset):
             raise DataError(endless(self.name, steps_field))
 
@@ -141,8 +148,8 @@ def _cardinality(dataset: Any) -> int | None:
 
 
 def is_endless(dataset: Any) -> bool:
-    """Whether a dataset, distributed or not, is known to repeat without end."""
-    return _cardinality(dataset) == _INFINITE
+    """Whether a dataset, distributed or not, is known to have no end."""
+    return _cardinality(dataset) == _INFINITE or never_ends(dataset)
 
 
 @atexit.register
@@ -152,17 +159,26 @@ def _leave_all() -> None:
 
 
 @contextlib.contextmanager
-def missing_files_told(section: str) -> Iterator[None]:
+def missing_files_told(section: str, note: str = "") -> Iterator[None]:
     """Has an error of the data of `section` say that a file is not there, or may not be read.
+
+    Args:
+      section: of the config.
+      note: a last line of the message.
 
     Raises:
       DataError: in place of it.
     """
     try:
         yield
-    except (FileNotFoundError, PermissionError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+    except _MISSING as error:
+        unmatched = _NO_MATCH.search(str(error))
+        if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
+            raise
+        told = unmatched.group() if unmatched else reason(error)[0]
         place = "".join(f"\n  {frame}: {frame.code}" for frame in user_frames(error)[-1:])
-        raise DataError(f"task.{section} cannot be opened: {reason(error)[0]}{place}") from error
+        last = f"\n  {note}" if note else ""
+        raise DataError(f"task.{section} cannot be opened: {told}{place}{last}") from error
 
 
 def no_batch(section: str) -> str:

@@ -20,6 +20,7 @@ from trainer_kit.inputs.resumability import Examination, Resumption, examine, re
 from trainer_kit.inputs.saved_iterator import holds_failed_read
 from trainer_kit.inputs.source import Source, made_inputs, positioned
 from trainer_kit.inputs.stacking import stacked, stacked_at
+from trainer_kit.inputs.transformations import never_ends
 from trainer_kit.inputs.tuner import without_idle_tuner
 
 _LOG = logging.getLogger(__name__)
@@ -290,6 +291,8 @@ class TrainData:
 def open_whole(build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
     """Opens the data of one worker at its beginning; for validation."""
     made = without_idle_tuner(made_inputs(build_inputs, params, input_context))
+    if never_ends(made):  # the dataset that a strategy makes of several tells only their cardinality
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return positioned(lambda _: made, params, Position(), input_context)
 
 

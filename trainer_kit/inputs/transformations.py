@@ -11,6 +11,11 @@ import tensorflow as tf
 from trainer_kit.user_frames import Frame, own_frames
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+# With endless inputs their output has no end either, though TensorFlow calls the length of some of them unknown.
+_ENDLESS_OF_ENDLESS = {
+    "Batch", "Filter", "FlatMap", "Interleave", "Map", "Options", "PaddedBatch", "ParallelBatch", "ParallelFilter",
+    "ParallelInterleave", "ParallelMap", "Prefetch", "Rebatch", "Repeat", "Shard", "Shuffle", "Skip", "Unbatch", "Zip",
+}  # fmt: skip
 
 
 def transformations(dataset: Any) -> Iterator[Any]:
@@ -22,6 +27,21 @@ def transformations(dataset: Any) -> Iterator[Any]:
             seen.add(id(part))
             yield part
             waiting += part._inputs()
+
+
+def never_ends(dataset: Any) -> bool:
+    """Whether a dataset is known to have no end: by its cardinality, or because of what it is made from.
+
+    TensorFlow calls the length of `repeat().filter(...)` and of `repeat().flat_map(...)` unknown. Endless datasets that
+    functions return, as those of an interleave over files, are not found.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    known = int(dataset.cardinality())
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        return known == tf.data.INFINITE_CARDINALITY
+    inputs = dataset._inputs()
+    return kind_of(dataset) in _ENDLESS_OF_ENDLESS and bool(inputs) and all(map(never_ends, inputs))
 
 
 def line_of_failed_op(message: str, dataset: Any) -> Frame | None:

@@ -38,7 +38,7 @@ class LoadedWeights:
       variables: how many were loaded.
       parameters: how many numbers they are.
       averaged: whether moving averages were loaded in place of weights.
-      unused: names of what else the file holds.
+      unused: names of what else a TensorFlow checkpoint holds; of a file of Keras it is always empty.
     """
 
     path: str
@@ -63,7 +63,8 @@ def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", impor
 
     Args:
       run_dir: folder of the run.
-      which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, or a path.
+      which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number or as
+        "ckpt-<step>", or a path.
       import_modules: to import before the experiment is looked for; none: those that the run was started with.
 
     Raises:

@@ -11,7 +11,7 @@ from trainer_kit.checkpoints.best_info import INFO, read_info
 from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.checkpoints.selection import checkpoint_of_folder, newest_checkpoint
 from trainer_kit.config.schema import BEST_CHECKPOINTS, TrainerConfig
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, near_names, suggestion
 from trainer_kit.run_directory import RunDirectory
 
 _BEST = "best:"
@@ -22,7 +22,7 @@ def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Ca
 
     Args:
       folder: of the run.
-      which: "best", "best:NAME", "latest", a step, or a path.
+      which: "best", "best:NAME", "latest", a step, as a number or as "ckpt-<step>", or a path.
       options: of the run.
       at_path: returns the prefix for a path.
 
@@ -30,6 +30,7 @@ def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Ca
       UsageError: when there is none, with those that there are.
       StorageError: when all are damaged.
     """
+    which = which.removeprefix("ckpt-") if isinstance(which, str) else which
     there = complete_checkpoints(os.fspath(folder))
     listed = f"there are {', '.join(map(str, there))}" if there else f"{folder} holds no checkpoint"
     if isinstance(which, os.PathLike) or (isinstance(which, str) and os.sep in which):
@@ -41,11 +42,18 @@ def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Ca
     if which == "best" or str(which).startswith(_BEST):
         return _best(folder, str(which), options)
     if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
-        names = ["best", "latest", *(f"{_BEST}{name}" for name in options.best_checkpoints)]
-        raise UsageError(f"which: {which!r} is no checkpoint; {suggestion(str(which), names)}, or a step: {listed}")
+        raise UsageError(f"which: {which!r} is no checkpoint; {_advice(which, options)}; {listed}")
     if int(which) not in there:
         raise UsageError(f"there is no checkpoint of step {which}; {listed}{_bests(folder)}")
     return there[int(which)]
+
+
+def _advice(which: Any, options: TrainerConfig) -> str:
+    names = ["best", "latest", *(f"{_BEST}{name}" for name in options.best_checkpoints)]
+    meant = {**{name: name for name in names}, "newest": "latest"}
+    near = dict.fromkeys(meant[word] for word in near_names(str(which), meant))
+    did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{did_you_mean}give {', '.join(names)}, a step or a path"
 
 
 def _best(folder: Path, which: str, options: TrainerConfig) -> str:

@@ -235,11 +235,17 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
     Raises:
       UsageError: when it is none.
     """
-    given = None if loss is None else tf.convert_to_tensor(loss)
-    if given is None or given.shape.rank not in (0, None):
-        returned = f"a tensor of shape {given.shape}: take tf.reduce_mean of it" if given is not None else "None"
-        raise UsageError(f"{method} has to return a scalar; it returned {returned}")
-    return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
+    try:
+        given = tf.convert_to_tensor(loss)
+    except (TypeError, ValueError):  # None, a dict
+        given = None
+    if given is None or given.dtype in (tf.string, tf.bool):
+        returned = f"{loss!r:.80}, which is no number"
+    elif given.shape.rank in (0, None):
+        return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
+    else:
+        returned = f"a tensor of shape {given.shape}: take tf.reduce_mean of it"
+    raise UsageError(f"{method} has to return a scalar; it returned {returned}")
 
 
 @tf.autograph.experimental.do_not_convert
