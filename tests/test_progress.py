@@ -61,7 +61,7 @@ def test_before_there_is_a_controller_a_run_starts() -> None:
 def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
     assert Progress().of_activity() == ("building the model", 0, 0, 0) and Progress().total_of("evaluating") is None
     assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
-    assert _run("wait", 5, 0)[0].of_activity() == ("", 0, 0, 0)
+    assert _run("wait", 5, 0)[0].of_activity() == ("", 5, 5, 7)
     training, _ = _run("train", 5, 0)
     training.controller.running, training.controller.total = (5, 10), 20
     assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)

@@ -114,12 +114,12 @@ class Progress:
         """Returns what the run is doing, for the console; see ActivityWatch.
 
         Returns:
-          (what, the global step at which it began, the global step now, batches evaluated so far); "" for what needs no
-          showing.
+          (what, the global step at which it began, the global step now, batches evaluated so far); `what` is "" where
+          nothing needs showing.
         """
         phase = getattr(self.controller, "phase", "start")
         what = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}.get(phase, "")
-        if not what or self.trainer is None:
+        if self.trainer is None:
             return what, 0, 0, 0
         step, batches = self.of_step()[1], getattr(self.trainer, "evaluated_batches", None)
         begun = getattr(self.controller, "running", (step, step))[0] if phase == "train" else step
