@@ -34,7 +34,7 @@ from trainer_kit import files
 from trainer_kit.errors import ExitCode
 from trainer_kit.run_lock import LOCK, read_heartbeat
 
-STEPS_PER_MINUTE = 9000  # so many that training lasts about half the time; the other half goes into restarts
+STEPS_PER_MINUTE = 70_000  # of two free cores, restarts included; a slower machine takes longer
 FAULTS = {"kill": 2, "term": 3, "sidecar": 1, "damage": 7, "move": 1}  # and how often each comes
 KINDS = {"sidecar killed", "folder moved", "trainer SIGKILL", *DAMAGES} | {
     f"trainer {' and '.join(number.name for number in numbers)}" for numbers in STOPS
