@@ -131,9 +131,9 @@ class BackgroundWriter:
             call(*arguments)
         except BaseException as error:
             with self._error_lock:
-                waiting = self._error is not None
-                self._error = self._error or error
-            if waiting:
+                waiting = self._error
+                self._error = waiting or error
+            if waiting is not None and str(waiting) != str(error):  # each writer of a lost folder says the same
                 _LOG.error("a further error while reports were written: %r", error)
 
 
