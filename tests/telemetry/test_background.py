@@ -118,7 +118,7 @@ def test_an_error_while_closing_is_raised_and_the_others_are_closed() -> None:
     assert sound.events == ["close"]
 
 
-def test_another_error_before_the_first_is_raised_is_logged_and_the_same_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_further_error_before_the_first_is_raised_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     writer = BackgroundWriter([Keeper(fails_on=(1,)), Keeper(fails_on=(1,), fails_to_close=True)])
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))
