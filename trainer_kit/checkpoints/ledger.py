@@ -12,7 +12,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -205,7 +205,8 @@ class Ledger:
     def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         # As text, since NaN is no other metric than NaN.
         old, new = ({name: str(value) for name, value in _flat(side)} for side in (before, now))
-        others = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        both = {**old, **new}
+        others = [name for name in both if old.get(name) != new.get(name) and not _is_best_so_far(name, both)]
         if self._told or not others:
             return
         self._told, name = True, others[0]
@@ -318,6 +319,12 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
         name: _numbers(value) if isinstance(value, Mapping) else from_json_number(value)
         for name, value in metrics.items()
     }
+
+
+def _is_best_so_far(name: str, names: Container[str]) -> bool:
+    """Whether a metric, `best_<metric>`, is that of the run so far, which other evaluations decide."""
+    place, bar, last = name.rpartition("|")
+    return last.startswith("best_") and f"{place}{bar}{last.removeprefix('best_')}" in names
 
 
 def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
