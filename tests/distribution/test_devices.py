@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,35 @@ found["tpu_there"] = message(create_strategy, RuntimeConfig(tpu=sys.argv[1]))
 os.environ["TPU_NAME"] = sys.argv[1]
 found["tpu_announced"] = message(create_strategy, RuntimeConfig())
 print(json.dumps(found))
+"""
+
+ARENAS = """
+import ctypes, json, threading
+from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.distribution.devices import configure_devices
+
+def threads_with_memory(count):
+    all_there = threading.Barrier(count + 1)
+    def allocate():
+        kept = ctypes.create_string_buffer(4000)
+        all_there.wait()  # threads that live at the same time
+        all_there.wait()
+        del kept
+    for _ in range(count):
+        threading.Thread(target=allocate).start()
+    all_there.wait()
+    return all_there
+
+c = ctypes.CDLL(None)
+c.fopen.restype = ctypes.c_void_p
+c.malloc_info.argtypes, c.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+configure_devices(RuntimeConfig())
+threads = threads_with_memory(60)
+told = c.fopen(b"arenas.xml", b"w")
+c.malloc_info(0, told)
+c.fclose(told)
+threads.wait()
+print(json.dumps({"arenas": open("arenas.xml").read().count("<heap nr=")}))
 """
 
 PARAMETER_SERVER = """
@@ -182,6 +213,11 @@ def test_threads_and_batch_normalisation_go_into_the_environment(fresh: dict[str
 
 def test_eager_functions_are_switched_on_and_off_again(fresh: dict[str, Any]) -> None:
     assert fresh["eager"] == [True, False]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no arenas")
+def test_each_thread_has_a_memory_arena_of_its_own(server: ForkServer, tmp_path: Path) -> None:
+    assert result(server.start(run_program, ARENAS, folder=str(tmp_path)))["arenas"] > 60
 
 
 def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str, Any]) -> None:
