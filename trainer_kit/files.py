@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.errors import StorageError
-from trainer_kit.held_folder import check_held
+from trainer_kit.held_folder import check_held, make_folder
 
 _DEEPEST = 100  # levels of a record; what walks a deeper one might end Python's recursion
 
@@ -51,11 +51,11 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
       StorageError: when the folder or the file cannot be written.
     """
     target = Path(path)
-    check_held(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         _replace(target, text, point)
     except OSError as error:
+        check_held(target)
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
@@ -76,9 +76,8 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
       StorageError: when the file cannot be written.
     """
     target = Path(path)
-    check_held(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         reach(f"{point}.append", target)
         with open(target, "ab+") as stream:
             stream.seek(0, os.SEEK_END)
@@ -90,6 +89,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
+        check_held(target)
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
 
 

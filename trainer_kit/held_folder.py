@@ -11,6 +11,7 @@ file system other than "no such file" says nothing; the write itself will fail o
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from types import TracebackType
@@ -68,6 +69,17 @@ class HeldFolder:
         if not self._lost and not self._is_there():
             self._lost = self._explanation()
         return self._lost
+
+    @property
+    def path_at_start(self) -> str:
+        """The absolute path of the folder when it was entered."""
+        return self._absolute
+
+    def remove_if_made_again(self) -> None:
+        """Removes an empty folder that has come to the path since the folder was moved or removed."""
+        if not self._lost and not self._is_there():
+            with contextlib.suppress(OSError):
+                os.rmdir(self._absolute)
 
     def contains(self, path: str) -> bool:
         """Whether an absolute path is that of the folder or lies below it."""
@@ -147,6 +159,45 @@ def check_held(path: str | os.PathLike[str]) -> None:
     """Raises StorageError when `path`, which is about to be written, lies in a held folder that is gone."""
     if lost := lost_folder(path):
         raise StorageError(lost)
+
+
+def check_not_made_again(path: str | os.PathLike[str]) -> None:
+    """As check_held, after a call that makes missing folders: an empty folder in place of the held one is removed."""
+    absolute = os.path.abspath(path)
+    for held in list(_held):
+        if held.contains(absolute):
+            held.remove_if_made_again()
+    check_held(path)
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Makes a local folder and its parents, as os.makedirs does, but never a held folder itself.
+
+    A held folder may be moved between a check and the next system call. Making it again would split the run in two.
+
+    Raises:
+      StorageError: when `path` is or lies in a held folder that is gone.
+      OSError: as os.makedirs.
+    """
+    check_held(path)
+    absolute = os.path.abspath(path)
+    tops = {held.path_at_start for held in list(_held) if held.contains(absolute)}
+    try:
+        _make_below(absolute, tops)
+    except FileNotFoundError:
+        check_held(path)
+        raise
+
+
+def _make_below(folder: str, tops: set[str]) -> None:
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder)
+    if folder in tops:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+    _make_below(parent, tops)
+    with contextlib.suppress(FileExistsError):  # another thread or process was faster
+        os.mkdir(folder)
 
 
 def is_seen_lost(path: str | os.PathLike[str]) -> bool:

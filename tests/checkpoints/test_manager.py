@@ -16,6 +16,7 @@ from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.checkpoints.selection import newest_checkpoint, select_checkpoint
 from trainer_kit.checkpoints.state import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.held_folder import HeldFolder
 
 
 class _Run:
@@ -195,6 +196,22 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
     run = _Run(tmp_path / "file" / "below", asynchronous=False)
     with pytest.raises(StorageError, match=r"below/ckpt-0 was not written: .* give a folder that can be written"):
         run.manager.save(run.step)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_folder_that_goes_during_a_save_is_not_made_again(tmp_path: Path, asynchronous: bool) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def lose(prefix: str) -> None:
+        folder.rename(tmp_path / "elsewhere")
+
+    run = _Run(folder, asynchronous=asynchronous, before_save=lose)
+    with HeldFolder(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+        run.train()
+        run.manager.save()
+        run.manager.sync()
+    assert not folder.exists()
 
 
 def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from trainer_kit.checkpoints.kept_weights import KeptWeights, info_of
 from trainer_kit.checkpoints.names import RECORD
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.errors import StorageError, UsageError, suggestion
-from trainer_kit.held_folder import check_held
+from trainer_kit.held_folder import make_folder
 from trainer_kit.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -231,8 +231,7 @@ class BestCheckpoint:
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
         with contextlib.ExitStack() as stack:
             folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
-            check_held(folder)
-            tf.io.gfile.makedirs(folder)
+            tf.io.gfile.makedirs(folder) if files.is_remote(folder) else make_folder(folder)
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(folder, name) + RECORD)  # of weights that are written over
             checkpoint.write(os.path.join(folder, name))

@@ -30,7 +30,7 @@ from trainer_kit.checkpoints.names import (
 )
 from trainer_kit.checkpoints.unfinished import mark, marked, unmark
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.held_folder import check_held, lost_folder
+from trainer_kit.held_folder import check_held, lost_folder, make_folder
 
 DAMAGED, DIVERGED, ARCHIVED, FOREIGN = "damaged", "diverged", "archived", "foreign"
 _NOTE = "going_back.json"
@@ -330,7 +330,7 @@ def _move(prefix: str, folder: str) -> str:
         target = os.path.join(top, str(number))
     _unpoint(prefix)
     try:
-        os.makedirs(target, exist_ok=True)
+        make_folder(target)
         for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:

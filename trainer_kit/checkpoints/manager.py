@@ -34,7 +34,7 @@ from trainer_kit.checkpoints.state import end_saver, restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_order import WrittenAfter
 from trainer_kit.errors import DivergedError, StorageError
-from trainer_kit.held_folder import check_held
+from trainer_kit.held_folder import check_held, check_not_made_again
 
 _LOG = logging.getLogger(__name__)
 
@@ -297,9 +297,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._before_files()
         recorded = self._recorded(step_of(self._saving))
         self._noted = {"recorded": recorded} if recorded else {}
-        check_held(
-            self._saving
-        )  # again: the variables were copied meanwhile, and TensorFlow makes a folder that is gone
+        check_not_made_again(self._saving)  # the folder may be gone since `save` looked; TensorFlow makes it again
 
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 
 from trainer_kit import files
-from trainer_kit.held_folder import check_held
+from trainer_kit.held_folder import check_held, make_folder
 
 _MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")
 
@@ -33,7 +33,7 @@ def mark(prefixes: Iterable[str], run_id: str = "") -> None:
         check_held(prefix)
         files.reach("checkpoint.mark", prefix)
         with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
+            make_folder(os.path.dirname(prefix) or ".")
             os.close(os.open(_path(prefix, run_id), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
 

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
-from trainer_kit.held_folder import check_held
+from trainer_kit.held_folder import make_folder
 from trainer_kit.scalars import flat_scalars, from_json_number, to_json_number
 from trainer_kit.telemetry.report import Report
 
@@ -352,8 +352,7 @@ def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
 
 def _open_to_append(path: str) -> IO[bytes]:
     target = Path(path)
-    check_held(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     cut = target.exists() and target.stat().st_size > 0 and not _ends_with_newline(target)
     local = open(target, "ab")  # noqa: SIM115 -- kept open from report to report
     if cut:
