@@ -24,7 +24,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import trainer_kit as tk
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 EXAMPLES, TOLERANCE = 1797, 1e-6
 BATCHES, REPLICAS = (7, 64, EXAMPLES), (1, 2, 4)

@@ -1,7 +1,6 @@
 """The floors of trainer_kit and the rules of its house, as functions that return what breaks them.
 
-tests/test_architecture.py applies every rule to the checkout, and to a sample that breaks it. A module that is on no
-floor breaks a rule too: a new one gets its place in FLOORS first.
+tests/test_architecture.py applies every rule to the checkout, and to a sample that breaks it.
 """
 
 from __future__ import annotations
@@ -18,65 +17,23 @@ from scripts.source_files import Source, documented, is_annotated, length
 
 PACKAGE = "trainer_kit"
 
-# The rooms of each floor, lowest floor first, named from trainer_kit on; a room is a module or a package.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    (
-        "errors", "files", "registry", "scalars", "schedules", "open_loop", "signals", "progress", "modes",
-        "held_folder", "startup", "standard_streams",
-        "unsaved_state", "deferred_imports", "profile_window", "loop_parts", "telemetry.time_ledger",
-        "telemetry.report", "garbage", "user_frames", "user_exits", "error_report", "action_checks",
-        "checkpoints.names", "distribution.cluster", "config.base", "config.schema", "config.evaluation",
-        "config.optimization", "config.runtime",
-        "config.sections", "config.layers", "config.wording", "config.field_mistakes",
-    ),
-    (
-        "experiment", "config", "discovery", "run_directory", "run_lock", "lease", "watchdog", "preflight",
-        "finetune_directory",
-    ),
-    (
-        "tasks", "inputs", "optimizers", "distribution", "checkpoints", "telemetry", "user_code", "loops", "stopping",
-        "train_loops", "soundness", "step_count", "failed_step", "python_state", "metrics", "requirements",
-        "async_training", "first_batch", "state_keeping",
-    ),
-    ("trainer", "evaluator", "fuse_choice", "serving", "callbacks"),
-    (
-        "runner", "supervisor", "controller", "build", "launcher", "timeline", "recovery", "reconciliation",
-        "divergence", "sidecar", "ending", "early_stopping", "finetune", "oversight",
-    ),
-    ("flags", "train", "compat", "testing"),
-    ("cli",),
-    ("__main__",),
+# The folders, lowest first: a module imports from its own folder and from lower ones. Files stand for themselves.
+FLOORS = (
+    "errors", "files", "held_folder", "checkpoint_names",
+    "config", "process", "distribution", "telemetry", "checkpoints", "inputs", "optimizers", "evals", "training",
+    "callbacks", "serving", "run", "testing", "compat", "cli", "train", "__main__",
 )  # fmt: skip
-# Floors 0 and 1 are small parts that build on one another. Above, rooms of one floor keep apart, with these exceptions.
-SHARED_FLOORS = (0, 1)
-MAY_USE = {
-    "inputs": {"user_code"},
-    "tasks": {"inputs", "optimizers", "checkpoints", "user_code"},
-    "loops": {"python_state", "user_code"},
-    "stopping": {"loops", "distribution"},
-    "state_keeping": {"python_state", "requirements"},
-    "train_loops": {"loops", "inputs", "metrics"},
-    "first_batch": {"inputs", "user_code"},
-    "failed_step": {"loops", "inputs", "step_count"},
-    "trainer": {"evaluator"},
-    "serving": {"trainer"},
-    "runner": {"controller", "build", "timeline", "recovery", "sidecar", "ending", "early_stopping", "oversight"},
-    "controller": {"early_stopping"},
-    "ending": {"build"},
-    "oversight": {"build"},
-    "build": {"timeline", "recovery", "reconciliation", "divergence", "sidecar", "early_stopping"},
-    "finetune": {"runner", "sidecar", "ending"},
-    "launcher": {"runner", "finetune"},
-    "train": {"flags"},
-}
+# files and held_folder build on one another: the four files at the bottom are one floor.
+BASE = FLOORS[:4]
 
-# Libraries that belong to a few rooms, and all that floors 0 and 1 may import beside the standard library.
+# Libraries that belong to a few modules, and what the lowest floors may import beside the standard library.
 ONLY_IN = {
-    "orbit": ("trainer", "evaluator", "callbacks", "controller", "runner", "build", "compat.model_garden"),
+    "orbit": ("training.trainer", "training.evaluator", "callbacks", "run", "compat.model_garden"),
     "gin": ("config.sources", "compat.model_garden"),
-    "absl.flags": ("flags", "train", "compat.model_garden"),
+    "absl.flags": ("run.flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),
 }
+LIGHT_FLOORS = (*BASE, "config", "process")
 LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
 RECOGNISER_LINES = 60  # of the one small module that may import tf_keras, to tell its objects from others
 
@@ -95,16 +52,9 @@ class Import:
     at_start: bool
 
 
-def floor_of(module: str) -> int | None:
-    """Returns the floor of a module of trainer_kit; None when it has no place in FLOORS."""
-    room = room_of(module)
-    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), None)
-
-
-def room_of(module: str) -> str | None:
-    """Returns the room that a module, or a name in it, belongs to; None for the package itself and for strangers."""
-    rooms = [room for rooms in FLOORS for room in rooms if is_within(module, f"{PACKAGE}.{room}")]
-    return max(rooms, key=len, default=None)
+def floor_of(module: str) -> str | None:
+    """Returns the floor of a module, or of a name in it; None for the package itself and for other packages."""
+    return next((floor for floor in FLOORS if is_within(module, f"{PACKAGE}.{floor}")), None)
 
 
 def is_within(name: str, module: str) -> bool:
@@ -123,24 +73,21 @@ def imports(source: Source) -> list[Import]:
 
 
 def lower_floors_only(sources: Sequence[Source]) -> list[str]:
-    """A module imports from its own room and from lower floors, and by module, not from the package's front door."""
+    """A module imports from its own folder and from lower ones, and by module, not from the package's front door."""
     breaches = []
     for source in _inside(sources):
-        floor, room = floor_of(source.module), room_of(source.module)
+        floor = floor_of(source.module)
         if floor is None:
-            breaches += [f"{source.module} is on no floor; give it one in scripts/house.py"]
+            breaches += [f"{source.module} is on no floor; put it into a folder of FLOORS in scripts/house.py"]
             continue
         for item in imports(source):
             if not is_within(item.target, PACKAGE) or item.target == f"{PACKAGE}.__version__":
                 continue
-            other, other_floor = room_of(item.target), floor_of(item.target)
-            if other is None or other_floor is None:
-                breaches += [f"{source.module}:{item.line} imports {item.target}, which is in no room of the house"]
-            elif other_floor > floor:
-                breaches += [f"{source.module}:{item.line} (floor {floor}) imports {item.target} (floor {other_floor})"]
-            elif other_floor == floor and other != room and floor not in SHARED_FLOORS:
-                if other not in MAY_USE.get(room or "", ()):
-                    breaches += [f"{source.module}:{item.line} imports {item.target}, another room of floor {floor}"]
+            other = floor_of(item.target)
+            if other is None:
+                breaches += [f"{source.module}:{item.line} imports {item.target}, which is on no floor"]
+            elif FLOORS.index(other) > FLOORS.index(floor) and not {floor, other} <= set(BASE):
+                breaches += [f"{source.module}:{item.line} imports {item.target}, which is on a higher floor"]
     return breaches
 
 
@@ -160,11 +107,11 @@ def no_cycles(sources: Sequence[Source]) -> list[str]:
 
 
 def light_lower_floors(sources: Sequence[Source]) -> list[str]:
-    """Floors 0 and 1 import the standard library and a few quick libraries: no TensorFlow, no NumPy."""
+    """The lowest floors import the standard library and a few quick libraries: no TensorFlow, no NumPy."""
     return [
-        f"{source.module}:{item.line} imports {item.target}; floors 0 and 1 may use {sorted(LIGHT_LIBRARIES)}"
+        f"{source.module}:{item.line} imports {item.target}; its floor may use {sorted(LIGHT_LIBRARIES)}"
         for source in _inside(sources)
-        if floor_of(source.module) in SHARED_FLOORS
+        if floor_of(source.module) in LIGHT_FLOORS
         for item in imports(source)
         if item.target.split(".")[0] not in sys.stdlib_module_names | LIGHT_LIBRARIES | {PACKAGE}
     ]

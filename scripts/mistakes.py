@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
-from trainer_kit.error_report import LINES
+from trainer_kit.process.error_report import LINES
 
 ROOT = Path(__file__).parents[1]
 BASE = {"experiment": "digits", "mode": "train_and_eval", "model_dir": "{folder}/run"}

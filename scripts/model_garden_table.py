@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from trainer_kit.cli.main import main as command
 from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX
-from trainer_kit.config.sections import leaves
-from trainer_kit.discovery import find_experiment
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.fields import leaves
 from trainer_kit.errors import EXIT_CODES, ExitCode
-from trainer_kit.experiment import get_experiment
 from trainer_kit.testing.fork_server import ForkServer
 
 THEIRS = ("official.vision", "official.nlp.tasks", "official.nlp.configs.experiment_configs")
-DOOR = ("trainer_kit.launcher", "trainer_kit.build", "trainer_kit.compat.model_garden.trainer")
+DOOR = ("trainer_kit.run.launcher", "trainer_kit.run.build", "trainer_kit.compat.model_garden.trainer")
 _OPTIMIZER = (
     "trainer: {optimizer_config: {optimizer: {type: sgd}, "
     "learning_rate: {type: constant, constant: {learning_rate: 0.1}}}}"

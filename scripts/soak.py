@@ -32,7 +32,7 @@ from scripts.soak_losses import WARNINGS, put_back
 from scripts.soak_processes import PATIENCE, Soak, move_folder, odd_ends, step_reached
 from trainer_kit import files
 from trainer_kit.errors import ExitCode
-from trainer_kit.run_lock import LOCK, read_heartbeat
+from trainer_kit.process.run_lock import LOCK, read_heartbeat
 
 STEPS_PER_MINUTE = 70_000  # of two free cores, restarts included; a slower machine takes longer
 FAULTS = {"kill": 2, "term": 3, "sidecar": 1, "damage": 7, "move": 1}  # and how often each comes
@@ -178,7 +178,7 @@ def _wait_for_end(soak: Soak) -> int | None:
 
 def _judge(soak: Soak, code: int | None) -> bool:
     """Compares with a run that nothing happens to, and prints the table; returns whether all is well."""
-    from trainer_kit.testing.comparison import compare_runs
+    from trainer_kit.evals.run_comparison import compare_runs
 
     whole = soak.base / "uninterrupted"
     reference = soak.start("uninterrupted.log", soak.command("train_and_eval", whole)).wait()

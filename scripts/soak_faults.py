@@ -16,10 +16,10 @@ from pathlib import Path
 
 from scripts.soak_losses import empty_history, empty_ledger
 from trainer_kit import files
+from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.commit import problem, read_record
-from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.unfinished import mark
-from trainer_kit.run_directory import read_run_id
+from trainer_kit.process.run_directory import read_run_id
 
 Damage = Callable[[Path, random.Random], str]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from trainer_kit import files
 from trainer_kit.errors import ExitCode
-from trainer_kit.run_lock import read_heartbeat
+from trainer_kit.process.run_lock import read_heartbeat
 
 OVERRIDES = (
     "trainer.steps_per_loop=20,trainer.summary_interval=100,trainer.checkpoint_interval=200,trainer.max_to_keep=4,"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.deferred_imports import defer_imports
+from trainer_kit.process.deferred_imports import defer_imports
 
 defer_imports()  # before a test module imports Keras
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from trainer_kit import errors
-from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import (
     EXIT_CODES,
     ConfigError,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from trainer_kit.config.modes import MODES
 from trainer_kit.errors import ExitCode
-from trainer_kit.flags import parse_flags
-from trainer_kit.modes import MODES
-from trainer_kit.supervisor.restarts import Decision, outcome
+from trainer_kit.run.flags import parse_flags
+from trainer_kit.run.supervisor.restarts import Decision, outcome
 
 PATH = Path(__file__).parents[1] / "configs" / "kubernetes_job.yaml"
 ACTIONS = {Decision.END: "FailJob", Decision.RESTART: "Ignore", Decision.RETRY: "Count"}

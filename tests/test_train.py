@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.experiment import register_experiment
+from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.modes import MODES
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import read_lines
-from trainer_kit.flags import define_flags, parse_flags, request
-from trainer_kit.modes import MODES
-from trainer_kit.preflight import check_request
+from trainer_kit.run.flags import define_flags, parse_flags, request
+from trainer_kit.run.preflight import check_request
 from trainer_kit.train import main
 
 _numbers = itertools.count()
@@ -132,7 +132,7 @@ import os
 from pathlib import Path
 import trainer_kit
 from trainer_kit.errors import DataError
-from trainer_kit.run_lock import RunLock
+from trainer_kit.process.run_lock import RunLock
 
 folder = Path(os.environ["FOLDER"])
 number = len(list(folder.glob("import-*")))

@@ -12,30 +12,30 @@ TYPE_CHECKING = False  # as typing has it; a command's first lines import nothin
 __version__ = "0.1.0"
 
 _HOME = {
-    "Config": "config.base",
-    "configclass": "config.base",
-    "DataConfig": "config.schema",
-    "ExperimentConfig": "config.schema",
-    "RuntimeConfig": "config.runtime",
-    "TaskConfig": "config.schema",
-    "TrainerConfig": "config.schema",
-    "OptimizationConfig": "config.optimization",
+    "Config": "config.schema.base",
+    "configclass": "config.schema.base",
+    "DataConfig": "config.schema.experiment",
+    "ExperimentConfig": "config.schema.experiment",
+    "RuntimeConfig": "config.schema.runtime",
+    "TaskConfig": "config.schema.experiment",
+    "TrainerConfig": "config.schema.experiment",
+    "OptimizationConfig": "config.schema.optimization",
     "DataError": "errors",
     "StopTraining": "errors",
-    "get_experiment": "experiment",
-    "register_experiment": "experiment",
-    "register_task": "experiment",
+    "get_experiment": "config.experiments",
+    "register_experiment": "config.experiments",
+    "register_task": "config.experiments",
     "ArraySource": "inputs.arrays",
     "TFRecordSource": "inputs.records",
     "apply_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
     "load_model": "serving.load",
     "load_weights": "serving.load",
-    "Task": "tasks.base",
-    "Trainer": "trainer",
-    "launch": "launcher",
-    "run_experiment": "runner",
-    "supervise": "supervisor.attempts",
+    "Task": "training.task",
+    "Trainer": "training.trainer",
+    "launch": "run.launcher",
+    "run_experiment": "run.runner",
+    "supervise": "run.supervisor.attempts",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -43,30 +43,30 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from typing import Any
 
-    from trainer_kit.config.base import Config as Config
-    from trainer_kit.config.base import configclass as configclass
-    from trainer_kit.config.optimization import OptimizationConfig as OptimizationConfig
-    from trainer_kit.config.runtime import RuntimeConfig as RuntimeConfig
-    from trainer_kit.config.schema import DataConfig as DataConfig
-    from trainer_kit.config.schema import ExperimentConfig as ExperimentConfig
-    from trainer_kit.config.schema import TaskConfig as TaskConfig
-    from trainer_kit.config.schema import TrainerConfig as TrainerConfig
+    from trainer_kit.config.experiments import get_experiment as get_experiment
+    from trainer_kit.config.experiments import register_experiment as register_experiment
+    from trainer_kit.config.experiments import register_task as register_task
+    from trainer_kit.config.schema.base import Config as Config
+    from trainer_kit.config.schema.base import configclass as configclass
+    from trainer_kit.config.schema.experiment import DataConfig as DataConfig
+    from trainer_kit.config.schema.experiment import ExperimentConfig as ExperimentConfig
+    from trainer_kit.config.schema.experiment import TaskConfig as TaskConfig
+    from trainer_kit.config.schema.experiment import TrainerConfig as TrainerConfig
+    from trainer_kit.config.schema.optimization import OptimizationConfig as OptimizationConfig
+    from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.errors import DataError as DataError
     from trainer_kit.errors import StopTraining as StopTraining
-    from trainer_kit.experiment import get_experiment as get_experiment
-    from trainer_kit.experiment import register_experiment as register_experiment
-    from trainer_kit.experiment import register_task as register_task
     from trainer_kit.inputs.arrays import ArraySource as ArraySource
     from trainer_kit.inputs.records import TFRecordSource as TFRecordSource
-    from trainer_kit.launcher import launch as launch
     from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
     from trainer_kit.optimizers.gradients import scale_loss as scale_loss
-    from trainer_kit.runner import run_experiment as run_experiment
+    from trainer_kit.run.launcher import launch as launch
+    from trainer_kit.run.runner import run_experiment as run_experiment
+    from trainer_kit.run.supervisor.attempts import supervise as supervise
     from trainer_kit.serving.load import load_model as load_model
     from trainer_kit.serving.load import load_weights as load_weights
-    from trainer_kit.supervisor.attempts import supervise as supervise
-    from trainer_kit.tasks.base import Task as Task
-    from trainer_kit.trainer import Trainer as Trainer
+    from trainer_kit.training.task import Task as Task
+    from trainer_kit.training.trainer import Trainer as Trainer
 
 
 def __getattr__(name: str) -> Any:

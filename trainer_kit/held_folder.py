@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from types import TracebackType
 
-from trainer_kit.checkpoints.names import owner, step_of
+from trainer_kit.checkpoint_names import owner, step_of
 from trainer_kit.errors import StorageError
 
 

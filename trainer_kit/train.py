@@ -6,7 +6,7 @@ Whatever flags, files and config can tell is reported before TensorFlow is impor
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from trainer_kit.startup import leave_when_asked
+    from trainer_kit.process.startup import leave_when_asked
 
     leave_when_asked()  # before the other imports, which take seconds
 
@@ -18,19 +18,19 @@ from typing import TextIO, cast
 
 from absl import flags
 
-from trainer_kit.config.sources import gin_second_pass, operative_gin
-from trainer_kit.deferred_imports import defer_imports
-from trainer_kit.error_report import print_error
+from trainer_kit.config.experiments import task_class
+from trainer_kit.config.sources.gin_source import gin_second_pass, operative_gin
 from trainer_kit.errors import ExitCode
-from trainer_kit.experiment import task_class
 from trainer_kit.files import follow_links
-from trainer_kit.flags import parse_flags, request, unsupervised, until_begun
-from trainer_kit.garbage import lasting
-from trainer_kit.preflight import check_request
-from trainer_kit.standard_streams import CurrentError, outlast_readers
-from trainer_kit.startup import ends_with
-from trainer_kit.supervisor.attempts import supervise
-from trainer_kit.supervisor.log_dir import ask_log_dir, log_dir_of, tell
+from trainer_kit.process.deferred_imports import defer_imports
+from trainer_kit.process.error_report import print_error
+from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.process.standard_streams import CurrentError, outlast_readers
+from trainer_kit.process.startup import ends_with
+from trainer_kit.run.flags import parse_flags, request, unsupervised, until_begun
+from trainer_kit.run.preflight import check_request
+from trainer_kit.run.supervisor.attempts import supervise
+from trainer_kit.run.supervisor.log_dir import ask_log_dir, log_dir_of, tell
 
 _ASK = "import sys; from trainer_kit import train; sys.exit(train.main(act=train.tell_log_dir))"
 
@@ -39,7 +39,7 @@ def run(values: flags.FlagValues) -> None:
     """Runs the experiment; imports TensorFlow when the config is known to be sound."""
     with lasting():
         resolved = check_request(request(values))
-        from trainer_kit.launcher import launch
+        from trainer_kit.run.launcher import launch
 
         task_class(resolved.config.task)
     launch(

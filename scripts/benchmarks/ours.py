@@ -18,7 +18,7 @@ import trainer_kit as tk
 from scripts.benchmarks import nets, samples
 from scripts.benchmarks.by_hand import Latest
 from scripts.benchmarks.pacer import Pacer
-from trainer_kit.launcher import prepare
+from trainer_kit.run.launcher import prepare
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.report import Report
 

@@ -20,7 +20,7 @@ import trainer_kit as tk
 from scripts.benchmarks import nets, ours, samples
 from scripts.benchmarks.by_hand import Learner
 from scripts.benchmarks.pacer import Pacer
-from trainer_kit.controller import Controller
+from trainer_kit.run.controller import Controller
 
 
 def save_by_hand(pacer: Pacer, folder: str, *, net: str, size: int) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.checkpoints.state.train_state import TrainState
 
 STEPS = 6
 

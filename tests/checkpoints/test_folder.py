@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoints.small_run import SmallRun, flip_bit, names, parts
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints import commit
 from trainer_kit.checkpoints.commit import problem, read_record
 from trainer_kit.checkpoints.folder import (
@@ -25,7 +26,6 @@ from trainer_kit.checkpoints.folder import (
     remove_saved,
     set_aside,
 )
-from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 
 RECORD, DATA, INDEX, ITERATOR, ITERATOR_INDEX = parts(3)[0], *parts(3)[1:3], *parts(3)[3:]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.checkpoints.selection import newest_checkpoint, select_checkpoint
-from trainer_kit.checkpoints.state import training_checkpoint
+from trainer_kit.checkpoints.state.restore import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.selection import newest_checkpoint, select_checkpoint
 from trainer_kit.held_folder import HeldFolder
 
 

@@ -54,7 +54,7 @@ def trainer_kit(here: Path) -> Command:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or copied, only."""
-    from trainer_kit.launcher import launch
+    from trainer_kit.run.launcher import launch
     from trainer_kit.testing import tiny_experiment
 
     folder = tmp_path_factory.mktemp("runs") / "tiny"

@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.cli.main import main
-from trainer_kit.config.base import configclass
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.experiments import register_experiment, register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import ExitCode
-from trainer_kit.experiment import register_experiment, register_task
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from absl import flags
 
 from trainer_kit.cli.config_arguments import add_config_arguments, sources
 from trainer_kit.config.resolve import Sources
-from trainer_kit.flags import parse_flags
-from trainer_kit.flags import sources as train_sources
+from trainer_kit.run.flags import parse_flags
+from trainer_kit.run.flags import sources as train_sources
 
 _TEXTS = [
     "--params_override=a=1", "--config_file=one.yaml", "--gin_params=a.b = 1", "--config_file=two.yaml",

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.written_runs import evaluation, write_ledger
-from trainer_kit.checkpoints.criterion import Criterion
-from trainer_kit.checkpoints.ledger import Ledger
 from trainer_kit.cli import evaluations as ledgers
 from trainer_kit.cli.evaluations import Choice
 from trainer_kit.cli.run_view import Settings, read_settings
 from trainer_kit.errors import UsageError
+from trainer_kit.evals.criterion import Criterion
+from trainer_kit.evals.ledger import Ledger
 
 _RUN = Settings(20, "accuracy", "higher", "best_ckpt")
 _HIGHER, _LOWER = Choice("accuracy", "higher"), Choice("accuracy", "lower")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import problem, read_record
-from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.cli.main import main
-from trainer_kit.launcher import launch
-from trainer_kit.run_lock import RunLock
+from trainer_kit.process.run_lock import RunLock
+from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyConfig, tiny_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.written_runs import write_ledger, write_params, write_process
 from trainer_kit.cli.run_view import Process, Settings, TrainReport, open_run, read_process, read_settings, read_state
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.run_lock import RunLock
+from trainer_kit.process.run_lock import RunLock
 from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer_kit.config.sections import leaves
+from trainer_kit.config.fields import leaves
 from trainer_kit.testing import tiny_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from trainer_kit.cli.pulse import Pulses
 from trainer_kit.cli.tables import plain
 from trainer_kit.cli.watch import Look
 from trainer_kit.errors import StorageError
-from trainer_kit.run_lock import RunLock
+from trainer_kit.process.run_lock import RunLock
 from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 

@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from trainer_kit.config.base import Config, configclass
-from trainer_kit.config.optimization import (
+from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.optimization import (
     ConstantLrConfig,
     LrConfig,
     OptimizationConfig,
     OptimizerConfig,
 )
-from trainer_kit.config.schema import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
-from trainer_kit.experiment import register_experiment
 
 _numbers = itertools.count()
 

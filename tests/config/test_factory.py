@@ -10,13 +10,13 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic import dataclasses as foreign
 
-from trainer_kit.config.base import Config, FieldError, configclass
+from trainer_kit.config.experiments import get_experiment, register_experiment
 from trainer_kit.config.factory import make_config
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.config.schema import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.base import Config, FieldError, configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
-from trainer_kit.experiment import get_experiment, register_experiment
 
 _numbers = itertools.count()
 Factory = Callable[[], Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.rate_end import rate_end_warning
-from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.config.schema.experiment import TrainerConfig
 
 
 def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfig:

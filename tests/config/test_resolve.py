@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.layers import Layer
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.fields import leaves
 from trainer_kit.config.resolve import Sources, describe, resolve
-from trainer_kit.config.sections import leaves
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
-from trainer_kit.experiment import get_experiment
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,14 +155,15 @@ def test_neither_tensorflow_nor_gin_is_imported_to_resolve_without_gin() -> None
     code = (
         "import sys\n"
         "from trainer_kit.config.resolve import Sources, describe, resolve\n"
-        "from trainer_kit.config import drift, serialize, sources\n"
-        "from trainer_kit.config.schema import ExperimentConfig\n"
-        "from trainer_kit.experiment import register_experiment\n"
+        "from trainer_kit.config import resume_check, serialize\n"
+        "from trainer_kit.config.sources import gin_source\n"
+        "from trainer_kit.config.schema.experiment import ExperimentConfig\n"
+        "from trainer_kit.config.experiments import register_experiment\n"
         "register_experiment('a')(ExperimentConfig)\n"
         "resolved = resolve('a', Sources(params_overrides=('trainer.train_steps=5',)))\n"
         "text = serialize.to_yaml(resolved.config)\n"
-        "assert drift.check_resume(text, serialize.from_yaml(text, ExperimentConfig()), []) == []\n"
-        "assert sources.operative_gin() == ''\n"
+        "assert resume_check.check_resume(text, serialize.from_yaml(text, ExperimentConfig()), []) == []\n"
+        "assert gin_source.operative_gin() == ''\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(roots & {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy', 'gin', 'absl'}))\n"
         "resolve('a', Sources(gin_params=('TrainerConfig.train_steps = 5',)))\n"

@@ -10,12 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer_kit.config.base import Config, OneOfConfig
-from trainer_kit.config.evaluation import BestCheckpointConfig
-from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import apply
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import (
+from trainer_kit.config.fields import (
     checker,
     fields_of,
     has_sections,
@@ -25,7 +20,12 @@ from trainer_kit.config.sections import (
     section_class,
     sections,
 )
+from trainer_kit.config.merge import apply
+from trainer_kit.config.schema.base import Config, OneOfConfig
+from trainer_kit.config.schema.evaluation import BestCheckpointConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
 
 # The default config is never changed, so one of them serves all examples, which are the same ones in every run.

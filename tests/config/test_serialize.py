@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml, write_params
 from trainer_kit.errors import ConfigError, StorageError
 

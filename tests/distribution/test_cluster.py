@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import configure_cluster, parameter_server_mistakes, read_cluster
 from trainer_kit.errors import ExitCode, UsageError
 

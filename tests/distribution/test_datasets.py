@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.datasets import distribute_dataset, whole_steps, with_threads
 
 EXAMPLES = 11

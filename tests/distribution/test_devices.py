@@ -19,7 +19,7 @@ from trainer_kit.testing.fork_server import Child
 FRESH_PROCESS = """
 import json, os, sys
 import tensorflow as tf
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.devices import configure_devices
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
@@ -74,7 +74,7 @@ print(json.dumps(found))
 
 ARENAS = """
 import ctypes, json, threading
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.devices import configure_devices
 
 def threads_with_memory(count):
@@ -104,7 +104,7 @@ print(json.dumps({"arenas": open("arenas.xml").read().count("<heap nr=")}))
 PARAMETER_SERVER = """
 import json, os, sys
 import tensorflow as tf
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.strategy import create_strategy
 
 tasks = {name: [address] for name, address in zip(("chief", "worker", "ps"), sys.argv[1:])}
@@ -121,7 +121,7 @@ os._exit(0)  # servers in the process of the chief do not end by themselves
 WORKER = """
 import json, sys
 import tensorflow as tf
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import configure_cluster
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.devices import configure_devices

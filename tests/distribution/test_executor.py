@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorflow.python.eager import context
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.executor import executor
 
 

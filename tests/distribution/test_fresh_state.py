@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tf_keras
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.fresh_state import forget_models
 
 

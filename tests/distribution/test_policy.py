@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import Cluster
 from trainer_kit.distribution.policy import Machine, choose_policy, local_devices
 from trainer_kit.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.replicas import local_tensors, run_options
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

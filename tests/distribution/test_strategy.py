@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.devices import configure_devices
 from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.errors import UsageError

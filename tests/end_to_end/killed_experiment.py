@@ -13,13 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 import trainer_kit
-from trainer_kit.controller import Controller
+from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
 from trainer_kit.testing.fork_server import train
 from trainer_kit.testing.tiny import FEATURES, tiny_arrays
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 LOOP, STEPS, INTERVAL = 5, 60, 5
 on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that are to be stopped

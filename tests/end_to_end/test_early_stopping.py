@@ -13,7 +13,7 @@ from tests.end_to_end.killed_experiment import killed_at
 from tests.end_to_end.test_workers import SECONDS, free_hosts
 from tests.end_to_end.test_workers import arguments as workers_arguments
 from tests.end_to_end.workers_experiment import LOOP, worker
-from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.testing import ForkServer, compare_runs
 
 KILLED, WORKERS = "tests.end_to_end.killed_experiment", "tests.end_to_end.workers_experiment"

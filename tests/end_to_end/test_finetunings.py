@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killed_experiment import killed_at, stopped_in_step
-from trainer_kit.run_directory import count_starts
+from trainer_kit.process.run_directory import count_starts
 from trainer_kit.testing import ForkServer, compare_runs
 from trainer_kit.testing.fork_server import Child
 

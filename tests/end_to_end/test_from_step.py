@@ -11,13 +11,13 @@ from typing import Any
 import keras
 import pytest
 
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.folder import archive_later
-from trainer_kit.checkpoints.ledger import active_records
-from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.ledger import active_records
 from trainer_kit.files import read_lines
-from trainer_kit.runner import run_experiment
+from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyTask, compare_runs, tiny_experiment
 
 

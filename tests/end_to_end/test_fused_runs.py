@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.base import configclass
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.experiment import register_task
-from trainer_kit.launcher import launch
+from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 
 @configclass

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.stopped_experiment import stopped_at
-from trainer_kit.checkpoints.names import complete_checkpoints
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.testing import Ended, ForkServer, compare_runs
 
 EXPERIMENT = "tests.end_to_end.stopped_experiment"

@@ -14,8 +14,8 @@ import pytest
 
 from tests.end_to_end.killed_experiment import INTERVAL, STEPS, held_in_evaluation, killed_at
 from tests.telemetry.test_tensorboard import read_curves
-from trainer_kit.experiment import get_experiment
-from trainer_kit.launcher import launch
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.run.launcher import launch
 from trainer_kit.testing import ForkServer
 from trainer_kit.testing.fork_server import Child
 

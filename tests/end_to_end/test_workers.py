@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.workers_experiment import LOOP, STEPS, hit_worker, watched_worker, worker
-from trainer_kit.run_lock import RunLock
+from trainer_kit.process.run_lock import RunLock
 from trainer_kit.testing import Ended, ForkServer, compare_runs
 
 EXPERIMENT = "tests.end_to_end.workers_experiment"

@@ -16,7 +16,7 @@ import tensorflow as tf
 import trainer_kit
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.fork_server import train
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 LOOP, STEPS = 40, 120
 on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that something happens to

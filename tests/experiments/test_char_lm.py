@@ -18,9 +18,9 @@ from experiments.char_lm.model import build_transformer
 from experiments.char_lm.task import CharLmTask, bits, shifted
 from experiments.char_lm.text import VOCABULARY, is_held_out, library, read_text, source_files, windows
 from trainer_kit import DataError
+from trainer_kit.config.experiments import task_class
 from trainer_kit.errors import ConfigError
-from trainer_kit.experiment import task_class
-from trainer_kit.launcher import launch
+from trainer_kit.run.launcher import launch
 
 SMALL = CharLmModelConfig(context=12, layers=2, width=16, heads=2)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.config.overrides import Resolved
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.merge import Resolved
+from trainer_kit.config.modes import MODES
 from trainer_kit.config.resolve import Sources, describe, resolve
-from trainer_kit.discovery import find_experiment
-from trainer_kit.experiment import get_experiment
-from trainer_kit.modes import MODES
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.name != "kubernetes_job.yaml")
@@ -120,7 +120,7 @@ def test_no_config_needs_tensorflow() -> None:
     code = f"""
 import sys
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.discovery import find_experiment
+from trainer_kit.config.discovery import find_experiment
 for name in {EXPERIMENTS}:
     find_experiment(name)
     resolve(name, Sources(config_files=(f"configs/{{name}}.yaml",), gin_files=(f"configs/{{name}}.gin",)))

@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 import trainer_kit
 from experiments.digits import DigitsConfig, digits
 from experiments.digits.task import DigitsTask, split_digits
-from trainer_kit.experiment import task_class
-from trainer_kit.launcher import launch
+from trainer_kit.config.experiments import task_class
+from trainer_kit.run.launcher import launch
 
 
 def test_the_parts_hold_every_image_once() -> None:

@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 import trainer_kit
 from experiments.digits_mlp import DigitsMlpConfig, digits_mlp
 from experiments.digits_mlp.task import DigitsMlpTask, split_digits
-from trainer_kit.experiment import task_class
-from trainer_kit.launcher import launch
+from trainer_kit.config.experiments import task_class
+from trainer_kit.run.launcher import launch
 
 
 def test_the_parts_hold_every_image_once() -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.arrays import ArraySource
 

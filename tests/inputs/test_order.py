@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.order import Order, replicas_here
 

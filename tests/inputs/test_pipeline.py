@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
 from trainer_kit.inputs.transformations import kind_of, transformations
 

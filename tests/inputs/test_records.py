@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.records import TFRecordSource, damage_in

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.build import create_trainer
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import Source, made_inputs, positioned
+from trainer_kit.run.build import create_trainer
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 
 def test_arrays_are_a_source_and_a_dataset_is_none() -> None:

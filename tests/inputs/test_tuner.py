@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.inputs.tuner import without_idle_tuner
 

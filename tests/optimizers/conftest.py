@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
 
 ConfigMaker = Callable[..., OptimizationConfig]
 StrategyMaker = Callable[[int], Any]

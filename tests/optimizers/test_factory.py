@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.optimization import OptimizationConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import Clipping, apply_gradients

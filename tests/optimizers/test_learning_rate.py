@@ -12,7 +12,7 @@ import tf_keras
 from official.modeling.optimization import ExponentialMovingAverage, OptimizerFactory
 from official.modeling.optimization import OptimizationConfig as GardenConfig
 
-from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.learning_rate import (

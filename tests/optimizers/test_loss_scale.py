@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.config.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer

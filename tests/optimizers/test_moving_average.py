@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.config.optimization import EMAConfig
+from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, exchange
 

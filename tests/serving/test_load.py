@@ -17,12 +17,12 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
-from tests.checkpoints.test_keras_structure import MODELS, POINTS, _functional, _scramble, _sequential
-from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.config.base import configclass
-from trainer_kit.config.schema import DataConfig
+from tests.checkpoints.state.test_keras_structure import MODELS, POINTS, _functional, _scramble, _sequential
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, StorageError, UsageError
-from trainer_kit.launcher import launch
+from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.tiny import CLASSES, FEATURES, tiny_arrays
 
@@ -214,7 +214,7 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
 
 
 def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
-    from trainer_kit.checkpoints.state import training_checkpoint
+    from trainer_kit.checkpoints.state.restore import training_checkpoint
 
     old = _plain_model()
     _scramble(old)

@@ -13,11 +13,11 @@ import pytest
 import tensorflow as tf
 
 from tests.telemetry.test_console import screen
-from trainer_kit.config.base import configclass
-from trainer_kit.config.schema import DataConfig, ExperimentConfig
-from trainer_kit.experiment import register_task
-from trainer_kit.launcher import launch
-from trainer_kit.runner import run_experiment
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+from trainer_kit.run.launcher import launch
+from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.activity_watch import ActivityWatch
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity

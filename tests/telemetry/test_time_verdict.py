@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import fields_of
-from trainer_kit.ending import _to_compile
+from trainer_kit.config.fields import fields_of
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.run.finish import _to_compile
 from trainer_kit.telemetry.time_ledger import TimeAccount
 from trainer_kit.telemetry.time_verdict import RunSettings, verdict
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer_kit.launcher import launch
+from trainer_kit.run.launcher import launch
 from trainer_kit.testing import CLASSES, EXAMPLES, FEATURES, tiny_arrays, tiny_experiment
 
 

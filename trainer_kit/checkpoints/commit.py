@@ -15,7 +15,7 @@ import zlib
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.names import ITERATOR, RECORD, own_files
+from trainer_kit.checkpoint_names import ITERATOR, RECORD, own_files
 
 _CHUNK = 1 << 22  # bytes
 

@@ -15,8 +15,7 @@ import shutil
 from collections.abc import Iterable
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import commit, is_foreign, is_own, problem, read_record
-from trainer_kit.checkpoints.names import (
+from trainer_kit.checkpoint_names import (
     ITERATOR,
     POINTER,
     RECORD,
@@ -28,6 +27,7 @@ from trainer_kit.checkpoints.names import (
     require_step,
     step_of,
 )
+from trainer_kit.checkpoints.commit import commit, is_foreign, is_own, problem, read_record
 from trainer_kit.checkpoints.unfinished import mark, marked, unmark
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.held_folder import check_held, lost_folder, make_folder

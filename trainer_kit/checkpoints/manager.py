@@ -14,7 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
+from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.commit import commit, is_own
+from trainer_kit.checkpoints.flush_order import WrittenAfter
 from trainer_kit.checkpoints.folder import (
     DIVERGED,
     archive_later,
@@ -29,10 +31,8 @@ from trainer_kit.checkpoints.folder import (
     remove_unfinished,
     set_aside,
 )
-from trainer_kit.checkpoints.names import RECORD, complete_checkpoints, step_of
-from trainer_kit.checkpoints.state import end_saver, restore
+from trainer_kit.checkpoints.state.restore import end_saver, restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
-from trainer_kit.checkpoints.write_order import WrittenAfter
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.held_folder import check_held, check_not_made_again
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sources import gin_second_pass
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.gin_source import gin_second_pass
 from trainer_kit.errors import DivergedError, ExitCode
-from trainer_kit.garbage import lasting
-from trainer_kit.soundness import reported_loss
+from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.training.finite_checks import reported_loss
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +29,14 @@ def run(arguments: argparse.Namespace) -> int:
     with _told("config: every value is known and valid"):
         config = resolve_arguments(arguments).config
     with _told("task: its module can be imported, and gin knows every name that is bound"):
-        from trainer_kit.experiment import task_class
+        from trainer_kit.config.experiments import task_class
 
         with lasting():
             task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
     with _told("machine: devices, strategy, and batches that divide"):
         with lasting():
-            from trainer_kit.launcher import prepare
+            from trainer_kit.run.launcher import prepare
         strategy = prepare(config)
     with strategy.scope(), tempfile.TemporaryDirectory() as folder:
         _check_run(config, task_type, folder)
@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     import tensorflow as tf
 
-    from trainer_kit import build
-    from trainer_kit.checkpoints.state import restore
-    from trainer_kit.run_directory import RunDirectory
+    from trainer_kit.checkpoints.state.restore import restore
+    from trainer_kit.process.run_directory import RunDirectory
+    from trainer_kit.run import build
 
     with _told("model, optimizer and metrics can be built"):
         exporter = build.create_exporter(config, RunDirectory(folder, config.trainer))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from trainer_kit import discovery
-from trainer_kit.config.overrides import Resolved
+from trainer_kit.config import discovery
+from trainer_kit.config.merge import Resolved
 from trainer_kit.config.resolve import Sources, resolve
 
 _REPEATED = {

@@ -208,7 +208,7 @@ def _inexact(folder: Path) -> list[str]:
 def _verdict(
     arguments: argparse.Namespace, whole: Path, killed: Path, kills: int, starts: list[int], warned: bool
 ) -> int:
-    from trainer_kit.testing.comparison import compare_runs, first_different_step
+    from trainer_kit.evals.run_comparison import compare_runs, first_different_step
 
     differences = compare_runs(whole, killed)
     if differences:

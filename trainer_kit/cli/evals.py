@@ -13,7 +13,7 @@ from trainer_kit.cli.evaluations import Choice, Evaluation
 from trainer_kit.cli.run_view import open_run, read_settings
 from trainer_kit.cli.tables import Table, number, show
 from trainer_kit.errors import ExitCode
-from trainer_kit.scalars import to_json_number
+from trainer_kit.telemetry.scalars import to_json_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

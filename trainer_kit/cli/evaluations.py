@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.checkpoints.best_info import INFO, read_info
-from trainer_kit.checkpoints.criterion import Criterion, Scored
-from trainer_kit.checkpoints.ledger import REWIND, active_records, read_records
-from trainer_kit.checkpoints.names import owner
+from trainer_kit.checkpoint_names import owner
 from trainer_kit.cli.run_view import Settings, listed, readable
-from trainer_kit.config.schema import BEST_CHECKPOINTS
+from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.scalars import as_scalar, flat_scalars
+from trainer_kit.evals.best_info import INFO, read_info
+from trainer_kit.evals.criterion import Criterion, Scored
+from trainer_kit.evals.ledger import REWIND, active_records, read_records
+from trainer_kit.telemetry.scalars import as_scalar, flat_scalars
 
 VALIDATION, EVAL = "validation", "eval"  # the ledgers of training runs and of mode eval; every other is a sidecar's
 

@@ -9,9 +9,9 @@ import argparse
 import inspect
 import sys
 
-from trainer_kit import discovery
+from trainer_kit.config import discovery
+from trainer_kit.config.experiments import experiments
 from trainer_kit.errors import ExitCode
-from trainer_kit.experiment import experiments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

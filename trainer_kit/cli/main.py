@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from trainer_kit import __version__
 from trainer_kit.cli import best, check, doctor, evals, list_experiments, show, watch
 from trainer_kit.cli.stops import Stops
-from trainer_kit.deferred_imports import defer_imports
-from trainer_kit.error_report import print_error, print_line
 from trainer_kit.errors import EXIT_CODES, ExitCode
-from trainer_kit.startup import exit_code
+from trainer_kit.process.deferred_imports import defer_imports
+from trainer_kit.process.error_report import print_error, print_line
+from trainer_kit.process.startup import exit_code
 
 VERBS = {
     "list": list_experiments,

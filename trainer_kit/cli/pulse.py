@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer_kit.cli.run_view import Process
-from trainer_kit.run_lock import runs
+from trainer_kit.process.run_lock import runs
 
 State = Literal["alive", "silent", "gone", "ended"]
 SILENT_AFTER = 20.0  # seconds: four beats

@@ -13,18 +13,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.checkpoints.best_folder import BestFolder
-from trainer_kit.checkpoints.best_info import read_info
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.checkpoints.criterion import Criterion
-from trainer_kit.checkpoints.kept_weights import KeptWeights
-from trainer_kit.checkpoints.ledger import active_records, read_records
 from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
 from trainer_kit.cli.run_view import Settings, readable
 from trainer_kit.errors import UsageError
-from trainer_kit.garbage import lasting
-from trainer_kit.lease import Lease
-from trainer_kit.run_lock import RunLock
+from trainer_kit.evals.best_folder import BestFolder
+from trainer_kit.evals.best_info import read_info
+from trainer_kit.evals.criterion import Criterion
+from trainer_kit.evals.kept_weights import KeptWeights
+from trainer_kit.evals.ledger import active_records, read_records
+from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.process.lease import Lease
+from trainer_kit.process.run_lock import RunLock
 from trainer_kit.serving.recorded_run import recorded_config, recorded_experiment
 
 _LOG = logging.getLogger(__name__)
@@ -139,11 +139,11 @@ def _export(
     config = recorded_config(folder, import_modules)
 
     with lasting():
-        from trainer_kit import build
-        from trainer_kit.experiment import task_class
-        from trainer_kit.launcher import prepare
-        from trainer_kit.reconciliation import put_back_lost
-        from trainer_kit.run_directory import RunDirectory
+        from trainer_kit.config.experiments import task_class
+        from trainer_kit.evals.best_repair import put_back_lost
+        from trainer_kit.process.run_directory import RunDirectory
+        from trainer_kit.run import build
+        from trainer_kit.run.launcher import prepare
 
     strategy = prepare(config)
     with strategy.scope():

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.criterion import Criterion
-from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.config import yaml_loader
-from trainer_kit.config.evaluation import BestCheckpointConfig
-from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.evaluation import BestCheckpointConfig
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError, suggestion
-from trainer_kit.run_lock import HEARTBEAT, LOCK
+from trainer_kit.evals.criterion import Criterion
+from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 from trainer_kit.telemetry.history import newest_report
 
 LEASE = ".lease.json"

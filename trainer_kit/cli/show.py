@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
+from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.resolve import describe
 from trainer_kit.errors import ExitCode
-from trainer_kit.experiment import get_experiment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

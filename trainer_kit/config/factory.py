@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from trainer_kit.config.base import FieldError
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.experiments import experiments, get_experiment
+from trainer_kit.config.schema.base import FieldError
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError
-from trainer_kit.experiment import experiments, get_experiment
 
 
 def make_config(name: str) -> ExperimentConfig:

@@ -6,11 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainer_kit.config import base
-from trainer_kit.config.base import ONE, SEVERAL, Config, FieldError, Part
-from trainer_kit.config.layers import join
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import (
+from trainer_kit.config.fields import (
     fields_advice,
     fields_of,
     leaves,
@@ -19,9 +15,13 @@ from trainer_kit.config.sections import (
     section_class,
     sections,
 )
-from trainer_kit.config.wording import NO_SUCH_KEY, describe, hint, missing_key_advice, show
+from trainer_kit.config.messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
+from trainer_kit.config.schema import base
+from trainer_kit.config.schema.base import ONE, SEVERAL, Config, FieldError, Part
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.layer import join
 from trainer_kit.errors import Mistake
-from trainer_kit.user_frames import own_frames
+from trainer_kit.errors.user_frames import own_frames
 
 
 def mistakes_of(config_class: type[Config], parts: Sequence[Part]) -> list[Mistake]:

@@ -6,13 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer_kit.config.experiments import get_experiment
 from trainer_kit.config.factory import make_config
-from trainer_kit.config.overrides import DEFAULT, Resolved, apply
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.config.sections import leaves
-from trainer_kit.config.sources import FirstPass, Layer, gin_first_pass, read_config_file, read_params_override
+from trainer_kit.config.fields import leaves
+from trainer_kit.config.merge import DEFAULT, Resolved, apply
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.gin_source import (
+    FirstPass,
+    Layer,
+    gin_first_pass,
+    read_config_file,
+    read_params_override,
+)
 from trainer_kit.errors import ConfigError, Mistake, UsageError
-from trainer_kit.experiment import get_experiment
 
 
 @dataclass(frozen=True)

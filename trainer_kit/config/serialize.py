@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from trainer_kit import files
-from trainer_kit.config import yaml_loader
-from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import apply
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.merge import apply
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, Mistake
 
 

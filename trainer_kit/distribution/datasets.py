@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 
 
 def distribute_dataset(

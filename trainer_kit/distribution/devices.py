@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
 _LOG = logging.getLogger(__name__)

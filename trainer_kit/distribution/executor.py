@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow.python.eager import context
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 
 
 def executor(runtime: RuntimeConfig) -> AbstractContextManager[Any]:

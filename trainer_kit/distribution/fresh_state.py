@@ -6,7 +6,7 @@ import sys
 
 import keras
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 

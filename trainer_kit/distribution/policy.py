@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer_kit.config.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
+from trainer_kit.config.schema.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
 from trainer_kit.distribution.cluster import Cluster
 from trainer_kit.errors import ConfigError, Mistake
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import keras
 
-from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.deferred_imports import when_imported
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.process.deferred_imports import when_imported
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 
 
 def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import keras
 
-from trainer_kit.deferred_imports import when_imported
 from trainer_kit.errors import ConfigError, Mistake
+from trainer_kit.process.deferred_imports import when_imported
 
 SEEDS = 2**32  # NumPy takes no larger one
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
-from trainer_kit.config.runtime import RuntimeConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import Cluster, read_cluster
 from trainer_kit.distribution.devices import NOT_AT_IMPORT
-from trainer_kit.distribution.meeting import wait_for_workers
 from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices
+from trainer_kit.distribution.rendezvous import wait_for_workers
 from trainer_kit.errors import ConfigError, Mistake
-from trainer_kit.watchdog import Watchdog
+from trainer_kit.process.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.user_code import converted
+from trainer_kit.inputs.autograph import converted
 
 
 class BatchFunction:

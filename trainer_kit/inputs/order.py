@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.example_seeds import epoch_key, example_seeds
 

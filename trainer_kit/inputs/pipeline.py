@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError, suggestion
 
 # The fields of DataConfig that every Source reads, and the one that changes nothing by design.

@@ -10,14 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.schema import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
+from trainer_kit.errors.user_frames import own_frames_in
 from trainer_kit.inputs.batch_function import BatchFunction
 from trainer_kit.inputs.order import Order
 from trainer_kit.inputs.pipeline import finished, options_of, warning_of_unread
 from trainer_kit.inputs.record_files import RecordFiles, matching_files
 from trainer_kit.inputs.transformations import line_of_failed_op
-from trainer_kit.user_frames import own_frames_in
 
 _LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")

@@ -27,8 +27,8 @@ from tensorflow.python.data.ops.options import ExternalStatePolicy
 from tensorflow.python.framework import op_def_registry
 
 from trainer_kit.inputs.batch_function import label_of
+from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 from trainer_kit.inputs.transformations import kind_named, kind_of, transformations
-from trainer_kit.unsaved_state import nodes, unsaved_state
 
 Method = Literal["iterator", "skip", "inexact"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.inputs.feed import Feed
+from trainer_kit.inputs.dataset_iterator import Feed
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method, source_resumption
 from trainer_kit.inputs.saved_iterator import holds_failed_read

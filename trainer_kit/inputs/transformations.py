@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.user_frames import Frame, own_frames
+from trainer_kit.errors.user_frames import Frame, own_frames
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 # With endless inputs their output has no end either, though TensorFlow calls the length of some of them unknown.

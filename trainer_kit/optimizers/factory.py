@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
-from trainer_kit.config.optimization import OptimizationConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.learning_rate import create_learning_rate

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer_kit.config.optimization import AdamWeightDecayConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import AdamWeightDecayConfig, OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.weight_decay import variable_path
 

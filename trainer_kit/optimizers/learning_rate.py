@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import CosineDecay, ExponentialDecay, PiecewiseConstantDecay, PolynomialDecay
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
-from trainer_kit.config.optimization import LrConfig, OptimizationConfig, WarmupConfig
+from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig, WarmupConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
     PowerAndLinearDecay,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.optimization import EMAConfig
+from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.weight_decay import variable_path
 

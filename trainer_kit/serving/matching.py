@@ -16,9 +16,9 @@ import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
-from trainer_kit.checkpoints.checkpoint_graph import ROOT, CheckpointGraph
-from trainer_kit.checkpoints.variables import canonical_paths, model_variables
-from trainer_kit.config.optimization import EMAConfig
+from trainer_kit.checkpoints.state.checkpoint_graph import ROOT, CheckpointGraph
+from trainer_kit.checkpoints.state.variables import canonical_paths, model_variables
+from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.optimizers.moving_average import averaged_variables, unique_names
 from trainer_kit.optimizers.weight_decay import variable_path

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_kit import discovery, files
-from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit import files
+from trainer_kit.config import discovery
+from trainer_kit.config.experiments import experiments, get_experiment
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.experiment import experiments, get_experiment
 
 _FLAG = "--import_module"
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.checkpoints.best_info import INFO, read_info
-from trainer_kit.checkpoints.names import complete_checkpoints
-from trainer_kit.checkpoints.selection import checkpoint_of_folder, newest_checkpoint
-from trainer_kit.config.schema import BEST_CHECKPOINTS, TrainerConfig
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS, TrainerConfig
 from trainer_kit.errors import UsageError, near_names, suggestion
-from trainer_kit.run_directory import RunDirectory
+from trainer_kit.evals.best_info import INFO, read_info
+from trainer_kit.evals.selection import checkpoint_of_folder, newest_checkpoint
+from trainer_kit.process.run_directory import RunDirectory
 
 _BEST = "best:"
 

@@ -29,8 +29,8 @@ from typing import IO, Any
 from trainer_kit import files
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.held_folder import make_folder
-from trainer_kit.scalars import flat_scalars, from_json_number, to_json_number
 from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
 
 _LOG = logging.getLogger(__name__)
 RESUME = "resume"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from trainer_kit.scalars import flat_scalars
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity, Report
+from trainer_kit.telemetry.scalars import flat_scalars
 
 
 def report_lines(report: Report) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.profile_window import NO_WINDOW, ProfileSteps, ProfileWindow, profile_steps
+from trainer_kit.telemetry.profile_window import NO_WINDOW, ProfileSteps, ProfileWindow, profile_steps
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True
 
 def _check(trainer: Any, steps: ProfileSteps) -> None:
     if not hasattr(trainer, "parts"):
-        what = "a ready-made trainer that is no trainer_kit.trainer.Trainer"
+        what = "a ready-made trainer that is no trainer_kit.training.trainer.Trainer"
     elif isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
         what = "asynchronous training"
     else:

@@ -26,8 +26,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.held_folder import check_held
-from trainer_kit.scalars import as_scalar
 from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
 _SCALARS = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))

@@ -9,25 +9,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "CLASSES": "tiny",
-    "EXAMPLES": "tiny",
-    "FEATURES": "tiny",
-    "TinyConfig": "tiny",
-    "TinyTask": "tiny",
-    "tiny_arrays": "tiny",
-    "tiny_experiment": "tiny",
-    "WRITE_POINTS": "faults",
-    "record_points": "faults",
-    "stop_at": "faults",
-    "Ended": "fork_server",
-    "ForkServer": "fork_server",
-    "compare_runs": "comparison",
+    "CLASSES": "testing.tiny",
+    "EXAMPLES": "testing.tiny",
+    "FEATURES": "testing.tiny",
+    "TinyConfig": "testing.tiny",
+    "TinyTask": "testing.tiny",
+    "tiny_arrays": "testing.tiny",
+    "tiny_experiment": "testing.tiny",
+    "WRITE_POINTS": "testing.faults",
+    "record_points": "testing.faults",
+    "stop_at": "testing.faults",
+    "Ended": "testing.fork_server",
+    "ForkServer": "testing.fork_server",
+    "compare_runs": "evals.run_comparison",
 }
 
 __all__ = list(_HOME)
 
 if TYPE_CHECKING:
-    from trainer_kit.testing.comparison import compare_runs as compare_runs
+    from trainer_kit.evals.run_comparison import compare_runs as compare_runs
     from trainer_kit.testing.faults import WRITE_POINTS as WRITE_POINTS
     from trainer_kit.testing.faults import record_points as record_points
     from trainer_kit.testing.faults import stop_at as stop_at
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'trainer_kit.testing' has no attribute {name!r}; it has: {', '.join(_HOME)}")
-    return getattr(importlib.import_module(f"trainer_kit.testing.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"trainer_kit.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from trainer_kit.deferred_imports import defer_imports
-from trainer_kit.garbage import lasting
+from trainer_kit.process.deferred_imports import defer_imports
+from trainer_kit.process.gc_freeze import lasting
 
 defer_imports()
 with lasting():
-    for _module in ("tensorflow", "keras", "trainer_kit.launcher", "trainer_kit.train", "trainer_kit.testing.tiny"):
+    for _module in ("tensorflow", "keras", "trainer_kit.run.launcher", "trainer_kit.train", "trainer_kit.testing.tiny"):
         importlib.import_module(_module)

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.config.base import configclass
-from trainer_kit.config.schema import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
-from trainer_kit.experiment import register_task
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.inputs.arrays import ArraySource
-from trainer_kit.tasks.base import Task
+from trainer_kit.training.task import Task
 
 FEATURES, CLASSES, EXAMPLES = 8, 3, 103
 

@@ -19,9 +19,9 @@ import tf_keras
 from official.core import actions as theirs
 from official.core import base_task, base_trainer, config_definitions
 
-from trainer_kit.build import create_trainer
 from trainer_kit.compat.model_garden import actions
 from trainer_kit.errors import UsageError
+from trainer_kit.run.build import create_trainer
 from trainer_kit.testing.tiny import TinyTask, tiny_experiment
 
 EMA = {"average_decay": 0.5, "trainable_weights_only": True}

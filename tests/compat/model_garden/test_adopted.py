@@ -14,12 +14,12 @@ from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
 from tests.compat.model_garden.garden_task import small_config
-from trainer_kit import runner
-from trainer_kit.checkpoints.step_state import saved_section
+from trainer_kit.checkpoints.state.step_state import saved_section
 from trainer_kit.compat.model_garden.adopted import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.runner import run_experiment
 from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.run import runner
 
 
 class Counting(base_trainer.Trainer):  # type: ignore[misc]

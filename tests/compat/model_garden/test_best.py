@@ -15,12 +15,12 @@ import tensorflow as tf
 from official.core import train_utils
 
 from trainer_kit import files
-from trainer_kit.build import create_trainer
-from trainer_kit.checkpoints.best_info import read_info
-from trainer_kit.checkpoints.bests import BestCheckpoints
 from trainer_kit.compat.model_garden.best import BestCheckpointExporter, maybe_create_best_ckpt_exporter, numbers
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.runner import run_experiment
+from trainer_kit.evals.best_info import read_info
+from trainer_kit.evals.several_best import BestCheckpoints
+from trainer_kit.run.build import create_trainer
+from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing.tiny import TinyTask, tiny_experiment
 
 NAN = math.nan

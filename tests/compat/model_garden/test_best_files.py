@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 from official.core import train_utils
 
-from trainer_kit.checkpoints.best_info import read_info
-from trainer_kit.checkpoints.kept_weights import info_of
 from trainer_kit.compat.model_garden.best_files import GardenBestFolder, in_their_form, nested
+from trainer_kit.evals.best_info import read_info
+from trainer_kit.evals.kept_weights import info_of
 
 METRICS = {"val": {"accuracy": 0.5}, "loss": 1.0}
 

@@ -15,13 +15,13 @@ from trainer_kit.compat.model_garden.config import convert, sections
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.tasks import create_task
 from trainer_kit.compat.model_garden.trainer import Trainer
-from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import apply
-from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.config.experiments import task_class, trainer_class
+from trainer_kit.config.merge import apply
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
-from trainer_kit.experiment import task_class, trainer_class
 
 OPTIMIZERS = [
     *("sgd", "sgd_experimental", "adam", "adam_experimental", "adamw", "adamw_experimental", "lamb", "rmsprop"),

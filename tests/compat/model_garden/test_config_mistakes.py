@@ -16,11 +16,11 @@ from trainer_kit.compat.model_garden import mirror
 from trainer_kit.compat.model_garden.config import broken_rules, convert
 from trainer_kit.compat.model_garden.experiments import PREFIX
 from trainer_kit.compat.model_garden.mirror import original
-from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import apply
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.merge import apply
 from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.discovery import find_experiment
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
 
 RESNET, BERT = "resnet_imagenet", "bert/pretraining"

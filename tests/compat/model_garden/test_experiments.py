@@ -14,13 +14,13 @@ from official.core.config_definitions import ExperimentConfig as TheirExperiment
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX, find
 from trainer_kit.compat.model_garden.mirror import mirror, original
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.experiments import experiments, get_experiment
+from trainer_kit.config.experiments import task_class as task_class_of
 from trainer_kit.config.resolve import Sources, describe, resolve
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
-from trainer_kit.discovery import find_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.experiment import experiments, get_experiment
-from trainer_kit.experiment import task_class as task_class_of
 
 ROOT = Path(__file__).parents[3]
 OF_TESTS = "tests_of_trainer_kit"

@@ -17,10 +17,10 @@ from official.modeling.optimization import OptimizationConfig
 
 from trainer_kit.compat.model_garden import mirror as module
 from trainer_kit.compat.model_garden.mirror import mirror, original
-from trainer_kit.config.base import Config, configclass
-from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import apply
-from trainer_kit.config.schema import TrainerConfig
+from trainer_kit.config.merge import apply
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
 
 

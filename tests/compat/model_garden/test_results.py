@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from official.core import train_utils
 
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.names import complete_checkpoints
 from trainer_kit.compat.model_garden.results import (
     read_global_step_from_checkpoint,
     remove_ckpts,

@@ -28,12 +28,12 @@ from tests.compat.model_garden.garden_task import (
     small_config,
     small_trainer,
 )
-from trainer_kit import build
-from trainer_kit.checkpoints.state import saved_shapes
+from trainer_kit.checkpoints.state.restore import saved_shapes
 from trainer_kit.compat.model_garden.adopted import AdoptedTrainer
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
-from trainer_kit.experiment import task_class, trainer_class
+from trainer_kit.config.experiments import task_class, trainer_class
+from trainer_kit.run import build
 
 AVERAGING: dict[str, Any] = {
     "optimizer": {"type": "adam"},

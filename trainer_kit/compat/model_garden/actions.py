@@ -12,7 +12,7 @@ from trainer_kit.compat.model_garden.average_actions import EMACheckpointing, is
 from trainer_kit.compat.model_garden.gin_names import configurable
 from trainer_kit.compat.model_garden.recovery_actions import RecoveryAction, RecoveryCondition
 from trainer_kit.errors import UsageError
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 __all__ = [
     "EMACheckpointing",

@@ -14,18 +14,18 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.checkpoints.names import ITERATOR
-from trainer_kit.checkpoints.train_state import TrainState
+from trainer_kit.checkpoint_names import ITERATOR
+from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
 from trainer_kit.compat.model_garden.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.optimizers import make_whole
 from trainer_kit.distribution.datasets import has_plain_iterator
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.feed import endless, is_endless
+from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
-from trainer_kit.stopping import Stopping
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.stopping import Stopping
+from trainer_kit.training.trainer import Trainer
 
 _NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
 _KNOWN = ("global_step", "model", "optimizer", "save_counter")

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.metrics import to_numpy
 from trainer_kit.optimizers.moving_average import exchange
+from trainer_kit.training.metrics import to_numpy
 
 FOLDER, NAME = "ema_checkpoints", "average_weights"
 _AVERAGING = "official.modeling.optimization.ema_optimizer"

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.best import BestCheckpoint
-from trainer_kit.checkpoints.best_info import GARDEN_STEP, INFO
 from trainer_kit.compat.model_garden.best_files import GardenBestFolder, nested
 from trainer_kit.errors import ConfigError, Mistake, StorageError, UsageError, suggestion
-from trainer_kit.metrics import to_numpy
-from trainer_kit.scalars import flat_scalars
+from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best_info import GARDEN_STEP, INFO
+from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
 _OPTION = "trainer.best_checkpoint_metric_comp"

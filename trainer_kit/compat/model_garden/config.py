@@ -12,11 +12,11 @@ from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
 from trainer_kit.compat.model_garden.mirror import mirror, original, told_under
-from trainer_kit.config.base import Config, configclass
-from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.config.schema import ExperimentConfig, TrainerConfig
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
-from trainer_kit.experiment import register_task
 
 _DOOR = "trainer_kit.compat.model_garden"
 _TASK, _TRAINER = f"{_DOOR}.tasks:create_task", f"{_DOOR}.trainer:Trainer"

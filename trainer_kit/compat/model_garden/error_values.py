@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_kit import errors
 from trainer_kit.errors import Mistake
-from trainer_kit.user_frames import is_users_file
+from trainer_kit.errors.user_frames import is_users_file
 
 # What configs are full of, and errors about other things name too.
 _EVERYWHERE = {"float32", "float16", "bfloat16", "channels_last", "channels_first", "relu"}
@@ -31,7 +31,7 @@ def is_of_a_user(error: BaseException) -> bool:
     """Returns whether it is out of a user's code, or of what that called of Python, TensorFlow or Keras."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     inside_graph = re.findall(r'File "([^"]+)", line', str(error))  # AutoGraph raises it anew, and names the places
-    ours = os.path.dirname(errors.__file__)
+    ours = os.path.dirname(os.path.dirname(errors.__file__))
     for place in reversed([*frames, *inside_graph]):
         if place.startswith(ours) or "/official/" in place:
             return False

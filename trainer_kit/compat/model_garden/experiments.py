@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from trainer_kit.config.experiments import experiments
 from trainer_kit.errors import UsageError
-from trainer_kit.experiment import experiments
 
 PREFIX = "tfm/"
 _VISION = ("official.vision",)

@@ -6,7 +6,7 @@ import logging
 import os
 
 from trainer_kit.compat.model_garden.text_files import write_text
-from trainer_kit.config.sources import operative_gin
+from trainer_kit.config.sources.gin_source import operative_gin
 
 _LOG = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from trainer_kit.compat.model_garden.mirror_types import (
     listed_section,
     optional_section,
 )
-from trainer_kit.config.base import Config, FieldError, OneOfConfig, configclass
-from trainer_kit.config.layers import join
-from trainer_kit.config.sections import fields_of
+from trainer_kit.config.fields import fields_of
+from trainer_kit.config.schema.base import Config, FieldError, OneOfConfig, configclass
+from trainer_kit.config.sources.layer import join
 from trainer_kit.errors import ConfigError, Mistake
 
 _WIDER = {  # what they declare more narrowly than their own files and configs are

@@ -16,7 +16,7 @@ from trainer_kit.compat.model_garden.config import broken_rules
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.refusals import told
 from trainer_kit.compat.model_garden.unset import unset_optimization, unset_values
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 _THEIR_WAYS = [one.create_optimizer.__func__ for one in (base_task.Task, MultiTask)]

@@ -15,13 +15,13 @@ from official.modeling.hyperparams import ParamsDict
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.experiments import registered_names
 from trainer_kit.compat.model_garden.mirror import original
-from trainer_kit.config.layers import Layer
-from trainer_kit.config.overrides import DEFAULT, apply
+from trainer_kit.config.merge import DEFAULT, apply
+from trainer_kit.config.messages import NO_SUCH_KEY
 from trainer_kit.config.serialize import write_params
-from trainer_kit.config.sources import read_config_file, read_params_override
-from trainer_kit.config.wording import NO_SUCH_KEY
+from trainer_kit.config.sources.gin_source import read_config_file, read_params_override
+from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, UsageError, suggestion
-from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
 # What `convert` sets where a config of theirs has nothing of its own.

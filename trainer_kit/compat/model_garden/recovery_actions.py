@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.nested import get_leaf_nested_dict
 from trainer_kit.errors import DivergedError
-from trainer_kit.metrics import to_numpy
+from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
 

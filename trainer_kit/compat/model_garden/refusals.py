@@ -18,7 +18,7 @@ from official.modeling.hyperparams.base_config import Config as TheirConfig
 from trainer_kit.compat.model_garden.error_values import is_of_a_user, one_line, value_in
 from trainer_kit.compat.model_garden.missing_files import missing_files
 from trainer_kit.compat.model_garden.unset import unset_choices, unset_optimization, unset_values
-from trainer_kit.config.layers import is_inside
+from trainer_kit.config.sources.layer import is_inside
 from trainer_kit.errors import ConfigError, DataError, Mistake, TrainerKitError, UsageError
 
 _OPTIMIZER = "trainer.optimizer_config"

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.checkpoints.names import RECORD, UNFINISHED, owner
+from trainer_kit.checkpoint_names import RECORD, UNFINISHED, owner
 from trainer_kit.compat.model_garden.text_files import write_text
 from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.metrics import to_numpy
+from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
 _KEY = "{}/.ATTRIBUTES/VARIABLE_VALUE"

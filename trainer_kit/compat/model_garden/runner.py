@@ -9,16 +9,16 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit import build, runner
-from trainer_kit.checkpoints.selection import INITIAL, newest_checkpoint
 from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.config import convert
 from trainer_kit.compat.model_garden.trainer import Trainer
-from trainer_kit.config.schema import ExperimentConfig
-from trainer_kit.controller import Controller
+from trainer_kit.config.modes import lookup_mode
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.modes import lookup_mode
-from trainer_kit.run_directory import RunDirectory, check_model_dir
+from trainer_kit.evals.selection import INITIAL, newest_checkpoint
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
+from trainer_kit.run import build, runner
+from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.base import FieldError
-from trainer_kit.config.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
+from trainer_kit.config.schema.base import FieldError
+from trainer_kit.config.schema.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
 from trainer_kit.distribution import cluster
 from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.errors import ConfigError, Mistake, suggestion

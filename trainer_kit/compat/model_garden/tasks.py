@@ -16,7 +16,7 @@ from official.core import task_factory
 import trainer_kit.compat.model_garden.trainer  # noqa: F401
 from trainer_kit.compat.model_garden.mirror import original
 from trainer_kit.compat.model_garden.refusals import told
-from trainer_kit.config.base import Config
+from trainer_kit.config.schema.base import Config
 from trainer_kit.files import is_remote
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 from official.core import base_task, base_trainer
 
-from trainer_kit import trainer as engine
 from trainer_kit.compat.model_garden.actions import get_eval_actions, get_train_actions
 from trainer_kit.compat.model_garden.adopted import adopted
 from trainer_kit.compat.model_garden.best import BestCheckpointExporter
@@ -21,8 +20,9 @@ from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer, make_whole
 from trainer_kit.compat.model_garden.refusals import part_of, told
 from trainer_kit.compat.model_garden.trainer_names import TrainerNames, with_numpy
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.datasets import whole_steps
+from trainer_kit.training import trainer as engine
 
 # Model Garden's own classes. They are looked up now: a program may put ours in their place.
 _THEIRS = getattr(base_trainer, "Trainer", None)
@@ -30,7 +30,7 @@ _AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trai
 
 
 class Trainer(TrainerNames, TaskEvaluation, engine.Trainer):
-    """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.trainer.Trainer.
+    """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.training.trainer.Trainer.
 
     `config` is of theirs or of ours; the property `config` has their task section, and the others as ours. Made in the
     scope of a parameter-server strategy it is Model Garden's own Trainer: our loops do not run on other workers yet.

@@ -8,7 +8,7 @@ from typing import Any
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
 
-from trainer_kit.config.base import OneOfConfig
+from trainer_kit.config.schema.base import OneOfConfig
 from trainer_kit.errors import Mistake
 
 # By the path in a task's section: what to give. A part of the path that a task does not have has no say.

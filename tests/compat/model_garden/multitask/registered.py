@@ -21,7 +21,7 @@ from official.modeling.multitask import configs, multitask
 from tests.compat.model_garden.tiny import multi_task
 from trainer_kit.testing import stop_at
 from trainer_kit.testing.fork_server import train
-from trainer_kit.trainer import Trainer
+from trainer_kit.training.trainer import Trainer
 
 BEST = {
     "best_checkpoint_eval_metric": "sum|sum_error",

@@ -15,9 +15,9 @@ from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, bu
 from trainer_kit.compat.model_garden.multitask.task_data import TaskData
 from trainer_kit.compat.model_garden.multitask.task_metrics import TOTAL, TaskMetrics
 from trainer_kit.compat.model_garden.trainer import Trainer
-from trainer_kit.config.runtime import RuntimeConfig
-from trainer_kit.config.schema import TrainerConfig
-from trainer_kit.user_code import converted
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.inputs.autograph import converted
 
 
 class MultiTaskBaseTrainer(Trainer):

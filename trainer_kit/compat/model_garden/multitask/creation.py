@@ -19,8 +19,8 @@ from trainer_kit.compat.model_garden.multitask.interleaving_trainer import Multi
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
 from trainer_kit.compat.model_garden.refusals import sections_of, told
 from trainer_kit.compat.model_garden.tasks import folder
-from trainer_kit.config.base import Config
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion
 
 TRAINERS: dict[str, Any] = {"interleaving": MultiTaskInterleavingTrainer, "joint": MultiTaskBaseTrainer}

@@ -8,11 +8,11 @@ from typing import Any
 
 from trainer_kit.compat.model_garden.multitask.engine_task import part_for
 from trainer_kit.compat.model_garden.refusals import TaskSections
-from trainer_kit.config.evaluation import ValidationSetConfig
+from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.evaluator import Evaluator
-from trainer_kit.inputs.feed import Feed
-from trainer_kit.metrics import MetricSet, task_metrics
+from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.training.evaluator import Evaluator
+from trainer_kit.training.metrics import MetricSet, task_metrics
 
 
 @dataclass(frozen=True)

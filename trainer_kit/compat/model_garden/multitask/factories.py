@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit import build
-from trainer_kit.controller import Controller
+from trainer_kit.run import build
+from trainer_kit.run.controller import Controller
 
 
 def actions_of(

@@ -11,9 +11,9 @@ import tensorflow as tf
 from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBaseTrainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, part_for
 from trainer_kit.distribution.replicas import local_tensors
-from trainer_kit.loops.elements import WaitingClock, no_waits
-from trainer_kit.loops.write_order import writes_after
-from trainer_kit.user_code import converted
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.training.loops.elements import WaitingClock, no_waits
+from trainer_kit.training.loops.write_order import writes_after
 
 
 class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):

@@ -15,7 +15,7 @@ from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
 from trainer_kit.compat.model_garden.refusals import TaskSections, told
 from trainer_kit.compat.model_garden.trainer import create_trainer
-from trainer_kit.config.schema import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
 
 
 class SeparateEvaluation:

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.metrics import MetricSet, task_metrics
-from trainer_kit.soundness import LOSS
+from trainer_kit.training.finite_checks import LOSS
+from trainer_kit.training.metrics import MetricSet, task_metrics
 
 TOTAL = "total_loss"
 

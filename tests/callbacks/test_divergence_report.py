@@ -1,0 +1,161 @@
+"""What the file about a divergence is made of: the command that repeats it, the first bad variable, the gradients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer_kit import apply_gradients, train
+from trainer_kit.callbacks.divergence_report import command, first_not_finite, gradient_norms
+from trainer_kit.run import build
+from trainer_kit.testing import TinyTask, tiny_experiment
+
+OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,trainer.recovery_max_trials=0"
+
+
+def _said(commands: str) -> list[str]:
+    """Runs `commands` in a shell in which python does nothing but tell its arguments, and returns those."""
+    shell = f'python() {{ printf "%s\\n" "$@"; }}; {commands}'
+    return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run's folder, with a space in its path, and two checkpoints, the name of one of which begins the other's."""
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    for name in ("ckpt-10.index", "ckpt-10.data-00000-of-00001", "ckpt-100.index"):
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        "--model_dir {} --max_restarts 3 --from_step 5",
+        "--model_dir={} --max_restarts=3 --from_step=5",
+        "-max_restarts=3 -model_dir {}",
+    ],
+)
+def test_a_run_of_the_command_is_repeated_by_its_own_flags_in_another_folder(
+    folder: Path, dropped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [
+        "--experiment=digits",
+        "--config_file",
+        "my config.yaml",
+        "--params_override=task.name='it is'",
+        "--eval_name",
+        "model_dir",
+    ]
+    monkeypatch.setattr(sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept])
+    again = f"{folder}/diverged/again"
+    own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
+    assert _said(command(str(folder), str(folder / "ckpt-10"), 13)) == ["-m", "trainer_kit.train", *kept, *own]
+    assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
+
+
+@pytest.mark.parametrize("program", ["program.py", "train.py"])
+def test_of_another_program_only_the_checkpoint_is_copied_and_the_rest_is_told(
+    folder: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(folder / program), "--experiment=digits"])
+    commands = command(str(folder), str(folder / "ckpt-10"), 13)
+    again = folder / "diverged" / "again"
+    assert _said(commands) == []
+    assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
+    assert commands.endswith(f"# then run your program again with model_dir={again} and {OVERRIDES}")
+
+
+def test_without_a_checkpoint_the_run_is_repeated_from_its_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [train.__file__, "--experiment=digits"])
+    assert _said(command(str(folder), None, 13))[2:4] == ["--experiment=digits", f"--model_dir={folder}/diverged/again"]
+    assert os.listdir(folder / "diverged" / "again") == []
+
+
+def _module() -> tf.Module:
+    module = tf.Module()
+    module.count, module.first = tf.Variable(7, name="count"), tf.Variable([1.0, 2.0], name="first")
+    module.second = tf.Variable([3.0], name="second", dtype=tf.bfloat16)
+    return module
+
+
+def _keras() -> keras.Model:
+    layers = [keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((2,)), *layers], name="net")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
+@pytest.mark.parametrize(
+    ("make", "places", "names"),
+    [(_keras, (1, 3), ("net/dense/bias", "net/dense_1/kernel")), (_module, (1, 2), ("first:0", "second:0"))],
+)
+def test_the_first_variable_of_which_one_element_is_not_finite_is_named(
+    make: Any, places: tuple[int, int], names: tuple[str, str], bad: float
+) -> None:
+    model = make()
+    assert first_not_finite(model) is None
+    for place, name in ((places[1], names[1]), (places[0], names[0])):
+        values = model.variables[place].numpy().copy()
+        values.flat[-1] = bad
+        model.variables[place].assign(values)
+        assert first_not_finite(model) == name
+
+
+def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None) -> Any:
+    clipped = {"optimizer": {"adam": {"global_clipnorm": 1e-3}}}
+    runtime = {"mixed_precision_dtype": precision}  # the optimizer goes by it, the layers do not
+    config = tiny_experiment().replace(trainer={"optimizer_config": clipped}, runtime=runtime)
+    return build.create_trainer(config, task_type(config.task))
+
+
+@pytest.fixture(params=[False, True])
+def eagerly(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether functions run eagerly already."""
+    tf.config.run_functions_eagerly(request.param)
+    yield request.param
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.mark.parametrize("precision", [None, "float16"])  # whose loss is scaled
+def test_the_norms_are_those_of_one_step_before_clipping_and_leave_no_trace(
+    eagerly: bool, precision: str | None
+) -> None:
+    trainer = _trainer(precision=precision)
+    points, labels = next(iter(trainer.train_dataset))
+    weights = [variable.value for variable in trainer.model.trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = trainer.task.build_losses(labels, trainer.model(points, training=True))
+    expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
+    norms = gradient_norms(trainer)
+    assert list(norms) == ["sequential/dense/kernel", "sequential/dense/bias",
+                           "sequential/dense_1/kernel", "sequential/dense_1/bias"]  # fmt: skip
+    assert list(norms.values()) == pytest.approx(expected, rel=1e-5)
+    assert int(trainer.global_step) == 1
+    assert tf.config.functions_run_eagerly() == eagerly
+    trainer.train(tf.constant(1))  # in graph, where a look at the gradients would fail
+    assert int(trainer.global_step) == 2
+
+
+class _GraphOnly(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        loss = self.build_losses(inputs[1], model(inputs[0], training=True))
+        variables = model.trainable_variables
+        apply_gradients(optimizer, zip(tf.gradients(loss, [v.value for v in variables]), variables, strict=True))
+        return {self.loss: loss}
+
+
+def test_a_step_that_cannot_run_eagerly_has_no_norms_but_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(_GraphOnly)
+    assert gradient_norms(trainer) == {}
+    assert "the norms of the gradients cannot be told: tf.gradients is not supported when eager" in caplog.text
+    trainer.train(tf.constant(1))  # in graph again
+    assert int(trainer.global_step) == 1

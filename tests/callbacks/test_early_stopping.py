@@ -1,0 +1,437 @@
+"""Runs that end before their last step: because evaluations bring nothing more, or because an action says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainer_kit
+from trainer_kit.callbacks.early_stopping import EarlyStopping, Standing, standing
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import ConfigError, TrainerKitError, UsageError
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.files import read_lines
+from trainer_kit.run.launcher import launch
+from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+_NAN = math.nan
+_SCORES: dict[int, float] = {}  # step -> what an evaluation of the scripted task gives
+
+
+class _Stopping:
+    def __float__(self) -> float:
+        raise trainer_kit.StopTraining("enough")
+
+
+@trainer_kit.configclass
+class ScriptedConfig(TinyConfig):
+    """The tiny task with dropout, whose evaluations report group|score."""
+
+    dropout: float = 0.3
+
+
+@trainer_kit.register_task(ScriptedConfig)
+class ScriptedTask(TinyTask):
+    def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
+        return True
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
+        return {"group": {"score": float(_SCORES[int(global_step)])}}
+
+
+def _scripted(scores: Sequence[float], **early: Any) -> ExperimentConfig:
+    """An experiment of 100 steps, evaluated every 10, with these scores."""
+    _SCORES.clear()
+    _SCORES.update({10 * number: score for number, score in enumerate(scores, 1)})
+    config = tiny_experiment(train_steps=100, early_stopping={"metric": "group|score", "patience": 2, **early})
+    return config.replace(task=ScriptedConfig())
+
+
+def _tiny(**early: Any) -> ExperimentConfig:
+    """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much as is wanted."""
+    wanted = {"metric": "validation_loss", "metric_comp": "lower", "min_delta": 100.0, "patience": 2}
+    return tiny_experiment(train_steps=100, early_stopping={**wanted, **early})
+
+
+def _run(folder: Path, config: ExperimentConfig, mode: str = "train_and_eval", **arguments: Any) -> Any:
+    return launch(config, mode, str(folder), **arguments)
+
+
+def _final(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "final.json").read_text())
+    return found
+
+
+def _evaluated(folder: Path, name: str = "validation") -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / f"evals/{name}.jsonl").read_text().splitlines()]
+
+
+def _newest(folder: Path) -> int:
+    return max(complete_checkpoints(str(folder)))
+
+
+def _same_weights(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(one.variables, other.variables, strict=True))
+
+
+def _stop_at(step: int, interval: int) -> Callable[[Any], None]:
+    """An action that ends the run when it has been called for `step`, counting by `interval`."""
+    seen = 0
+
+    def action(logs: Any) -> None:
+        nonlocal seen
+        seen += interval
+        if seen == step:
+            raise trainer_kit.StopTraining(f"enough at {step}")
+
+    return action
+
+
+def _copy(run: Path, tmp_path: Path) -> Path:
+    """A run of a test's own, as far as `run` has come."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run of 60 steps that was never stopped: its folder and its model."""
+    folder = tmp_path_factory.mktemp("straight")
+    model, _ = _run(folder, tiny_experiment(train_steps=60, max_to_keep=6), "train")
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of 100 steps that was stopped early, at step 30: its folder and what its last evaluation reported."""
+    folder = tmp_path_factory.mktemp("stopped")
+    _, logs = _run(folder, _tiny())
+    return folder, logs
+
+
+@pytest.fixture(scope="module")
+def used_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 steps whose last evaluation used up patience."""
+    folder = tmp_path_factory.mktemp("used_up")
+    _run(folder, _tiny().replace(trainer={"train_steps": 30}))
+    return folder
+
+
+# ---- the pure part
+
+_VALUES = st.lists(st.sampled_from([_NAN, math.inf, -math.inf, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0]), max_size=12)
+
+
+def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]:
+    """The places of those that are finite and better by more than delta than all improvements before."""
+    found: list[int] = []
+    for place, value in enumerate(values):
+        if math.isfinite(value) and all(sign * (value - values[other]) > delta for other in found):
+            found.append(place)
+    return found
+
+
+@given(_VALUES, st.sampled_from(["higher", "lower"]), st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 120))
+def test_the_fold_agrees_with_brute_force(values: list[float], comparison: str, delta: float, start: int) -> None:
+    steps = list(range(10, 10 * len(values) + 10, 10))
+    found = standing(zip(steps, values, strict=True), comparison, delta, start)
+    counted = [(step, value) for step, value in zip(steps, values, strict=True) if step >= start]
+    places = _improvements([value for _, value in counted], 1 if comparison == "higher" else -1, delta)
+    last = places[-1] if places else -1
+    assert found.without == len(counted) - 1 - last
+    assert found.last_step == (counted[-1][0] if counted else -1)
+    assert found.best_step == (counted[last][0] if places else -1)
+    assert found.best == counted[last][1] if places else math.isnan(found.best)
+
+
+def test_small_gains_add_up_to_an_improvement() -> None:
+    crept = [(10, 0.5), (20, 0.54), (30, 0.58), (40, 0.62)]
+    assert standing(crept, "higher", min_delta=0.1) == Standing(0.62, 40, 40, 0)
+    assert standing(crept[:3], "higher", min_delta=0.1) == Standing(0.5, 10, 30, 2)
+
+
+def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -> Ledger:
+    ledger = Ledger(folder / "evals/side.jsonl", dataset="eval", config_hash=config_hash)
+    ledger.follow(folder / "evals/validation.jsonl")
+    for step, value in records:
+        ledger.append(step, {"score": value}, 0.1)
+    return ledger
+
+
+def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
+    own = Ledger(folder / "evals/validation.jsonl", dataset="validation", config_hash="own")
+    config = EarlyStoppingConfig(**{"metric": "score", "patience": 2, "eval_name": "side", **options})
+    return EarlyStopping(config, own, str(folder / "evals"), lambda number: number, lambda: 50), own
+
+
+def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    early, _ = _early(tmp_path)
+    assert early.reason(50) == ""  # there is no ledger yet
+    side = _beside(tmp_path, (10, 0.5), (20, 0.4))
+    assert early.reason(50) == ""
+    side.append(30, {"score": 0.3}, 0.1)
+    assert early.reason(20) == ""
+    assert early.reason(50).startswith("score of side has not improved on 0.5 of step 10 in the last 2 evaluations")
+    (action,) = early.actions
+    with pytest.raises(trainer_kit.StopTraining, match="up to step 30"):
+        action({})
+
+
+def test_what_a_sidecar_found_before_it_was_changed_or_the_run_went_back_counts_no_more(tmp_path: Path) -> None:
+    early, own = _early(tmp_path)
+    _beside(tmp_path, (10, 0.5), (20, 0.4), (30, 0.3))
+    assert early.reason(30)
+    own.rewind(20)  # which the sidecar has yet to note
+    assert early.reason(30) == ""
+    _beside(tmp_path, (40, 0.4), (50, 0.3))
+    assert early.reason(50)
+    _beside(tmp_path, (50, 0.1), config_hash="b")
+    assert early.reason(50) == ""
+
+
+def test_a_sidecar_that_does_not_report_the_metric_is_told_of_with_what_it_reports(tmp_path: Path) -> None:
+    early, _ = _early(tmp_path, metric="scor")
+    _beside(tmp_path, (10, 0.5))
+    with pytest.raises(UsageError, match=r"'scor' is nothing that evals/side.jsonl reports .*did you mean score\?"):
+        early.reason(10)
+
+
+def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> None:
+    early, _ = _early(tmp_path, metric="dev|score")
+    side = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="", sets={"hard": "a", "rare": "a"})
+    for step in (10, 20):
+        assert early.reason(step) == ""  # its set may be evaluated next
+        side.append(step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1})
+    with pytest.raises(UsageError, match=r"'dev\|score' is nothing that evals/side.jsonl .*hard\|score"):
+        early.reason(20)
+
+
+# ---- early stopping
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "step"),
+    [
+        ([0.1, 0.3, 0.2, 0.4, 0.3, 0.9], {"metric_comp": "lower", "start_step": 20}, 50),
+        ([0.1, 0.2, 0.3, _NAN, 0.4, 0.9], {"min_delta": 0.15}, 50),
+    ],
+    ids=["lower from a step on", "nan and min_delta"],
+)
+def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
+    tmp_path: Path, scores: list[float], options: dict[str, Any], step: int
+) -> None:
+    _, logs = _run(tmp_path, _scripted(scores, **options))
+    assert _evaluated(tmp_path) == list(range(10, step + 1, 10))
+    assert _newest(tmp_path) == step
+    final = _final(tmp_path)
+    assert (final["step"], final["metrics"]["group"]["score"]) == (step, pytest.approx(logs["group"]["score"]))
+    assert final["stopped"].startswith("group|score has not improved on ")
+
+
+def test_a_run_whose_last_evaluation_uses_up_patience_is_finished_not_stopped(used_up: Path) -> None:
+    assert _final(used_up)["step"] == 30 and "stopped" not in _final(used_up)
+
+
+def test_another_start_has_nothing_to_do_until_patience_is_raised(
+    stopped: tuple[Path, dict[str, Any]],
+    straight: tuple[Path, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run, first = _copy(stopped[0], tmp_path), stopped[1]
+    params = (run / "params.yaml").stat().st_mtime_ns
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _, again = _run(run, _tiny())
+    assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
+    assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to train on" in caplog.text
+    assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
+    assert (run / "params.yaml").stat().st_mtime_ns == params
+    _run(run, _tiny(patience=4))
+    assert (_final(run)["step"], _evaluated(run)) == (50, [10, 20, 30, 40, 50])
+    without = _tiny().replace(trainer={"early_stopping": None, "train_steps": 60})
+    resumed, _ = _run(run, without)
+    assert (_final(run)["step"], "stopped" in _final(run)) == (60, False)
+    assert _same_weights(resumed, straight[1])
+
+
+def test_a_run_that_was_to_end_earlier_ends_at_once_and_is_evaluated_where_it_is(used_up: Path, tmp_path: Path) -> None:
+    run = _copy(used_up, tmp_path)
+    _run(run, _tiny().replace(trainer={"early_stopping": None, "train_steps": 37}), mode="train")
+    _, logs = _run(run, _tiny())
+    assert _evaluated(run) == [10, 20, 30, 37]
+    assert (_final(run)["step"], _newest(run)) == (37, 37)
+    assert _final(run)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
+
+
+def test_of_several_validation_sets_the_one_that_the_metric_is_of_decides(tmp_path: Path) -> None:
+    config = _scripted([0.9, 0.4, 0.8, 0.3, 0.7, 0.2], metric="rare|group|score", patience=2)
+    data = config.task.validation_data
+    config = config.replace(
+        task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": {"rare": {"interval": 20}}}
+    )
+    _run(tmp_path, config)
+    assert _final(tmp_path)["stopped"].startswith("rare|group|score has not improved on 0.4 of step 20")
+    assert _newest(tmp_path) == 60
+    assert sorted(_evaluated(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
+
+
+def _often_and_rare(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
+    """Two validation sets, every 10 and every 40 steps, whose scores never improve."""
+    config = _scripted([0.9] * 12, metric=metric, **early)
+    data = config.task.validation_data
+    sets = {"rare": {"interval": 40}}
+    return config.replace(task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets})
+
+
+def test_a_stop_at_the_evaluation_of_one_set_evaluates_the_others_too(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+    stream = io.StringIO()
+    _, logs = _run(
+        tmp_path,
+        _often_and_rare(patience=1),
+        eval_actions=[lambda logs: seen.append(set(logs))],
+        console=ConsoleWriter(stream),
+    )
+    assert set(logs) == {"often", "rare"} == set(_final(tmp_path)["metrics"])
+    assert _evaluated(tmp_path) == [10, 20, 20]
+    told = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"]
+    assert [line["step"] for line in told] == [10, 20]
+    assert {name.partition("/")[0] for name in told[1]["metrics"]} == {"often", "rare"}
+    assert seen == [{"often"}, {"often"}, {"often", "rare"}]
+    assert re.findall(r"^validation (\w+) \| step 20", stream.getvalue(), re.MULTILINE) == ["often", "rare"]
+
+
+def test_a_run_that_is_told_at_its_start_to_end_evaluates_the_sets_that_were_not_due(tmp_path: Path) -> None:
+    _run(tmp_path, _often_and_rare(patience=9).replace(trainer={"train_steps": 60}), train_actions=[_stop_at(20, 5)])
+    (tmp_path / "final.json").unlink()
+    lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))  # of "rare" at step 20 nothing is on record
+    _run(tmp_path, _often_and_rare(patience=1))
+    assert set(_final(tmp_path)["metrics"]) == {"often", "rare"}
+    assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (20, [10, 20, 20])
+
+
+def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:
+    config = _tiny().replace(runtime={"virtual_cpus": 2})
+    _run(tmp_path, config)
+    assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (30, [10, 20, 30])
+
+
+def test_a_sidecar_of_a_run_that_was_stopped_evaluates_its_last_checkpoint_and_ends(
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    run = _copy(stopped[0], tmp_path)
+    _run(run, _tiny().replace(trainer={"continuous_eval_timeout": 0.2}), mode="continuous_eval")
+    assert _evaluated(run, "continuous_eval") == [10, 20, 30]
+
+
+def test_a_sidecars_evaluations_end_a_run_that_only_trains(tmp_path: Path) -> None:
+    config = _tiny(eval_name="side", metric="score").replace(trainer={"train_steps": 60})
+    ledger, step = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a"), 0
+
+    def evaluate_beside(logs: Any) -> None:
+        nonlocal step
+        step += 5
+        ledger.append(step, {"score": 1.0}, 0.1)
+
+    for _ in range(2):  # the second start has nothing to do
+        assert _run(tmp_path, config, mode="train", train_actions=[evaluate_beside])[1] == {}
+        assert (_final(tmp_path)["step"], _newest(tmp_path), step) == (15, 15, 15)
+
+
+@pytest.mark.parametrize("mode", ["train", "train_and_post_eval"])
+def test_a_mode_that_does_not_evaluate_while_it_trains_is_refused(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"the mode {mode} evaluates nothing while it trains; use train_and_eval"):
+        _run(tmp_path / "run", _tiny(), mode=mode)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_no_evaluation_reports_is_told_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'validation_los' is nothing .* did you mean validation_loss"):
+        _run(tmp_path / "run", _tiny(metric="validation_los"))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"):
+        _run(tmp_path, _scripted([0.5], metric="group|scor"))  # which only a run can tell
+    assert _evaluated(tmp_path) == [10]
+
+
+# ---- actions that stop
+
+
+@pytest.mark.parametrize(("mode", "evaluated"), [("train_and_eval", [10, 15]), ("train_and_post_eval", [15])])
+def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
+    straight: tuple[Path, Any], tmp_path: Path, mode: str, evaluated: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, later = tiny_experiment(train_steps=60), []
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _, logs = _run(tmp_path, config, mode, train_actions=[_stop_at(15, 5), later.append])
+    assert "stopped early at step 15: enough at 15" in caplog.text
+    assert len(later) == 3  # the loop's other actions are called too
+    final = _final(tmp_path)
+    assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
+    assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
+    assert logs and _evaluated(tmp_path) == evaluated
+    resumed, _ = _run(tmp_path, config, mode)
+    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path)) == (60, False)
+    assert _same_weights(resumed, straight[1])
+
+
+def test_an_eval_action_ends_the_run_with_the_evaluation_that_it_was_called_for(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=50, checkpoint_interval=15)
+    _, logs = _run(tmp_path, config, eval_actions=[_stop_at(20, 10)])
+    assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (20, "enough at 20")
+    assert (_evaluated(tmp_path), list(complete_checkpoints(str(tmp_path)))) == ([10, 20], [15, 20])
+    assert logs["validation_loss"] > 0
+
+
+def test_an_action_that_stops_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
+    _run(tmp_path, tiny_experiment(), train_actions=[_stop_at(20, 5)])
+    assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path), _evaluated(tmp_path)) == (20, False, [10, 20])
+
+
+def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=-1)
+    for step in (15, 30):
+        _run(tmp_path, config, "train", train_actions=[_stop_at(15, 5)])
+        assert (_final(tmp_path)["step"], _newest(tmp_path)) == (step, step)
+
+
+def test_a_stop_from_anything_but_an_action_is_an_error_that_says_who_can(tmp_path: Path) -> None:
+    config = _scripted([0.5]).replace(trainer={"early_stopping": None})
+    _SCORES[10] = _Stopping()  # type: ignore[assignment]
+    with pytest.raises(
+        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* only train_actions"
+    ):
+        _run(tmp_path, config)
+
+
+def test_an_action_of_a_sidecar_ends_the_sidecar(straight: tuple[Path, Any], tmp_path: Path) -> None:
+    run = _copy(straight[0], tmp_path)
+    _run(run, tiny_experiment(train_steps=60), "continuous_eval", eval_actions=[_stop_at(20, 10)])
+    assert _evaluated(run, "continuous_eval") == [10, 20]
+
+
+def test_with_orbits_own_controller_an_action_ends_the_run_saved_and_the_config_cannot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match="Controller keeps no ledger"):
+        _run(tmp_path, _tiny(), controller_cls=orbit.Controller)
+    _, logs = _run(tmp_path, tiny_experiment(), controller_cls=orbit.Controller, train_actions=[_stop_at(15, 5)])
+    assert logs == {} and "Controller has no evaluation at the end" in caplog.text
+    assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)

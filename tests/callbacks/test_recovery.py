@@ -1,0 +1,338 @@
+"""Runs that diverge: back to a sound checkpoint, what is changed then, and how it ends when nothing helps."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import DivergedError, PreemptedError
+from trainer_kit.inputs.arrays import ArraySource
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.telemetry.history import active_history
+from trainer_kit.testing import TinyTask, tiny_experiment
+
+NAN = float("nan")
+
+
+class _PoisonedSource:
+    """The tiny task's data with some batches of NaN."""
+
+    def __init__(self, source: ArraySource, bad: tuple[int, ...]) -> None:
+        self._source, self._bad = source, bad
+
+    def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
+        def poison(index: tf.Tensor, batch: Any) -> Any:
+            points, labels = batch
+            return tf.where(tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points), labels
+
+        return self._source.at(position, input_context).enumerate().map(poison)
+
+
+class _Poisoned(TinyTask):
+    """Batches of NaN; `bad` are their indices."""
+
+    bad: tuple[int, ...] = (12,)
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        source = super().build_inputs(params, input_context)
+        return _PoisonedSource(source, self.bad) if params.is_training else source
+
+
+class _NanGradient(TinyTask):
+    """The loss stays finite, its gradient does not, at one step only: the square root at zero."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        zero = 0.0 * tf.reduce_sum(model_outputs)
+        return loss + tf.where(self.due(), tf.sqrt(zero), zero)
+
+    def due(self) -> tf.Tensor:
+        return tf.equal(self.step, 12)
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        self.step = tf.Variable(-1, dtype=tf.int64)
+        return model
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        self.step.assign_add(1)
+        return super().train_step(inputs, model, optimizer, metrics)
+
+
+class _NanWeight(TinyTask):
+    """A weight becomes NaN at one step, behind a relu that hides it from the loss: on CPU max(NaN, 0) is 0."""
+
+    at = 12
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        bias = model.layers[0].bias
+        due = tf.equal(optimizer.iterations, self.at)
+        bias.assign(tf.where(due, NAN * tf.ones_like(bias), bias))
+        return {self.loss: tf.where(tf.math.is_finite(logs[self.loss]), logs[self.loss], 1.0)}
+
+
+def _run(folder: Path, task: type[TinyTask], mode: str = "train_and_eval", **trainer: Any) -> Any:
+    seed_everything(1)
+    config = tiny_experiment(train_steps=30, best_checkpoint_eval_metric="accuracy", **trainer)
+    return run_experiment(None, task(config.task), mode, config, str(folder))
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
+    """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it told."""
+    folder, told, log = tmp_path_factory.mktemp("recovered"), io.StringIO(), logging.getLogger("trainer_kit")
+    handler, level = logging.StreamHandler(told), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        model, logs = _run(folder, _Poisoned, recovery_max_trials=2)
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+    return folder, model, logs, told.getvalue()
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its model."""
+    folder = tmp_path_factory.mktemp("hidden")
+    model, _ = _run(folder, _NanWeight, recovery_max_trials=-1, checkpoint_interval=5)
+    assert list(complete_checkpoints(str(folder))) == [10, 15, 20, 25, 30]
+    return folder, model
+
+
+def _finite(folder: Path) -> bool:
+    """Whether all checkpoints, and the best one, hold finite numbers only."""
+    prefixes = [*complete_checkpoints(str(folder)).values(), *complete_checkpoints(str(folder / "best_ckpt")).values()]
+    readers = [tf.train.load_checkpoint(prefix) for prefix in prefixes]
+    names = [name for name in readers[0].get_variable_to_shape_map() if "model/" in name]
+    return all(np.all(np.isfinite(reader.get_tensor(name))) for reader in readers for name in names)
+
+
+def test_nothing_that_is_not_finite_is_saved_and_the_run_ends_within_a_loop(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"at step 15\b.*nothing of this loop is saved"):
+        _run(tmp_path, _NanGradient)
+    assert list(complete_checkpoints(str(tmp_path))) == [10]
+    assert _finite(tmp_path)
+
+
+def test_a_weight_that_turns_bad_in_the_last_step_before_a_save_is_not_saved(tmp_path: Path) -> None:
+    class AtTwenty(_NanWeight):
+        at = 20
+
+    with pytest.raises(DivergedError, match="a weight is not finite at step 20"):
+        _run(tmp_path, AtTwenty)
+    assert list(complete_checkpoints(str(tmp_path))) == [10]
+    assert _finite(tmp_path)
+
+
+def test_short_loops_look_at_the_weights_before_a_save_at_the_latest(tmp_path: Path) -> None:
+    class AtThirteen(_NanWeight):
+        at = 13
+
+    with pytest.raises(DivergedError, match="a weight is not finite at step 13"):
+        _run(tmp_path, AtThirteen, steps_per_loop=1, summary_interval=1, checkpoint_interval=13)
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def test_short_loops_go_back_too(tmp_path: Path) -> None:
+    _run(tmp_path, _Poisoned, steps_per_loop=1, summary_interval=1, checkpoint_interval=13, recovery_max_trials=1)
+    assert _finite(tmp_path)
+
+
+def test_several_bad_batches_between_two_checkpoints_are_all_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Several(_Poisoned):
+        bad = (1, 12, 13, 14, 17)  # before the first checkpoint; some in one loop, and one in the next
+
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
+    assert "back to step 0 (trial 1 of" in caplog.text  # to the initial weights
+    assert all(f"batch {one}, of step" in caplog.text for one in Several.bad)
+    assert _finite(tmp_path)
+
+
+class _HugeGradient(TinyTask):
+    """One gradient of 1e30: its square, which Adam keeps, is infinite, the step that Adam takes is not."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        if not self.trains:
+            return loss
+        # The count is Python's, so that it is not put back when the run goes back: the fault happens once.
+        return loss * tf.ensure_shape(tf.numpy_function(lambda: self._factor(), [], tf.float32), [])
+
+    trains = False
+
+    def _factor(self) -> np.float32:
+        self.step = getattr(self, "step", 0) + 1
+        return np.float32(1e30 if self.step == 20 else 1.0)
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        self.trains = True
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        self.trains = False
+        return {self.loss: tf.minimum(logs[self.loss], 10.0)}
+
+
+def test_a_checkpoint_whose_optimizer_is_not_finite_is_no_place_to_go_back_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _run(tmp_path, _HugeGradient, recovery_max_trials=1)
+    assert "ckpt-20 holds weights that are not finite; it was moved to diverged/" in caplog.text
+    assert "back to step 10 (trial 1 of 1)" in caplog.text
+    for prefix in complete_checkpoints(str(tmp_path)).values():
+        reader = tf.train.load_checkpoint(prefix)
+        names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_floating]
+        assert all(np.all(np.isfinite(reader.get_tensor(name))) for name in names)
+
+
+class _StopsHidden(_NanWeight):
+    """SIGTERM comes in the step after the one that spoils a weight."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        stopped = tf.numpy_function(self.stop, [optimizer.iterations], tf.bool)
+        with tf.control_dependencies([stopped]):
+            return {self.loss: tf.identity(logs[self.loss])}
+
+    def stop(self, step: Any) -> Any:
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # until the thread that waits for it has seen it
+        return np.bool_(True)
+
+
+def test_a_stop_right_after_a_hidden_divergence_is_a_stop_and_nothing_bad_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(PreemptedError):
+        _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
+    assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
+    assert _finite(tmp_path)
+
+
+def test_a_divergence_that_cannot_be_explained_is_a_divergence_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
+    with pytest.raises(DivergedError, match="nothing of this loop is saved; lower"):
+        _run(tmp_path, _Poisoned, "train")
+    assert list(complete_checkpoints(str(tmp_path))) == [10]
+    assert "no more can be told of the divergence" in caplog.text
+
+
+def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Path) -> None:
+    class Ends(_Poisoned):
+        bad = (27,)
+
+        def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+            source = super().build_inputs(params, input_context)
+            return source.at(0).take(29) if params.is_training else source
+
+    seed_everything(1)
+    config = tiny_experiment(train_steps=-1, recovery_max_trials=1, checkpoint_interval=10)
+    run_experiment(None, Ends(config.task), "train", config, str(tmp_path))
+    assert max(complete_checkpoints(str(tmp_path))) == 28
+
+
+def test_the_batch_that_poisons_is_found_and_left_out(recovered: tuple[Path, Any, Any, str]) -> None:
+    folder, _, logs, told = recovered
+    assert "back to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
+    assert "batch 12, of step 13, is left out" in told
+    assert np.isfinite(logs["validation_loss"]) and _finite(folder)
+    history = active_history(folder / "metrics.jsonl")
+    assert [record["step"] for record in history if record["kind"] == "train"] == [5, 10, 15, 20, 25, 30]
+    assert all(np.isfinite(record["metrics"]["training_loss"]) for record in history if record["kind"] == "train")
+
+
+def test_a_run_without_the_batch_is_the_same_as_one_that_never_had_it(
+    recovered: tuple[Path, Any, Any, str], tmp_path: Path
+) -> None:
+    class Without(TinyTask):
+        def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+            source = super().build_inputs(params, input_context)
+            if not params.is_training:
+                return source
+
+            class Skipping:
+                def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
+                    return source.at(0).take(12).concatenate(source.at(13)).skip(position)
+
+            return Skipping()
+
+    never, _ = _run(tmp_path, Without)
+    for one, other in zip(recovered[1].weights, never.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Once(_NanGradient):
+        def due(self) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(self.only_once, [self.step], tf.bool), [])
+
+        def only_once(self, step: Any) -> Any:
+            before = getattr(self, "happened", False)
+            self.happened = before or step == 12
+            return np.bool_(self.happened and not before)
+
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        _run(tmp_path, Once, recovery_max_trials=1)
+    assert "it did not happen again step by step; nothing is left out" in caplog.text
+    assert _finite(tmp_path)
+
+
+def test_a_lower_learning_rate_helps_where_the_rate_was_the_reason(tmp_path: Path) -> None:
+    config = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}}
+    steep = {**config, "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}}}
+    _, logs = _run(
+        tmp_path,
+        TinyTask,
+        optimizer_config=steep,
+        loss_upper_bound=50.0,
+        recovery_max_trials=9,
+        recovery_policy="lower_learning_rate",
+        recovery_learning_rate_factor=0.01,
+    )
+    assert logs["validation_loss"] < 50
+    rates = [record["metrics"]["learning_rate"] for record in active_history(tmp_path / "metrics.jsonl")[:1]]
+    assert rates[0] < 1e4
+
+
+def test_when_all_trials_are_used_up_the_bundle_tells_step_batch_layer_and_command(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"after 2 trials; .*diverged/step-13.json"):
+        _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
+    bundle = json.loads((tmp_path / "diverged" / "step-13.json").read_text())
+    assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
+    assert bundle["not_finite"] == "sequential/dense/kernel"
+    assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
+    assert "trainer.train_steps=13" in bundle["command"] and "ckpt-10" in bundle["command"]
+
+
+def test_a_checkpoint_of_bad_weights_is_passed_over_and_kept_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
+    assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
+    run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
+    _run(run, TinyTask, checkpoint_interval=5)
+    assert sorted(complete_checkpoints(str(run / "diverged"))) == [15, 20, 25, 30]
+    assert _finite(run)
+
+
+def test_when_no_checkpoint_is_sound_the_run_ends(hidden: tuple[Path, Any], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(hidden[0], tmp_path / "run", ignore=shutil.ignore_patterns("ckpt-10.*")))
+    with pytest.raises(DivergedError, match=r"every checkpoint in .* holds weights that are not finite"):
+        _run(run, TinyTask, checkpoint_interval=5)

@@ -1,0 +1,151 @@
+"""Best weights as a program reads them that knows only TensorFlow and Keras."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.checkpoints.state.keras_structure import named_and_structured
+from trainer_kit.checkpoints.state.restore import restore, saved_shapes, training_checkpoint, weights_checkpoint
+
+
+def _block(name: str) -> Any:
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
+    return keras.Model(inputs, keras.layers.Dropout(0.5)(hidden), name=name)
+
+
+def _functional() -> Any:
+    inputs = keras.Input((3,))
+    body = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5)])
+    shared = keras.layers.Dense(4)
+    hidden = shared(_block("one")(body(inputs)))
+    return keras.Model(inputs, keras.layers.Dense(2)(shared(_block("two")(hidden))))
+
+
+class _Subclassed(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = _block("body"), keras.layers.LayerNormalization()
+        self.first, self.head = keras.layers.Dense(4), keras.layers.Dense(2)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+        self.untracked = tf.Variable(3.0)  # TensorFlow tracks it, Keras 3 does not
+        self(tf.zeros([1, 3]))
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        hidden = self.body(self.first(inputs), training=training) * self.scale
+        return self.head(self.norm(hidden))
+
+
+class _Module(tf.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.random.normal([3, 2]))
+
+    def __call__(self, inputs: Any) -> Any:
+        return inputs @ self.weight
+
+
+def _sequential() -> Any:
+    layers = keras.layers
+    return keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)])
+
+
+def _keras_two() -> Any:
+    return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()])
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "sequential": _sequential,
+    "functional": _functional,
+    "subclassed": _Subclassed,
+    "tf_keras": _keras_two,
+    "module": _Module,
+}
+POINTS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+
+
+def _scramble(model: Any) -> None:
+    for number, variable in enumerate(model.trainable_variables):
+        variable.assign(np.random.default_rng(number).normal(size=variable.shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", MODELS)
+def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: str, replicas: int) -> None:
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)]) if replicas > 1 else None
+    with strategy.scope() if strategy else tf.init_scope():
+        step, model = tf.Variable(7, dtype=tf.int64), MODELS[kind]()
+        _scramble(model)
+        wanted = model(POINTS).numpy()
+        checkpoint = weights_checkpoint(global_step=step, model=model)
+        paths = [checkpoint.write(str(tmp_path / f"ckpt-{number}")) for number in (1, 2, 3)]
+    for path in paths:
+        plain = MODELS[kind]()
+        assert not np.allclose(plain(POINTS), wanted)
+        tf.train.Checkpoint(model=plain).read(path).assert_existing_objects_matched()
+        np.testing.assert_array_equal(plain(POINTS), wanted)
+        assert int(tf.train.load_variable(path, "global_step/.ATTRIBUTES/VARIABLE_VALUE")) == 7
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind: str) -> None:
+    step, model = tf.Variable(0, dtype=tf.int64), MODELS[kind]()
+    named = training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
+    both = weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
+    more = {"model/untracked": ()} if kind == "subclassed" else {}
+    assert saved_shapes(both) == {**saved_shapes(named), **more}
+    fresh = MODELS[kind]()
+    restore(training_checkpoint(global_step=step, model=fresh), both, whole=False)
+    np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
+
+
+def test_the_values_are_those_at_the_time_of_each_write(tmp_path: Path) -> None:
+    model = _sequential()
+    checkpoint = weights_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=model)
+    for number in (1, 2):
+        model.layers[0].bias.assign([float(number)] * 4)
+        path = checkpoint.write(str(tmp_path / f"ckpt-{number}"))
+        plain = _sequential()
+        tf.train.Checkpoint(model=plain).read(path).assert_existing_objects_matched()
+        assert plain.layers[0].bias.numpy().tolist() == [float(number)] * 4
+    assert sorted(os.listdir(tmp_path))[:2] == ["ckpt-1.data-00000-of-00001", "ckpt-1.index"]
+
+
+def test_layers_that_tensorflow_does_not_see_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Listed(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="listed")
+            self.blocks = [keras.layers.Dense(4), keras.layers.Dense(4)]
+            self(tf.zeros([1, 3]))
+
+        def call(self, inputs: Any) -> Any:
+            return self.blocks[1](self.blocks[0](inputs))
+
+    model, step = Listed(), tf.Variable(0, dtype=tf.int64)
+    path = weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "best"))
+    assert "the model listed" in caplog.text and "dense/kernel and 3 more" in caplog.text
+    fresh = Listed()
+    restore(training_checkpoint(global_step=step, model=fresh), path, whole=False)
+    np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
+
+
+def test_a_name_with_two_meanings_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    class Swapped(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = keras.Variable(1.0, name="b"), keras.Variable(2.0, name="a")
+            self.built = True
+
+    model = Swapped()
+    kept = named_and_structured(model)
+    assert "a is the name of a variable and of another attribute" in caplog.text and "load_weights" in caplog.text
+    assert isinstance(kept, dict) and kept["a"] is model.b.value

@@ -1,0 +1,287 @@
+"""What a checkpoint holds, and what a restore refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.checkpoints.state.restore import (
+    difference,
+    holds,
+    restore,
+    saved_shapes,
+    training_checkpoint,
+    weights_checkpoint,
+)
+from trainer_kit.checkpoints.state.variables import model_variables, optimizer_variables
+from trainer_kit.errors import StorageError, UsageError
+
+
+def _parts(**more: Any) -> dict[str, Any]:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    optimizer = keras.optimizers.SGD(momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    return {"global_step": tf.Variable(3, dtype=tf.int64), "model": model, "optimizer": optimizer, **more}
+
+
+def _average(value: float = 0.0) -> dict[str, tf.Variable]:
+    return {"sequential_9/dense_4/kernel": tf.Variable([[value], [value]])}
+
+
+def _save(path: Path, parts: dict[str, Any]) -> str:
+    return str(training_checkpoint(**parts).save(str(path / "ckpt")))
+
+
+def test_the_sections_are_model_gardens_and_names_tell_what_is_in_them(tmp_path: Path) -> None:
+    shapes = saved_shapes(_save(tmp_path, _parts(average=_average())))
+    assert shapes["global_step"] == ()
+    assert shapes["model/sequential/dense/kernel"] == (2, 1)
+    assert shapes["optimizer/sgd/sequential/dense/kernel/momentum"] == (2, 1)
+    assert shapes["average/sequential/dense/kernel"] == (2, 1)
+    assert {name.split("/")[0] for name in shapes} == {"global_step", "model", "optimizer", "average"}
+
+
+def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> None:
+    names = ["layer.Softmax", "a/b", "a.b", ".S", "a.", "..S/"]
+    model = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names})
+    path = model.write(str(tmp_path / "x"))
+    assert set(saved_shapes(path)) == set(names)
+
+
+def test_several_optimizers_are_saved_and_restored_by_name(tmp_path: Path) -> None:
+    def parts() -> dict[str, Any]:
+        one, other = _parts(), keras.optimizers.Adam()
+        other.build(one["model"].trainable_variables)
+        return {**one, "optimizer": {"first": one["optimizer"], "second": other}}
+
+    saved, read = parts(), parts()
+    saved["optimizer"]["second"].iterations.assign(8)
+    path = _save(tmp_path, saved)
+    restore(training_checkpoint(**read), path, whole=True)
+    assert int(read["optimizer"]["second"].iterations.numpy()) == 8
+    assert int(read["optimizer"]["first"].iterations.numpy()) == 0
+    rows = r"  optimizer/third/adam/sequential/dense/kernel\n    momentum +missing in the checkpoint  \[2, 1\] here"
+    with pytest.raises(UsageError, match=rows):
+        wrong = parts()
+        wrong["optimizer"]["third"] = wrong["optimizer"].pop("second")
+        restore(training_checkpoint(**wrong), path, whole=True)
+
+
+def test_a_checkpoint_of_weights_holds_no_optimizer(tmp_path: Path) -> None:
+    parts = _parts()
+    path = weights_checkpoint(global_step=parts["global_step"], model=parts["model"]).write(str(tmp_path / "best"))
+    assert set(saved_shapes(path)) == {"global_step", "model/sequential/dense/kernel"}
+    reader = _parts()
+    restore(training_checkpoint(**{**reader, "optimizer": None}), path, whole=False)
+    assert reader["model"].get_weights()[0].tolist() == parts["model"].get_weights()[0].tolist()
+
+
+def test_what_a_run_has_no_place_for_is_refused_when_it_goes_on_and_skipped_by_evaluation(tmp_path: Path) -> None:
+    path = _save(tmp_path, _parts())
+    without = training_checkpoint(**{**_parts(), "optimizer": None})
+    rows = r"  optimizer/sgd/sequential/dense/kernel\n    momentum +not in this run +\[2, 1\] saved"
+    with pytest.raises(UsageError, match=rows) as error:
+        restore(without, path, whole=True)
+    advice = "use the code and the config that it was made with, another model_dir, or --allow_partial_restore"
+    assert advice in str(error.value)
+    restore(without, path, whole=False)
+
+
+def test_a_moving_average_is_restored_or_left_as_it_is_when_the_checkpoint_has_none(tmp_path: Path) -> None:
+    (tmp_path / "with").mkdir()
+    with_one, without = _save(tmp_path / "with", _parts(average=_average(0.5))), _save(tmp_path, _parts())
+    assert (holds(with_one, "average"), holds(without, "average")) == (True, False)
+    for path, expected in ((with_one, 0.5), (without, 0.25)):
+        average = _average(0.25)
+        restore(training_checkpoint(**_parts(average=average)), path, whole=True)
+        assert next(iter(average.values())).numpy().ravel().tolist() == [expected] * 2
+
+
+def test_a_long_list_of_differences_is_cut_and_counted(tmp_path: Path) -> None:
+    path = _save(tmp_path, _parts())
+    model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(7) for _ in range(10))])
+    with pytest.raises(UsageError, match=r"  \.\.\. and 2 more$") as error:
+        restore(training_checkpoint(**{**_parts(), "model": model}), path, whole=True)
+    lines = str(error.value).splitlines()
+    assert len([line for line in lines if line.startswith("    ")]) == 20
+    layers = [line for line in lines[1:-1] if not line.startswith("    ")]
+    assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
+
+
+def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> None:
+    path = _save(tmp_path, _parts())
+    with pytest.raises(StorageError, match="ckpt-9 is gone or incomplete"):
+        restore(training_checkpoint(**_parts()), str(tmp_path / "ckpt-9"), whole=True)
+    data = Path(f"{path}.data-00000-of-00001")
+    data.write_bytes(data.read_bytes()[:10])
+    with pytest.raises(StorageError, match="is damaged and cannot be read"):
+        restore(training_checkpoint(**_parts()), path, whole=True)
+
+
+# ---- a changed model
+
+
+def _net(*layers: tuple[str, int], optimizer: Any = None) -> dict[str, Any]:
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width, name=name) for name, width in layers)])
+    optimizer = optimizer or keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    for number, variable in enumerate([*model.variables, *optimizer.variables]):
+        variable.assign(keras.ops.full(variable.shape, number, variable.dtype))
+    return {"global_step": tf.Variable(7, dtype=tf.int64), "model": model, "optimizer": optimizer}
+
+
+def _values(parts: dict[str, Any]) -> dict[str, list[Any]]:
+    sections = {
+        "model": model_variables(parts["model"]),
+        "optimizer": optimizer_variables(parts["optimizer"], parts["model"]),
+    }
+    return {f"{section}/{name}": v.numpy().tolist() for section, found in sections.items() for name, v in found.items()}
+
+
+def _zeros(parts: dict[str, Any]) -> dict[str, Any]:
+    for variable in [*parts["model"].variables, *parts["optimizer"].variables]:
+        variable.assign(keras.ops.zeros_like(variable))
+    parts["global_step"].assign(0)
+    return parts
+
+
+SAVED = (("first", 3), ("second", 2))
+# What the run has become; a layer in the table, a row below it, and a variable that a partial restore takes.
+CHANGES: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
+    "wider layer": (
+        lambda: _net(("first", 5), ("second", 2)),
+        "model/sequential/first",
+        r"kernel +another shape +\[4, 3\] saved, \[4, 5\] here",
+        "model/sequential/second/bias",
+    ),
+    "extra layer": (
+        lambda: _net(*SAVED, ("third", 2)),
+        "model/sequential/third",
+        r"kernel +missing in the checkpoint  \[2, 2\] here",
+        "model/sequential/first/kernel",
+    ),
+    "missing layer": (
+        lambda: _net(("first", 3)),
+        "model/sequential/second",
+        r"kernel +not in this run +\[3, 2\] saved",
+        "model/sequential/first/kernel",
+    ),
+    "renamed layer": (
+        lambda: _net(("first", 3), ("last", 2)),
+        "model/sequential/last",
+        r"kernel +missing in the checkpoint  \[3, 2\] here",
+        "optimizer/adam/sequential/first/kernel/velocity",
+    ),
+    "other optimizer": (
+        lambda: _net(*SAVED, optimizer=keras.optimizers.SGD(momentum=0.9)),
+        "optimizer/sgd/sequential/first/kernel",
+        r"momentum +missing in the checkpoint  \[4, 3\] here",
+        "model/sequential/second/kernel",
+    ),
+}
+
+
+def _has_row(text: str, layer: str, row: str) -> bool:
+    return re.search(rf"^  {re.escape(layer)}\n(?:    .*\n)*?    {row}$", text, re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_refused_by_layer_with_shapes(tmp_path: Path, change: str) -> None:
+    path = _save(tmp_path, _net(*SAVED))
+    make, layer, row, _ = CHANGES[change]
+    run = _zeros(make())
+    with pytest.raises(UsageError) as error:
+        restore(training_checkpoint(**run), path, whole=True)
+    told = str(error.value)
+    assert told.splitlines()[0] == (
+        f"{path} does not fit this run; use the code and the config that it was made with, another model_dir, or "
+        "--allow_partial_restore, which takes what fits:"
+    )
+    assert _has_row(told, layer, row), told
+    if change == "renamed layer":
+        assert _has_row(told, "model/sequential/second", r"kernel +not in this run +\[3, 2\] saved"), told
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_partial_restore_takes_what_fits_and_logs_the_table(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = _net(*SAVED)
+    path = _save(tmp_path, saved)
+    make, layer, row, taken = CHANGES[change]
+    run = _zeros(make())
+    restore(training_checkpoint(**run), path, whole=True, partial=True)
+    assert len(caplog.records) == 1
+    told = caplog.records[0].getMessage()
+    assert told.startswith(f"{path} is restored in part; ") and _has_row(told, layer, row)
+    there, before = _values(run), _values(saved)
+    assert there[taken] == before[taken] != []
+    for name, value in there.items():
+        fits = name in before and tf.constant(value).shape == tf.constant(before[name]).shape
+        assert value == (before[name] if fits else tf.zeros_like(value).numpy().tolist()), name
+    assert int(run["global_step"]) == 7
+
+
+def test_a_partial_restore_of_what_fits_wholly_is_an_ordinary_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = _net(*SAVED)
+    run = _zeros(_net(*SAVED))
+    restore(training_checkpoint(**run), _save(tmp_path, saved), whole=True, partial=True)
+    assert _values(run) == _values(saved) and caplog.records == []
+
+
+def _keras_two(width: int = 3, layers: int = 2) -> Any:
+    model = tf_keras.Sequential([tf_keras.layers.Dense(width) for _ in range(layers)])
+    model.build((None, 4))
+    return model
+
+
+class _Module(tf.Module):  # type: ignore[misc]
+    def __init__(self, width: int = 3, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = [tf.Variable(tf.ones([4, width])) for _ in range(layers)]
+
+
+@pytest.mark.parametrize("make", [_keras_two, _Module])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"width": 5}, r"\(3,\) .*\(5,\)|\(4, 3\) .*\(4, 5\)"), ({"layers": 3}, ""), ({"layers": 1}, "")],
+)
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_changed_model_that_only_tensorflow_knows_is_refused_in_its_words(
+    tmp_path: Path, make: Callable[..., Any], change: dict[str, int], told: str, partial: bool
+) -> None:
+    step = tf.Variable(7, dtype=tf.int64)
+    path = training_checkpoint(global_step=step, model=make()).save(str(tmp_path / "ckpt"))
+    other = training_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=make(**change))
+    with pytest.raises(UsageError, match="does not fit this run") as error:
+        restore(other, path, whole=True, partial=partial)
+    assert ("--allow_partial_restore" in str(error.value)) != partial  # it takes models by name only
+    detail = str(error.value).partition(":\n")[2]
+    assert len(detail) > 20 and re.search(told, detail), detail
+
+
+def test_rows_of_one_layer_stand_under_one_line_wherever_their_names_would_sort() -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    names = ("a/b", "a/b/c", "a/b0", "a/z", "a/b/d")
+    here = tf.train.Checkpoint(global_step=step, model={name: tf.Variable([1.0]) for name in names})
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(global_step=step, model={"a": {}}).save(os.path.join(folder, "ckpt"))
+        table = difference(here, path, whole=True)
+    row = "    {:24} missing in the checkpoint  [1] here"
+    assert table.splitlines() == [
+        "  model/a",
+        *map(row.format, ("b", "b0", "z")),
+        "  model/a/b",
+        *map(row.format, "cd"),
+    ]

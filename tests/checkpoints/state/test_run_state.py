@@ -1,0 +1,162 @@
+"""What a run has to remember beside its variables."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.state.restore import restore, training_checkpoint
+from trainer_kit.checkpoints.state.run_state import RunState
+from trainer_kit.errors import UsageError
+
+
+class _Part:
+    """Holds a value, and notes what it was given."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+        self.given: list[Any] = []
+
+    def put(self, value: Any) -> None:
+        self.value = value
+        self.given.append(value)
+
+
+def _with(**parts: _Part) -> RunState:
+    state = RunState()
+    for name, part in parts.items():
+        state.add(name, functools.partial(getattr, part, "value"), part.put)
+    return state
+
+
+def _copied(source: RunState, target: RunState) -> RunState:
+    target.variable.assign(source.variable)
+    return target
+
+
+VALUES: dict[str, Any] = {
+    "nothing": None,
+    "a truth": True,
+    "a large integer": 2**63 + 1,
+    "floats": [0.1, 1e-320, 1.7976931348623157e308, -0.0, 2 / 3],
+    "text": 'käse "\\ \n \u2028 ' + chr(0x1F600),
+    "nested": {"batch": 12, "left_out": [3, 4], "names": {"a": [], "b": 1}},
+    "an empty dict": {},
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_part_comes_back_exactly(kind: str) -> None:
+    saved, read = _Part(VALUES[kind]), _Part("other")
+    source = _with(part=saved)
+    source.store()
+    _copied(source, _with(part=read)).load()
+    assert repr(read.value) == repr(VALUES[kind])
+
+
+def test_numbers_that_are_not_finite_come_back() -> None:
+    read = _Part()
+    source = _with(part=_Part([math.inf, -math.inf, math.nan]))
+    source.store()
+    _copied(source, _with(part=read)).load()
+    assert read.value[:2] == [math.inf, -math.inf] and math.isnan(read.value[2])
+
+
+def test_the_same_parts_give_the_same_bytes_in_whatever_order_they_were_added() -> None:
+    one, other = _with(a=_Part({"x": 1, "y": 2}), b=_Part(3)), _with(b=_Part(3), a=_Part({"y": 2, "x": 1}))
+    one.store()
+    other.store()
+    assert one.variable.numpy() == other.variable.numpy()
+
+
+def test_a_part_that_the_checkpoint_lacks_gets_nothing_and_one_that_this_run_lacks_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
+    source.store()
+    data, new = _Part(), _Part(9)
+    _copied(source, _with(data=data, new=new)).load()
+    assert (data.given, new.given) == ([1], [None])
+    assert [record.getMessage() for record in caplog.records] == [
+        "the checkpoint holds the state of what this run does not have: action, zebra"
+    ]
+
+
+def test_clearing_forgets_what_was_loaded_and_hands_every_part_nothing() -> None:
+    part = _Part(5)
+    state = _with(part=part)
+    state.store()
+    state.load()
+    state.clear()
+    assert part.given == [5, None] and state.variable.numpy() == b""
+
+
+def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
+    first, second = _Part(1), _Part(2)
+    state = _with(part=first)
+    state.add("part", lambda: second.value, second.put)
+    state.store()
+    state.load()
+    assert (first.given, second.given) == ([], [2])
+
+
+def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
+    state = _with(part=_Part(tf.constant(1.0)))
+    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, texts"):
+        state.store()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_asynchronous_save_holds_the_state_of_its_own_moment(tmp_path: Path, replicas: int) -> None:
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]) if replicas > 1 else None
+    with strategy.scope() if strategy else tf.device("CPU:0"):
+        step = tf.Variable(0, dtype=tf.int64)
+        part = _Part()
+        state = _with(part=part)
+        model = tf.Module()
+        model.weight = tf.Variable([0.0])
+        manager = CheckpointManager(
+            training_checkpoint(global_step=step, model=model, run_state=state.variable),
+            str(tmp_path),
+            max_to_keep=5,
+            step_counter=step,
+            checkpoint_interval=1,
+            before_save=lambda _: state.store(),
+        )
+        for number in (1, 2, 3):
+            step.assign(number)
+            part.value = {"batch": number, "note": "x" * 1000 * number}
+            manager.save(number)
+            part.value = "after the save was asked for"
+            state.store()
+        manager.sync()
+        for number in (1, 2, 3):
+            with strategy.scope() if strategy else tf.device("CPU:0"):
+                restore(manager.checkpoint, f"{tmp_path}/ckpt-{number}", whole=True)
+            state.load()
+            assert part.value == {"batch": number, "note": "x" * 1000 * number}
+            assert json.loads(
+                tf.train.load_variable(f"{tmp_path}/ckpt-{number}", "run_state/.ATTRIBUTES/VARIABLE_VALUE")
+            )
+
+
+def test_checkpoints_with_and_without_a_run_state_are_both_restored(tmp_path: Path) -> None:
+    def parts(number: int, state: RunState | None) -> tf.train.Checkpoint:
+        others = {"run_state": state.variable} if state else {}
+        model = tf.Module()
+        model.weight = tf.Variable([1.0])
+        return training_checkpoint(global_step=tf.Variable(number, dtype=tf.int64), model=model, **others)
+
+    bare = parts(1, None).save(str(tmp_path / "bare"))
+    state = _with(part=_Part(4))
+    restore(parts(0, state), bare, whole=True)
+    assert state.variable.numpy() == b""
+    state.store()
+    restore(parts(0, None), parts(2, state).save(str(tmp_path / "full")), whole=False)

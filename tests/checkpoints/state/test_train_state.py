@@ -1,0 +1,320 @@
+"""Everything that a run is made of, saved and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.state.restore import restore, saved_shapes
+from trainer_kit.checkpoints.state.train_state import TrainState
+
+
+class _Average:
+    """Copies of the weights, as the moving average keeps them; counts how often it began anew."""
+
+    section = "average"
+
+    def __init__(self, model: Any) -> None:
+        self.variables = {v.path: tf.Variable(v.value) for v in model.trainable_variables}
+        self.resets = 0
+
+    def begin(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+class _Task:
+    def __init__(self) -> None:
+        self.seen = tf.Variable(0)
+
+
+class _Module(tf.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.ones([3, 2]))
+        self.generator = tf.random.Generator.from_seed(1)
+
+
+def _keras_three() -> Any:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+
+
+def _keras_two() -> Any:
+    return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()])
+
+
+MODELS: dict[str, Callable[[], Any]] = {"Keras 3": _keras_three, "tf_keras": _keras_two, "tf.Module": _Module}
+
+
+class _Run:
+    def __init__(self, make: Callable[[], Any] = _keras_three, average: bool = True, trains: bool = True) -> None:
+        self.step, self.model, self.task = tf.Variable(0, dtype=tf.int64), make(), _Task()
+        self.optimizer = keras.optimizers.Adam()
+        self.optimizer.build(list(self.model.trainable_variables))
+        self.average = _Average(self.model) if average and make is _keras_three else None
+        self.note: Any = "fresh"
+        optimizer = self.optimizer if trains else None
+        self.state = TrainState(self.step, self.model, optimizer, self.average, self.task, seed=3)
+        self.state.run_state.add("note", lambda: self.note, self._put)
+
+    def _put(self, note: Any) -> None:
+        self.note = note
+
+    def go_on(self, number: int) -> None:
+        """Gives every variable another value."""
+        average = self.average.variables.values() if self.average else ()
+        for variable in (*self.model.variables, *self.optimizer.variables, self.step, self.task.seen, *average):
+            values = np.full(variable.shape, number)
+            variable.assign(tf.cast(values, variable.dtype))
+        self.note = {"step": number}
+
+    def values(self) -> list[Any]:
+        average = list(self.average.variables.values()) if self.average else []
+        variables = [*self.model.variables, *self.optimizer.variables, self.step, self.task.seen, *average]
+        return [variable.numpy().tolist() for variable in variables]
+
+    def save(self, folder: Path, *numbers: int) -> str:
+        manager = CheckpointManager(
+            self.state.checkpoint,
+            str(folder),
+            max_to_keep=9,
+            step_counter=self.step,
+            checkpoint_interval=1,
+            before_save=lambda _: self.state.run_state.store(),
+        )
+        for number in numbers:
+            self.go_on(number)
+            manager.save(number)
+        manager.sync()
+        return f"{folder}/ckpt-{numbers[-1]}"
+
+    def restore(self, path: str, whole: bool = True) -> None:
+        restore(self.state.checkpoint, path, whole=whole)
+        self.state.restored(path)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_all_comes_back_from_any_of_several_asynchronous_saves(tmp_path: Path, kind: str) -> None:
+    run = _Run(MODELS[kind])
+    run.save(tmp_path, 1, 2, 3)
+    for number in (2, 3):
+        run.go_on(number)
+        again = _Run(MODELS[kind])
+        again.restore(f"{tmp_path}/ckpt-{number}")
+        assert again.values() == run.values()
+        assert again.note == {"step": number}
+        assert again.average is None or again.average.resets == 0
+
+
+def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
+    shapes = saved_shapes(_Run().save(tmp_path, 1))
+    assert set(shapes) == {
+        "global_step",
+        "run_state",
+        "model/sequential/dense/kernel",
+        "model/sequential/dense/bias",
+        "model/seed_generator/seed_generator_state",
+        *(f"optimizer/adam/{name}" for name in ("iteration", "learning_rate")),
+        *(
+            f"optimizer/adam/sequential/dense/{leaf}/{slot}"
+            for leaf in ("kernel", "bias")
+            for slot in ("momentum", "velocity")
+        ),
+        *(f"average/sequential/dense/{leaf}" for leaf in ("kernel", "bias")),
+        "random/keras",
+        "random/tensorflow",
+        "task/seen",
+    }
+
+
+@pytest.mark.parametrize("kind", ["tf_keras", "tf.Module"])
+def test_what_tensorflow_tracks_itself_is_not_saved_again_beside_it(tmp_path: Path, kind: str) -> None:
+    shapes = saved_shapes(_Run(MODELS[kind]).save(tmp_path, 1))
+    assert {name.split("/")[1] for name in shapes if name.startswith("random/")} == {"keras", "tensorflow"}
+
+
+def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
+    path = _Run(average=False).save(tmp_path, 1)
+    run = _Run()
+    run.restore(path)
+    assert run.average is not None and run.average.resets == 1
+    assert run.note == {"step": 1}
+    bare = tf.train.Checkpoint(
+        **{name: getattr(run.state.checkpoint, name) for name in ("global_step", "model", "optimizer")}
+    )
+    run.restore(bare.save(str(tmp_path / "bare" / "ckpt")))
+    assert run.note is None and run.average.resets == 2
+
+
+def test_without_a_checkpoint_every_part_starts_anew() -> None:
+    run = _Run()
+    run.state.restored(None)
+    assert run.note is None
+    assert run.average is not None and run.average.resets == 1
+
+
+def test_evaluation_takes_weights_average_and_the_tasks_variables(tmp_path: Path) -> None:
+    saved = _Run()
+    path = saved.save(tmp_path, 1)
+    reader = _Run(trains=False)
+    reader.restore(path, whole=False)
+    assert [v.numpy().tolist() for v in reader.model.variables] == [v.numpy().tolist() for v in saved.model.variables]
+    assert reader.average is not None and reader.average.resets == 0
+    reader.state.restored(path)
+    assert int(reader.task.seen) == 1
+
+
+def test_best_weights_are_the_model_the_step_and_what_the_task_has(tmp_path: Path) -> None:
+    path = _Run().state.weights.write(str(tmp_path / "best"))
+    assert {name.split("/")[0] for name in saved_shapes(path)} == {"global_step", "model", "task"}
+    reader = _Run(trains=False, average=False)
+    reader.restore(path, whole=False)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite_makes_the_state_unsound(kind: str, value: float) -> None:
+    run = _Run(MODELS[kind])
+    assert run.state.is_sound()
+    variable = next(v for v in run.model.variables if len(v.shape) == 2)
+    variable.assign(tf.tensor_scatter_nd_update(tf.ones(variable.shape), [[1, 1]], [value]))
+    assert not run.state.is_sound()
+    variable.assign(tf.ones(variable.shape))
+    assert run.state.is_sound()
+
+
+def test_infinities_of_both_signs_do_not_cancel_out_and_integers_do_not_count() -> None:
+    run = _Run()
+    kernel = run.model.layers[0].kernel
+    kernel.assign(tf.constant([[float("inf"), float("-inf")], [0.0, 0.0], [0.0, 0.0]]))
+    assert not run.state.is_sound()
+    step, model = tf.Variable(0, dtype=tf.int64), tf.Module()
+    model.count = tf.Variable(2**40, dtype=tf.int64)
+    assert TrainState(step, model, None, None, _Task(), seed=0).is_sound()
+
+
+def test_each_variable_counts_among_many_of_one_shape_and_those_of_other_shapes_and_types() -> None:
+    model = tf.Module()
+    shapes = [(3,), (3,), (), (2**13,), (2**13,)]
+    model.weights = [tf.Variable(tf.ones(shape, dtype)) for dtype in (tf.float32, tf.bfloat16) for shape in shapes]
+    state = TrainState(tf.Variable(0, dtype=tf.int64), model, None, None, _Task(), seed=0)
+    assert state.is_sound()
+    for variable in model.weights:
+        variable.assign(variable * float("nan"))
+        assert not state.is_sound()
+        variable.assign(tf.ones_like(variable))
+    assert state.is_sound()
+
+
+def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        run = _Run()
+        path = run.save(tmp_path, 1, 2)
+    with strategy.scope():
+        again = _Run()
+        again.restore(path)
+    assert again.values() == run.values() and again.note == {"step": 2}
+    assert run.state.is_sound()
+    alone = _Run()
+    alone.restore(path)
+    assert alone.values() == run.values()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_evaluated_comes_back_and_nothing_else_changes(tmp_path: Path, kind: str) -> None:
+    run = _Run(MODELS[kind])
+    run.save(tmp_path, 1, 2)
+    wanted = _weights_at(run, 1)
+    run.go_on(2)
+    others = [variable.numpy().tolist() for variable in run.optimizer.variables]
+    assert run.state.fits(f"{tmp_path}/ckpt-1")
+    run.state.restore_weights(f"{tmp_path}/ckpt-1")
+    assert _weights(run) == wanted
+    assert [variable.numpy().tolist() for variable in run.optimizer.variables] == others
+    assert int(run.task.seen) == 1
+    assert run.note == {"step": 2}
+    run.state.restore_weights(f"{tmp_path}/ckpt-2")
+    assert _weights(run) == _weights_at(run, 2)
+
+
+def test_an_average_that_a_checkpoint_lacks_begins_at_its_weights_and_other_models_do_not_fit(tmp_path: Path) -> None:
+    path = _Run(average=False).save(tmp_path, 1)
+    run = _Run()
+    run.state.restore_weights(path)
+    assert run.average is not None and run.average.resets == 1
+    other = _Run(lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)]), average=False)
+    assert not other.state.fits(path)
+
+
+def _weights(run: _Run) -> list[Any]:
+    average = list(run.average.variables.values()) if run.average else []
+    return [variable.numpy().tolist() for variable in (*run.model.variables, run.step, *average)]
+
+
+def _weights_at(run: _Run, number: int) -> list[Any]:
+    run.go_on(number)
+    return _weights(run)
+
+
+class _OptimizersAverage(_Average):
+    """Averages that are the optimizer's own."""
+
+    section = "optimizer"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.begins, self.variables = 0, _Kept(model)
+
+    def begin(self) -> None:
+        self.begins += 1
+
+
+class _Kept(tf.Module):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.averages = [tf.Variable(v.value) for v in model.trainable_variables]
+
+
+def _averaging_run() -> tuple[Any, _OptimizersAverage, TrainState]:
+    model = _keras_three()
+    average = _OptimizersAverage(model)
+    step = tf.Variable(0, dtype=tf.int64)
+    return model, average, TrainState(step, model, None, average, _Task(), seed=3)
+
+
+def test_an_average_that_is_the_optimizers_is_saved_and_evaluated_as_its_section(tmp_path: Path) -> None:
+    _, average, state = _averaging_run()
+    for variable in average.variables.averages:
+        variable.assign(tf.fill(variable.shape, 4.0))
+    path = state.checkpoint.write(str(tmp_path / "ckpt-1"))
+    assert {name.split("/")[0] for name in saved_shapes(path)} == {"global_step", "model", "optimizer"}
+    _, average, state = _averaging_run()
+    assert state.fits(path)
+    state.restore_weights(path)
+    assert average.resets == 0 and all((one.numpy() == 4.0).all() for one in average.variables.averages)
+    state.restored(path)
+    assert (average.resets, average.begins) == (0, 0)
+    state.restored(None)
+    assert (average.resets, average.begins) == (0, 1)
+
+
+def test_weights_without_the_optimizers_average_are_their_own_average(tmp_path: Path) -> None:
+    _, _, state = _averaging_run()
+    path = state.weights.write(str(tmp_path / "ckpt-1"))
+    assert not any(name.startswith("optimizer") for name in saved_shapes(path))
+    _, average, other = _averaging_run()
+    assert other.fits(path)
+    other.restore_weights(path)
+    assert average.resets == 1
+    assert other.is_sound()

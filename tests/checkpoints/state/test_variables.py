@@ -1,0 +1,57 @@
+"""Names of variables in a checkpoint."""
+
+import keras
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.checkpoints.state.variables import canonical_paths, model_variables, optimizer_variables
+
+
+def _model() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+    )
+
+
+def test_names_do_not_depend_on_what_the_process_built_before() -> None:
+    first, second = _model(), _model()
+    assert first.layers[0].path != second.layers[0].path
+    assert list(model_variables(first)) == list(model_variables(second))
+    adam = [keras.optimizers.Adam() for _ in range(2)]
+    for optimizer, model in zip(adam, (first, second), strict=True):
+        optimizer.build(model.trainable_variables)
+    names = [list(optimizer_variables(o, m)) for o, m in zip(adam, (first, second), strict=True)]
+    assert names[0] == names[1]
+    assert "adam/sequential/dense_1/kernel/velocity" in names[0]
+
+
+def test_numbers_count_below_the_same_parent() -> None:
+    paths = ["net_4/dense_8/kernel", "net_4/dense_9/kernel", "net_4/block_2/dense_11/kernel"]
+    assert canonical_paths(paths) == ["net/dense/kernel", "net/dense_1/kernel", "net/block/dense/kernel"]
+
+
+def test_order_of_numbers_is_kept_not_order_of_appearance() -> None:
+    assert canonical_paths(["block_2/w", "block_1/w"]) == ["block_1/w", "block/w"]
+
+
+def test_seed_generators_are_among_the_variables() -> None:
+    tracked = model_variables(_model())
+    assert any("seed_generator" in name for name in tracked)
+    assert all(isinstance(variable, tf.Variable) for variable in tracked.values())
+
+
+def test_variables_of_one_name_stay_apart() -> None:
+    variables = [tf.Variable([1.0], name="w"), tf.Variable([2.0], name="w")]
+    module = tf.Module()
+    module.variables_of_one_name = variables
+    adam = keras.optimizers.Adam()
+    adam.build(module.trainable_variables)
+    tracked = optimizer_variables(adam, module)
+    assert len(tracked) == len(adam.variables)
+
+
+def test_modules_and_keras_two_models_are_tracked_as_they_are() -> None:
+    module = tf.Module()
+    keras_two = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+    assert model_variables(module) is module
+    assert model_variables(keras_two) is keras_two

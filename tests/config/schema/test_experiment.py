@@ -1,0 +1,284 @@
+"""Every field of Model Garden's configs is here under its name and with its default, but for the listed exceptions."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.config.fields import fields_of, section_class
+from trainer_kit.config.schema import evaluation, optimization
+from trainer_kit.config.schema import experiment as schema
+from trainer_kit.config.schema.base import Config, OneOfConfig
+from trainer_kit.errors import ConfigError
+
+ADDITIONS = {
+    "RuntimeConfig": {
+        "virtual_cpus",
+        "random_seed",
+        "deterministic_ops",
+        "inter_op_threads",
+        "intra_op_threads",
+        "executor",
+    },
+    "TrainerConfig": {
+        "best_checkpoints",
+        "continuous_eval",
+        "validation_sets",
+        "early_stopping",
+        "eval_recreate_iterator",
+        "fuse_steps",
+        "hang_timeout_seconds",
+        "preemption_grace_seconds",
+        "recovery_learning_rate_factor",
+        "recovery_policy",
+        "require_exact_resume",
+    },
+}
+REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
+NEW_CLASSES = {"BestCheckpointConfig", "ContinuousEvalConfig", "EarlyStoppingConfig", "ValidationSetConfig"}
+REFUSED_CLASSES = {
+    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
+    "AdafactorKerasConfig",
+}  # fmt: skip
+
+
+class Made:
+    """A default that a factory makes: `DataConfig` for `dataclasses.field(default_factory=DataConfig)`."""
+
+    def __init__(self, factory: str) -> None:
+        self.factory = factory.rpartition(".")[2]
+
+
+def model_garden() -> dict[str, dict[str, Any]]:
+    """Class name -> field name -> default, read from Model Garden's sources without importing them."""
+    (root,) = importlib.util.find_spec("official").submodule_search_locations  # type: ignore[union-attr, misc]
+    configs = Path(root) / "modeling" / "optimization" / "configs"
+    classes: dict[str, dict[str, Any]] = {}
+    for path in (
+        *(configs / f"{name}_config.py" for name in ("optimizer", "learning_rate", "optimization")),
+        Path(root) / "core" / "config_definitions.py",
+    ):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                inherited = [classes.get(ast.unparse(base), {}) for base in node.bases]
+                own = {
+                    ast.unparse(item.target): default_of(item.value)
+                    for item in node.body
+                    if isinstance(item, ast.AnnAssign) and item.value is not None
+                }
+                classes[node.name] = {name: value for fields in (*inherited, own) for name, value in fields.items()}
+    return classes
+
+
+def default_of(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        return Made(next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory"))
+    if isinstance(node, ast.BinOp):
+        assert isinstance(node.op, ast.Mult)
+        return operator.mul(default_of(node.left), default_of(node.right))
+    return ast.literal_eval(node)
+
+
+THEIRS = model_garden()
+OURS = {
+    name: found
+    for module in (schema, evaluation, optimization)
+    for name, found in vars(module).items()
+    if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
+}
+
+
+def test_model_gardens_sources_were_read() -> None:
+    assert THEIRS["TrainerConfig"]["continuous_eval_timeout"] == 3600
+    assert THEIRS["AdamConfig"]["clipnorm"] is None
+    assert len(THEIRS) > 25
+
+
+def test_every_class_is_here() -> None:
+    assert THEIRS.keys() - OURS.keys() == REFUSED_CLASSES
+    assert OURS.keys() - THEIRS.keys() == NEW_CLASSES
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - NEW_CLASSES))
+def test_the_fields_are_the_same(name: str) -> None:
+    theirs = set(THEIRS[name])
+    if name in schema.MODEL_GARDEN_EXCEPTIONS:
+        assert theirs - set(fields_of(OURS[name])) == REFUSED_OPTIMIZERS
+        theirs -= REFUSED_OPTIMIZERS
+    assert set(fields_of(OURS[name])) - ADDITIONS.get(name, set()) == theirs
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - NEW_CLASSES))
+def test_the_defaults_are_the_same(name: str) -> None:
+    for field, theirs in THEIRS[name].items():
+        info = fields_of(OURS[name]).get(field)
+        if info is None:
+            continue
+        ours = info.get_default(call_default_factory=True)
+        if f"{name}.{field}" in schema.MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, Made):
+            assert ours != theirs or field == "differential_privacy_config"
+        elif isinstance(theirs, Made):
+            inner = section_class(info.annotation)
+            assert inner is not None and inner.__name__ == theirs.factory
+            assert ours is None if issubclass(OURS[name], OneOfConfig) else type(ours) is inner
+        else:
+            assert ours == theirs, (name, field)
+
+
+def test_every_exception_is_about_something_that_exists() -> None:
+    for entry, reason in schema.MODEL_GARDEN_EXCEPTIONS.items():
+        name, _, field = entry.partition(".")
+        assert not field or field in fields_of(OURS[name])
+        assert reason
+
+
+def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
+    task = schema.TaskConfig()
+    assert (task.train_data.drop_remainder, task.validation_data.drop_remainder) == (True, False)
+    assert task.validation_data.replace(drop_remainder=True) == schema.DataConfig()
+
+
+@pytest.mark.parametrize(
+    ("config_class", "values", "field"),
+    [
+        (schema.TrainerConfig, {"steps_per_loop": 300}, "summary_interval"),
+        (schema.TrainerConfig, {"validation_steps": 0}, "validation_steps"),
+        (schema.TrainerConfig, {"train_tf_function": False}, "train_tf_while_loop"),
+        (schema.TrainerConfig, {"eval_tf_while_loop": True, "eval_tf_function": False}, "eval_tf_while_loop"),
+        (
+            schema.TrainerConfig,
+            {"best_checkpoint_eval_metric": "accuracy", "best_checkpoint_export_subdir": ""},
+            "best_checkpoint_export_subdir",
+        ),
+        (schema.TrainerConfig, {"eval_recreate_iterator": False}, "eval_recreate_iterator"),
+        (
+            schema.TrainerConfig,
+            {"best_checkpoint_export_subdir": "one", "validation_summary_subdir": "one"},
+            "best_checkpoint_export_subdir",
+        ),
+        (
+            schema.TrainerConfig,
+            {"require_exact_resume": True, "early_stopping": {"metric": "a", "patience": 1, "eval_name": "side"}},
+            "early_stopping.eval_name",
+        ),
+        (schema.TrainerConfig, {"early_stopping": {"patience": 3}}, "early_stopping.metric"),
+        *(
+            (evaluation.EarlyStoppingConfig, {"metric": "a", "patience": 1, "eval_name": name}, "eval_name")
+            for name in ("validation", "eval", "a/b")
+        ),
+        *(
+            (schema.TrainerConfig, {"best_checkpoints": {name: {"metric": "accuracy"}}}, "best_checkpoints")
+            for name in ("", "..", "a/b")
+        ),
+        (schema.TrainerConfig, {"best_checkpoint_export_subdir": "best_checkpoints"}, "best_checkpoint_export_subdir"),
+        (evaluation.BestCheckpointConfig, {"metric": ""}, "metric"),
+        (schema.DataConfig, {"input_path": "a", "tfds_name": "b"}, "tfds_name"),
+        (schema.RuntimeConfig, {"loss_scale": "dynamic"}, "loss_scale"),
+        (schema.RuntimeConfig, {"loss_scale": 0.0, "mixed_precision_dtype": "float16"}, "loss_scale"),
+        (schema.RuntimeConfig, {"num_cores_per_replica": 2}, "num_cores_per_replica"),
+        (schema.RuntimeConfig, {"virtual_cpus": 2, "num_gpus": 1}, "virtual_cpus"),
+        (schema.RuntimeConfig, {"virtual_cpus": 2, "executor": "single_threaded"}, "executor"),
+    ],
+)
+def test_rules_across_fields(config_class: type[Config], values: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_class(**values)
+    (details,) = caught.value.errors()
+    assert field in [name for name, _ in details["ctx"]["broken"]]
+
+
+@pytest.mark.parametrize("field", ["best_checkpoint_export_subdir", "validation_summary_subdir"])
+@pytest.mark.parametrize("name", [".", "..", "/etc", "a/b", "a\\b", "../other", "train", "evals", "params.yaml"])
+def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        schema.TrainerConfig(**{field: name})
+    ((broken, message),) = caught.value.errors()[0]["ctx"]["broken"]
+    assert broken == field
+    assert repr(name) in message
+
+
+def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept() -> None:
+    assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
+    with pytest.raises(ConfigError, match=r"validation_summary_subdir: '' is not a plain folder name"):
+        schema.TrainerConfig(validation_summary_subdir="")
+
+
+@pytest.mark.parametrize("values", [{}, {"keep": 0}, {"min_delta": -0.1}, {"metric_comp": "more"}, {"kept": 2}])
+def test_a_best_with_a_name_has_a_metric_and_bounds(values: dict[str, Any]) -> None:
+    given = {"metric": "accuracy", **values} if values else {}
+    with pytest.raises(ConfigError):
+        schema.TrainerConfig(best_checkpoints={"top": given})
+    made = schema.TrainerConfig(best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}})
+    assert made.best_checkpoints["top"].keep == 3
+
+
+def test_rules_allow_what_does_something() -> None:
+    assert schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
+    assert [schema.TrainerConfig(recovery_max_trials=trials).recovery_max_trials for trials in (0, -1, 3)] == [0, -1, 3]
+    folders = schema.TrainerConfig(best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out")
+    assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == ("best.v2", "held-out")
+
+
+def _shared(runtime: dict[str, Any], batch: int, section: str = "train_data", **data: Any) -> schema.ExperimentConfig:
+    return schema.ExperimentConfig().replace(runtime=runtime, task={section: {"global_batch_size": batch, **data}})
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+@pytest.mark.parametrize("strategy", ["auto", "mirrored"])
+def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: str, strategy: str) -> None:
+    runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
+    with pytest.raises(ConfigError) as caught:
+        _shared(runtime, 32, section, is_training=True)
+    ((path, message),) = caught.value.errors()[0]["ctx"]["broken"]
+    assert path == f"task.{section}.global_batch_size"
+    assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in message
+    assert message.endswith("30 or 33")
+
+
+def test_a_batch_smaller_than_the_virtual_cpus_names_their_number() -> None:
+    with pytest.raises(ConfigError, match=r"shared equally: 4\n"):
+        _shared({"virtual_cpus": 4}, 3)
+
+
+def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
+    config = _shared({"virtual_cpus": 3}, 32, "validation_data")
+    assert list(config.equal_batches()) == []
+    assert list(_shared({}, 32).equal_batches()) == [("task.train_data.global_batch_size", 32)]
+
+
+@pytest.mark.parametrize("runtime", [{"virtual_cpus": 3, "tpu": "local"}, {"virtual_cpus": 1}, {}])
+def test_batches_are_left_to_the_machine_where_the_config_cannot_tell(runtime: dict[str, Any]) -> None:
+    assert _shared(runtime, 32).task.train_data.global_batch_size == 32
+    assert _shared({"virtual_cpus": 4}, 0).runtime.virtual_cpus == 4
+    assert _shared({"virtual_cpus": 4}, 32).runtime.virtual_cpus == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps_per_loop": 0},
+        {"checkpoint_interval": 0},
+        {"validation_interval": -1},
+        {"max_to_keep": 0},
+        {"train_steps": -2},
+        {"continuous_eval_timeout": -1},
+        {"best_checkpoint_metric_comp": "best"},
+        {"allow_tpu_summary": True},
+    ],
+)
+def test_intervals_and_counts_are_bounded(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        schema.TrainerConfig(**values)
+
+
+def test_input_paths_have_four_spellings() -> None:
+    for path in ("a", ("a", "b"), {"en": "a"}, {"en": ("a", "b")}):
+        assert schema.DataConfig(input_path=path).input_path == path  # type: ignore[arg-type]
+    assert schema.DataConfig(input_path=["a"]).input_path == ("a",)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        schema.DataConfig(input_path=5)  # type: ignore[arg-type]

@@ -1,0 +1,338 @@
+"""gin: sections and factory arguments, scopes, the two passes, what is reported where, and one process many times."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gin
+import pytest
+
+from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.gin_source import gin_first_pass, gin_second_pass, operative_gin
+from trainer_kit.errors import ConfigError, Mistake
+
+
+def first_pass(experiment: str, *bindings: str, files: tuple[str, ...] = ()) -> tuple[dict[str, Any], list[Mistake]]:
+    found = gin_first_pass(files, bindings, experiment)
+    return found.layer.values, list(found.mistakes)
+
+
+def refused(experiment: str, *bindings: str) -> Mistake:
+    _, mistakes = first_pass(experiment, *bindings)
+    (mistake,) = mistakes
+    return mistake
+
+
+def second_pass_mistakes(*bindings: str, files: tuple[str, ...] = ()) -> list[Mistake]:
+    with pytest.raises(ConfigError) as caught:
+        gin_second_pass(files, bindings)
+    return list(caught.value.mistakes)
+
+
+def test_a_section_goes_by_the_name_of_its_class(experiment: str) -> None:
+    bindings = ["TrainerConfig.train_steps = 5", "NetConfig.rate = 0.25", "SampleTaskConfig.weights = (1, 2)"]
+    config: Any = resolve(experiment, Sources(gin_params=tuple(bindings))).config
+    assert (config.trainer.train_steps, config.task.model.rate, config.task.weights) == (5, 0.25, (1.0, 2.0))
+
+
+def test_a_scope_tells_sections_of_one_class_apart_and_wins(experiment: str) -> None:
+    bindings = (
+        "validation_data/DataConfig.global_batch_size = 8",
+        "DataConfig.seed = 1",
+        "train_data/DataConfig.seed = 2",
+        "DataConfig.global_batch_size = 4",
+    )
+    task: Any = resolve(experiment, Sources(gin_params=bindings)).config.task
+    assert (task.train_data.global_batch_size, task.validation_data.global_batch_size) == (4, 8)
+    assert (task.train_data.seed, task.validation_data.seed) == (2, 1)
+    assert task.extra_data is None
+
+
+def test_a_scoped_binding_brings_an_absent_section_into_being(experiment: str) -> None:
+    bindings = ("extra_data/DataConfig.seed = 3", "DataConfig.global_batch_size = 4", "EMAConfig.start_step = 9")
+    config: Any = resolve(experiment, Sources(gin_params=bindings)).config
+    assert (config.task.extra_data.seed, config.task.extra_data.global_batch_size) == (3, 4)
+    assert config.trainer.optimizer_config.ema.start_step == 9
+
+
+def test_the_branches_of_a_choice_go_by_their_classes(experiment: str) -> None:
+    adds = resolve(experiment, Sources(gin_params=("AdamConfig.beta_1 = 0.8",))).config
+    assert adds.trainer.optimizer_config.optimizer.get().beta_1 == 0.8
+    chosen = ("OptimizerConfig.type = 'sgd'", "SGDConfig.momentum = 0.9", "AdamConfig.beta_1 = 0.8")
+    switches = resolve(experiment, Sources(gin_params=chosen)).config.trainer.optimizer_config.optimizer
+    assert (switches.type, switches.get().momentum) == ("sgd", 0.9)
+    with pytest.raises(ConfigError, match=r"optimizer\.sgd .*no effect"):
+        resolve(experiment, Sources(gin_params=("SGDConfig.momentum = 0.9",)))
+
+
+def test_origins_are_the_line_or_the_flag(experiment: str, tmp_path: Path) -> None:
+    path = tmp_path / "conf.gin"
+    path.write_text("\nTrainerConfig:\n  train_steps = 5\n  max_to_keep = 2\nDataConfig.seed = 1\n")
+    origins = resolve(
+        experiment, Sources(gin_files=(str(path),), gin_params=("TrainerConfig.max_to_keep = 3",))
+    ).origins
+    assert origins["trainer.train_steps"] == f"{path}:3"
+    assert origins["trainer.max_to_keep"] == "--gin_params"
+    assert origins["task.train_data.seed"] == f"{path}:5"
+    assert origins["task.train_data.cache"] == "default"
+
+
+def test_macros_and_includes_work_and_later_bindings_win(experiment: str, tmp_path: Path) -> None:
+    (tmp_path / "base.gin").write_text("steps = 5\nTrainerConfig.max_to_keep = 1\n")
+    path = tmp_path / "conf.gin"
+    path.write_text("include 'base.gin'\nTrainerConfig.train_steps = %steps\nTrainerConfig.max_to_keep = 2\n")
+    trainer = resolve(experiment, Sources(gin_files=(str(path),), gin_params=("steps = 6",))).config.trainer
+    assert (trainer.train_steps, trainer.max_to_keep) == (6, 2)
+
+
+def test_a_file_that_includes_itself_is_a_mistake(experiment: str, tmp_path: Path) -> None:
+    (tmp_path / "conf.gin").write_text("include 'conf.gin'\n")
+    _, mistakes = first_pass(experiment, files=(str(tmp_path / "conf.gin"),))
+    assert "includes itself" in mistakes[0].problem
+
+
+def test_a_registered_function_can_make_a_value(experiment: str) -> None:
+    @gin.configurable(module="sample_values")
+    def triple(number: int = 1) -> int:
+        return 3 * number
+
+    values, mistakes = first_pass(experiment, "TrainerConfig.train_steps = @triple()", "triple.number = 4")
+    assert (values, mistakes) == ({"trainer": {"train_steps": 12}}, [])
+    assert triple() == 12
+    values, _ = first_pass(experiment, "TrainerConfig.train_steps = 7")
+    assert triple() == 3
+
+
+def test_a_function_that_fails_is_a_mistake(experiment: str) -> None:
+    @gin.configurable(module="sample_values")
+    def failing_value() -> int:
+        raise OSError("no such thing")
+
+    mistake = refused(experiment, "TrainerConfig.train_steps = @failing_value()")
+    assert mistake.path == "trainer"
+    assert "no such thing" in mistake.advice
+    assert mistake.origin == "--gin_params"
+
+
+def test_wrong_types_reach_the_report_with_the_path_in_the_config(experiment: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bindings = ("TrainerConfig.train_steps = 'abc'", "TrainerConfig.train_step = 5")
+        resolve(experiment, Sources(gin_params=bindings))
+    assert {mistake.path for mistake in caught.value.mistakes} == {"trainer.train_steps", "trainer.train_step"}
+    assert {mistake.origin for mistake in caught.value.mistakes} == {"--gin_params"}
+
+
+def test_arguments_of_the_factory_are_bound_by_the_experiments_name(experiment: str) -> None:
+    resolved = resolve(experiment, Sources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
+    learning_rate = "trainer.optimizer_config.learning_rate.constant.learning_rate"
+    assert resolved.config.trainer.optimizer_config.learning_rate.get().learning_rate == 3e-4
+    assert resolved.origins[learning_rate] == f"{experiment}.learning_rate of --gin_params"
+    assert resolved.origins["trainer.train_steps"] == "default"
+
+
+def test_config_files_win_over_arguments_of_the_factory(experiment: str, tmp_path: Path) -> None:
+    (tmp_path / "conf.yaml").write_text("trainer: {train_steps: 7}")
+    sources = Sources(config_files=(str(tmp_path / "conf.yaml"),), gin_params=(f"{experiment}.steps = 6",))
+    assert resolve(experiment, sources).config.trainer.train_steps == 7
+
+
+def test_a_name_with_slashes_and_other_characters(register: Callable[[str], str]) -> None:
+    name = register("vision/3d/net-{}")
+    last = name.rpartition("-")[2]
+    for written in (f"vision/_3d/net_{last}", f"vision._3d.net_{last}", f"net_{last}"):
+        config = resolve(name, Sources(gin_params=(f"{written}.steps = 6",))).config
+        assert config.trainer.train_steps == 6, written
+    mistake = refused(name, f"vison/_3d/net_{last}.steps = 6")
+    assert "vison/_3d" in mistake.problem
+
+
+def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> None:
+    name = f"{register('plain_{}')}_decorated"
+
+    @gin.configurable(name)
+    def made(steps: int = 1) -> ExperimentConfig:
+        return ExperimentConfig().replace(trainer={"train_steps": steps})
+
+    register_experiment(name)(made)
+    assert resolve(name, Sources(gin_params=(f"{name}.steps = 6",))).config.trainer.train_steps == 6
+    assert resolve(name, Sources()).config.trainer.train_steps == 1
+
+
+def test_unknown_and_wrong_arguments_of_a_factory_are_mistakes(experiment: str) -> None:
+    unknown = refused(experiment, f"{experiment}.learning_rat = 1.0")
+    assert (unknown.path, unknown.origin) == (f"{experiment}.learning_rat", "--gin_params")
+    assert "learning_rate" in unknown.advice
+    wrong = refused(experiment, f"{experiment}.steps = 'many'")
+    assert "steps='many'" in wrong.problem
+    assert "train_steps" in wrong.advice
+
+
+@pytest.mark.parametrize(
+    ("binding", "problem", "advice"),
+    [
+        ("validation_dta/DataConfig.seed = 1", "scope validation_dta", "validation_data"),
+        ("x/ExperimentConfig.trainer = {}", "scope x", "without a scope"),
+        ("TrainerConfig.train_steps = %steps", "%steps is not defined", "define it"),
+        ("TrainerConfig.train_steps = @nobody()", "@nobody", "import the module"),
+        ("NetConfig.name = [@nobody, 1]", "@nobody", "import the module"),
+    ],
+)
+def test_a_binding_of_ours_that_cannot_count_is_a_mistake(
+    experiment: str, binding: str, problem: str, advice: str
+) -> None:
+    mistake = refused(experiment, binding)
+    assert problem in mistake.problem
+    assert advice in mistake.advice
+    assert mistake.path == binding.partition(" ")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("TrainerConfig.train_steps = 5\nTrainerConfig.train_steps 6\n", "2", "is not gin"),
+        ("RuntimeConfig.distribution_strategy = mirrored\n", "1", "mirrored is not a value; values are Python's"),
+        ("x = [1,\n", "2", "is not gin"),
+        ("TrainerConfig:\ntrain_steps = 5\n", "2", "is not gin"),
+        ("from __gin__ import dynamic_registration\n", "1", "not supported"),
+        ("TrainerConfig.x = 1 2\n", "1", "is not gin"),
+        ("x = %'a'", "1", "is not gin"),
+        ("x = '''abc\n", "1", "is not gin"),
+    ],
+)
+def test_broken_gin_is_reported_with_its_line(
+    experiment: str, tmp_path: Path, text: str, place: str, said: str
+) -> None:
+    path = tmp_path / "conf.gin"
+    path.write_text(text)
+    _, mistakes = first_pass(experiment, files=(str(path),))
+    assert mistakes[0].origin.split(":")[:2] == [str(path), place]
+    assert said in str(mistakes[0])
+
+
+def test_a_broken_binding_on_the_command_line_is_shown(experiment: str) -> None:
+    mistake = refused(experiment, "TrainerConfig.train_steps=")
+    assert mistake.origin == "--gin_params"
+    assert "'TrainerConfig.train_steps='" in mistake.problem
+
+
+def test_a_missing_gin_file_names_the_near_ones(experiment: str, tmp_path: Path) -> None:
+    (tmp_path / "digits.gin").touch()
+    (tmp_path / "conf.gin").write_text("include 'digit.gin'\n")
+    for name in ("digit.gin", "conf.gin"):
+        _, mistakes = first_pass(experiment, files=(str(tmp_path / name),))
+        assert "there is no such file" in mistakes[0].problem
+    with pytest.raises(ConfigError, match=r"did you mean digits.gin\?"):
+        resolve(experiment, Sources(gin_files=(str(tmp_path / "digit.gin"),)))
+
+
+def test_unknown_names_are_left_to_the_second_pass_which_reports_all_of_them(experiment: str, tmp_path: Path) -> None:
+    path = tmp_path / "conf.gin"
+    path.write_text("TrainerConfg.train_steps = 5\nNetConfig.rate = 0.5\n\nmake_thing.size = 4\n")
+    assert first_pass(experiment, "other.x = @nobody()", files=(str(path),))[1] == []
+    mistakes = second_pass_mistakes("other.x = @nobody()", files=(str(path),))
+    assert [(mistake.path, mistake.origin) for mistake in mistakes] == [
+        ("TrainerConfg.train_steps", f"{path}:1"),
+        ("make_thing.size", f"{path}:4"),
+        ("other.x", "--gin_params"),
+        ("other.x", "--gin_params"),
+    ]
+    assert "TrainerConfig" in mistakes[0].advice
+    assert "nobody" in mistakes[3].problem
+
+
+def test_a_section_of_another_experiment_is_unknown(experiment: str, register: Callable[[str], str]) -> None:
+    gin_first_pass((), ("NetConfig.rate = 0.5",), experiment)
+    other = f"{experiment}_plain"
+    register_experiment(other)(ExperimentConfig)
+    assert first_pass(other, "NetConfig.rate = 0.5") == ({}, [])
+    assert "nothing called NetConfig" in second_pass_mistakes("NetConfig.rate = 0.5")[0].problem
+
+
+def test_code_that_is_imported_between_the_passes_gets_its_bindings(experiment: str) -> None:
+    bindings = (
+        "late_thing.size = 4",
+        "late_thing.inner = @late_inner()",
+        "size = 9",
+        "TrainerConfig.train_steps = %size",
+    )
+    values, mistakes = first_pass(experiment, *bindings)
+    assert (values, mistakes) == ({"trainer": {"train_steps": 9}}, [])
+
+    @gin.configurable(module="late")
+    def late_inner() -> str:
+        return "inner"
+
+    @gin.configurable(module="late")
+    def late_thing(size: int = 1, inner: str = "") -> tuple[int, str]:
+        return size, inner
+
+    gin_second_pass((), bindings)
+    assert late_thing() == (4, "inner")
+    assert "late_thing.size = 4" in operative_gin()
+    (mistake,) = second_pass_mistakes(*bindings, "late_thing.sise = 5")
+    assert mistake.path == "late_thing.sise"
+    assert "size" in mistake.advice
+    first_pass(experiment)
+    assert late_thing() == (1, "")
+
+
+def test_modules_that_a_gin_file_names_are_imported_by_the_second_pass_only(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_for_gin.py").write_text("import gin\n@gin.configurable\ndef from_gin(x=1):\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    bindings = ("import module_for_gin", "from_gin.x = 5")
+    first_pass(experiment, *bindings)
+    assert "module_for_gin" not in sys.modules
+    gin_second_pass((), bindings)
+    assert sys.modules["module_for_gin"].from_gin() == 5
+    mistakes = second_pass_mistakes("import module_for_gni")
+    assert "module_for_gni" in mistakes[0].problem
+
+
+def test_a_name_that_several_have_registered_has_to_be_written_whole(experiment: str) -> None:
+    for module in ("one_place", "two_place"):
+        gin.external_configurable(lambda size=1: size, name="ambiguous_thing", module=module)
+    mistake = refused(experiment, "ambiguous_thing.size = 4")
+    assert "one_place.ambiguous_thing" in mistake.problem
+    assert first_pass(experiment, "two_place.ambiguous_thing.size = 4") == ({}, [])
+
+
+def test_a_hook_that_refuses_the_bindings_is_a_config_error(experiment: str) -> None:
+    gin.external_configurable(lambda size=1: size, name="required_thing", module="late")
+    bindings = ("required_thing.size = %gin.REQUIRED",)
+    first_pass(experiment, *bindings)
+    assert "REQUIRED" in second_pass_mistakes(*bindings)[0].problem
+    first_pass(experiment)
+
+
+def test_each_pass_begins_afresh_and_leaves_other_peoples_bindings(experiment: str) -> None:
+    gin.external_configurable(lambda size=1: size, name="kept_thing", module="late")
+    gin.bind_parameter("kept_thing.size", 5)
+    for steps in (5, 6):
+        assert first_pass(experiment, f"TrainerConfig.train_steps = {steps}")[0] == {"trainer": {"train_steps": steps}}
+        assert f"TrainerConfig.train_steps = {steps}" in operative_gin()
+    assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {"trainer": {"max_to_keep": 2}}
+    assert "train_steps" not in operative_gin()
+    assert gin.query_parameter("kept_thing.size") == 5
+
+
+def test_a_locked_gin_is_no_obstacle_and_stays_locked(experiment: str) -> None:
+    gin.finalize()
+    try:
+        assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {"trainer": {"max_to_keep": 2}}
+        gin_second_pass((), ("TrainerConfig.max_to_keep = 2",))
+        assert gin.config_is_locked()
+    finally:
+        gin.config._set_config_is_locked(False)
+
+
+def test_without_gin_sources_the_second_pass_leaves_gin_alone() -> None:
+    before = gin.config_str()
+    gin_second_pass((), ())
+    assert gin.config_str() == before

@@ -1,0 +1,185 @@
+"""Config files and the three spellings of --params_override."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.text import read_config_file, read_params_override
+from trainer_kit.errors import ConfigError, ExitCode, Mistake
+
+NESTED = {"trainer": {"train_steps": 5, "loss_upper_bound": 0.001}, "task": {"weights": [1, 2]}}
+
+
+def only_mistake(caught: pytest.ExceptionInfo[ConfigError]) -> Mistake:
+    (mistake,) = caught.value.mistakes
+    return mistake
+
+
+def test_a_yaml_file_gives_values_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_text("trainer:\n  train_steps: 5\n")
+    assert read_config_file(path) == Layer(
+        {"trainer": {"train_steps": 5}}, {"trainer": f"{path}:1", "trainer.train_steps": f"{path}:2"}
+    )
+
+
+def test_json_is_known_by_its_name_or_by_its_text(tmp_path: Path) -> None:
+    for name in ("conf.json", "conf.txt", "conf.yaml"):
+        (tmp_path / name).write_text(json.dumps(NESTED, indent="\t"))
+        layer = read_config_file(tmp_path / name)
+        assert layer.values == NESTED
+        assert layer.origins["trainer.train_steps"] == f"{tmp_path / name}:3"
+
+
+def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# later\n")
+    assert read_config_file(tmp_path / "empty.yaml") == Layer()
+
+
+def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "digits.yaml").touch()
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(tmp_path / "digit.yaml")
+    assert "did you mean digits.yaml?" in str(caught.value)
+    assert str(tmp_path / "digit.yaml") in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE
+    with pytest.raises(ConfigError, match="there is no folder"):
+        read_config_file(tmp_path / "nowhere" / "digits.yaml")
+
+
+@pytest.mark.parametrize("name", ["gs://bucket/conf.yaml", "s3://bucket/conf.yaml"])
+def test_a_remote_file_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="not a local file"):
+        read_config_file(name)
+
+
+def test_a_folder_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_config_file(tmp_path)
+    (tmp_path / "conf.yaml").write_bytes(b"a: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"UTF-8 \(byte 3\)"):
+        read_config_file(tmp_path / "conf.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
+    loop = tmp_path / "conf.yaml"
+    os.symlink(loop, loop)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config_file(loop)
+
+
+@pytest.mark.parametrize(("text", "said"), [("- 1\n- 2\n", "is a list"), ("hello\n", "'hello' is not a setting")])
+def test_the_top_of_a_file_has_to_be_a_mapping(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "conf.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(tmp_path / "conf.yaml")
+    assert said in only_mistake(caught).problem
+    assert only_mistake(caught).origin.endswith("conf.yaml:1:1")
+
+
+def test_the_spellings_of_an_override_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a=b.yaml").write_text("trainer: {train_steps: 5, loss_upper_bound: 1e-3}\ntask: {weights: [1, 2]}")
+    (tmp_path / "over.json").write_text(json.dumps(NESTED))
+    for text in (
+        "trainer.train_steps=5,trainer.loss_upper_bound=1e-3,task.weights=[1, 2]",
+        " trainer.train_steps = 5 , task.weights = [1,2] , trainer = {}".replace(" , trainer = {}", "")
+        + ",trainer.loss_upper_bound=0.001",
+        "{trainer: {train_steps: 5, loss_upper_bound: 1e-3}, task: {weights: [1, 2]}}",
+        "trainer:\n  train_steps: 5\n  loss_upper_bound: 1e-3\ntask:\n  weights: [1, 2]\n",
+        json.dumps(NESTED),
+        json.dumps(NESTED, indent="\t"),
+        str(tmp_path / "a=b.yaml"),
+        str(tmp_path / "over.json"),
+    ):
+        assert read_params_override(text).values == NESTED, text
+
+
+def test_the_origin_of_an_override_is_the_flag_or_the_file(tmp_path: Path) -> None:
+    assert read_params_override("a.b=1").origins == {"a.b": "--params_override"}
+    assert set(read_params_override("{a: {b: 1}}").origins.values()) == {"--params_override"}
+    (tmp_path / "over.yml").write_text("a:\n  b: 1\n")
+    assert read_params_override(str(tmp_path / "over.yml")).origins["a.b"] == f"{tmp_path / 'over.yml'}:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", {}),
+        ("  ", {}),
+        ("a=", {"a": ""}),
+        ("a=off,b=true,c=null", {"a": "off", "b": True, "c": None}),
+        ("a=[x, 'y,z', [1, 2]],b={c: 1, d: [2, 3]}", {"a": ["x", "y,z", [1, 2]], "b": {"c": 1, "d": [2, 3]}}),
+        ("a='it''s, ok',b=\"x, \\\"y\\\"\"", {"a": "it's, ok", "b": 'x, "y"'}),
+        ("a=it's,b=2", {"a": "it's", "b": 2}),
+        ("a=h1:1;h2:2,b='h1:1,h2:2'", {"a": "h1:1;h2:2", "b": "h1:1,h2:2"}),
+        ("a.path=gs://x/*.tf,b=*.txt", {"a": {"path": "gs://x/*.tf"}, "b": "*.txt"}),
+        ("a=x=y", {"a": "x=y"}),
+        ("a.file=runs/best.yaml", {"a": {"file": "runs/best.yaml"}}),
+        ("input_path.en-de=x", {"input_path": {"en-de": "x"}}),
+        ("a=__import__('os')", {"a": "__import__('os')"}),
+        ("a=1,", {"a": 1}),
+    ],
+)
+def test_assignments_keep_commas_inside_brackets_and_quotes(text: str, values: object) -> None:
+    assert read_params_override(text).values == values
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        ("trainer.train_steps", "", "is not a setting"),
+        ("5", "", "is not a setting"),
+        ("[a, b]", "", "is a list"),
+        ("a=1,b", "", "'b' is not a setting"),
+        ("a=h1:1,h2:2", "", "'h2:2' is not a setting"),
+        ("a..b=1", "", "is not a setting"),
+        ("a=1,a=2", "a", "given twice"),
+        ("a=1,a.b=2", "a.b", "a is given as a value"),
+        ("a.b=1,a=2", "a", "given twice"),
+        ("a=[1,2", "", "] is missing"),
+        ("a='x", "", "' is missing"),
+        ("a='x'y", "a", "is not YAML"),
+        ("{a: 1", "", "is not YAML"),
+        ("{a: 1, a: 2}", "a", "given twice"),
+        ("missing.yaml", "", "there is no such file"),
+    ],
+)
+def test_an_override_that_is_none_of_the_spellings_is_refused(text: str, path: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_params_override(text)
+    assert said in str(only_mistake(caught))
+    assert only_mistake(caught).path == path
+    assert only_mistake(caught).origin.startswith(("--params_override", "missing.yaml"))
+
+
+def test_a_file_that_is_not_there_is_told_of_with_those_that_are_and_no_hidden_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = []
+    for name in (".hidden.yaml", "digits.yaml"):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError) as caught:
+            read_params_override("dgits.yaml")
+        told.append(str(only_mistake(caught)))
+    assert "there is no such file; . holds no config file" in told[0]
+    assert "in .: did you mean digits.yaml?" in told[1]
+
+
+def test_all_mistakes_of_one_override_are_reported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_params_override("x=1,a,b.=1,d=1,d=2")
+    assert [mistake.path for mistake in caught.value.mistakes] == ["", "", "d"]
+
+
+def test_a_file_without_an_end_and_deep_overrides_are_refused() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: is longer than"):
+        read_config_file("/dev/zero")
+    for text in ('{"a": ' + "[" * 30_000 + "]" * 30_000 + "}", "a=" + "[" * 300 + "]" * 300, "a=" + "9" * 5000):
+        with pytest.raises(ConfigError, match=r"params_override.*(levels deep|digits)"):
+            read_params_override(text)

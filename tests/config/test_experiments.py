@@ -1,0 +1,172 @@
+"""Experiments by name, and tasks by the class of their config."""
+
+from __future__ import annotations
+
+import abc
+import gc
+import itertools
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.config.experiments import get_experiment, register_experiment, register_task, task_class, trainer_class
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.errors import UsageError
+
+_numbers = itertools.count()
+
+
+@configclass
+class KnownTaskConfig(TaskConfig):
+    size: int = 1
+
+
+@configclass
+class ChildTaskConfig(KnownTaskConfig):
+    more: int = 2
+
+
+class PlainTaskConfig(TaskConfig):
+    """Not decorated: a mistake that users make."""
+
+    size: int = 1
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test registers."""
+    return f"experiment_test_{next(_numbers)}"
+
+
+def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
+    @register_experiment(name)
+    def factory(steps: int = 5) -> ExperimentConfig:
+        return ExperimentConfig(trainer=TrainerConfig(train_steps=steps))
+
+    first, second = get_experiment(name), get_experiment(name)
+    assert first == second and first is not second
+    assert first.replace(trainer={"train_steps": 7}) != get_experiment(name)
+    assert get_experiment(name, steps=6).trainer.train_steps == 6
+    assert factory(8).trainer.train_steps == 8
+
+
+def test_an_unknown_experiment_names_the_nearest(name: str) -> None:
+    register_experiment(name)(ExperimentConfig)
+    with pytest.raises(UsageError, match=name):
+        get_experiment(name + "x")
+
+
+def test_names_of_experiments_cannot_clash(name: str) -> None:
+    register_experiment(f"{name}/b/c")(ExperimentConfig)
+    for clash in (f"{name}/b", f"{name}/b/c"):
+        with pytest.raises(UsageError):
+            register_experiment(clash)(ExperimentConfig)
+
+
+def test_a_factory_has_to_return_a_config(name: str) -> None:
+    register_experiment(name)(dict)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="has to return an ExperimentConfig"):
+        get_experiment(name)
+
+
+def test_a_section_that_is_not_decorated_is_refused_with_its_path(name: str) -> None:
+    register_experiment(name)(lambda: ExperimentConfig(task=PlainTaskConfig()))
+    with pytest.raises(UsageError, match=r"section task is a PlainTaskConfig.*configclass"):
+        get_experiment(name)
+
+
+def test_a_task_belongs_to_exactly_its_config_class() -> None:
+    @register_task(KnownTaskConfig)
+    class KnownTask: ...
+
+    assert task_class(KnownTaskConfig(size=3)) is KnownTask
+    with pytest.raises(UsageError, match=r"no task is registered for ChildTaskConfig.*register_task"):
+        task_class(ChildTaskConfig())
+    assert register_task(KnownTaskConfig)(KnownTask) is KnownTask
+    with pytest.raises(UsageError, match="bound to the task"):
+        register_task(KnownTaskConfig)(type("Other", (), {}))
+
+
+def test_only_a_decorated_config_class_can_have_a_task() -> None:
+    with pytest.raises(UsageError, match="PlainTaskConfig has to be decorated"):
+        register_task(PlainTaskConfig)
+
+
+def test_a_task_that_is_named_is_imported_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @configclass
+    class LateTaskConfig(TaskConfig):
+        pass
+
+    (tmp_path / "late_task_module.py").write_text("class LateTask: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    register_task(LateTaskConfig, "late_task_module:LateTask")
+    assert "late_task_module" not in sys.modules
+    assert task_class(LateTaskConfig()) is sys.modules["late_task_module"].LateTask
+
+    @configclass
+    class MisspeltConfig(TaskConfig):
+        pass
+
+    register_task(MisspeltConfig, "late_task_module:LatTask")
+    with pytest.raises(UsageError, match="late_task_module has no 'LatTask'; did you mean LateTask"):
+        task_class(MisspeltConfig())
+
+
+def test_a_task_without_a_method_that_it_needs_is_told() -> None:
+    @configclass
+    class HalfConfig(TaskConfig):
+        pass
+
+    class Needs(abc.ABC):
+        @abc.abstractmethod
+        def build_model(self) -> None: ...
+
+        @abc.abstractmethod
+        def build_inputs(self) -> None: ...
+
+    @register_task(HalfConfig)
+    class HalfTask(Needs): ...
+
+    with pytest.raises(UsageError, match=r"HalfTask lacks build_inputs and build_model; every task has to define them"):
+        task_class(HalfConfig())
+
+
+def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @configclass
+    class OwnTrainerConfig(TaskConfig):
+        pass
+
+    @configclass
+    class NamedTrainerConfig(TaskConfig):
+        pass
+
+    class OwnTrainer: ...
+
+    @register_task(OwnTrainerConfig, trainer=OwnTrainer)
+    class OwnTask: ...
+
+    (tmp_path / "late_trainer_module.py").write_text("class LateTrainer: ...\nclass LateTask: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    register_task(NamedTrainerConfig, "late_trainer_module:LateTask", trainer="late_trainer_module:LateTrainer")
+    assert "late_trainer_module" not in sys.modules
+    assert task_class(OwnTrainerConfig()) is OwnTask
+    assert trainer_class(OwnTrainerConfig()) is OwnTrainer
+    assert trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
+    assert trainer_class(KnownTaskConfig()) is None  # the engine's own
+
+
+def test_a_config_class_that_was_made_for_one_experiment_goes_with_it() -> None:
+    def make() -> weakref.ref[type]:
+        @configclass
+        class PassingConfig(TaskConfig):
+            pass
+
+        register_task(PassingConfig, "some.module:Task", trainer="some.module:Trainer")
+        return weakref.ref(PassingConfig)
+
+    seen = make()
+    gc.collect()
+    assert seen() is None

@@ -1,0 +1,101 @@
+"""What counts as a section, a list of sections, and a leaf."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from pydantic import SerializeAsAny, ValidationError
+
+from trainer_kit.config.fields import checker, fields_of, leaves, listed_class, named_class, section_class, sections
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.optimization import AdamConfig, EMAConfig
+
+
+@configclass
+class Tree(Config):
+    size: int = 1
+    child: Tree | None = None
+
+
+@configclass
+class Needy(Config):
+    size: int
+    tree: Tree = Tree()
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (DataConfig, DataConfig),
+        (DataConfig | None, DataConfig),
+        (DataConfig | dict[str, DataConfig], DataConfig),
+        (SerializeAsAny[DataConfig] | None, DataConfig),
+        (Annotated[DataConfig, "note"], DataConfig),
+        (DataConfig | AdamConfig, None),
+        (DataConfig | str, None),
+        (tuple[DataConfig, ...], None),
+        (int, None),
+    ],
+)
+def test_a_section_is_one_config_class_or_none(annotation: object, expected: type[Config] | None) -> None:
+    assert section_class(annotation) is expected
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (tuple[DataConfig, ...], (DataConfig, None)),
+        (list[DataConfig] | None, (DataConfig, None)),
+        (dict[str, DataConfig], (None, DataConfig)),
+        (DataConfig | dict[str, DataConfig], (None, DataConfig)),
+        (tuple[int, ...], (None, None)),
+        (tuple[DataConfig, AdamConfig], (None, None)),
+        (dict[str, str], (None, None)),
+        (DataConfig, (None, None)),
+    ],
+)
+def test_lists_and_dicts_of_sections_are_known_by_their_items(annotation: object, expected: object) -> None:
+    assert (listed_class(annotation), named_class(annotation)) == expected
+
+
+def test_leaves_are_plain_values_by_path(default: ExperimentConfig) -> None:
+    found = leaves(default)
+    assert found["trainer.train_steps"] == 100
+    assert found["task.model.blocks"] == [{"width": 8, "kind": "dense"}]
+    assert found["trainer.optimizer_config.ema"] is None
+    assert found["trainer.optimizer_config.optimizer.type"] == "adam"
+    assert found["trainer.optimizer_config.optimizer.adam.beta_1"] == 0.9
+    assert not any(".sgd" in path for path in found)
+    assert "task.model" not in found
+
+
+def test_sections_lists_those_that_are_there_and_those_that_could_be(default: ExperimentConfig) -> None:
+    found = {path: (config_class, is_there) for path, config_class, is_there in sections(default)}
+    assert found[""] == (ExperimentConfig, True)
+    assert found["trainer"] == (TrainerConfig, True)
+    assert found["task"] == (type(default.task), True)
+    assert found["trainer.optimizer_config.ema"] == (EMAConfig, False)
+    assert found["trainer.optimizer_config.optimizer.adam"] == (AdamConfig, True)
+    assert found["trainer.optimizer_config.optimizer.sgd"][1] is False
+    assert found["task.extra_data"] == (DataConfig, False)
+    assert list(found).index("trainer") < list(found).index("trainer.optimizer_config")
+
+
+def test_a_section_that_may_hold_itself_ends_where_there_is_nothing() -> None:
+    assert [path for path, _, _ in sections(Tree(child=Tree()))] == ["", "child"]
+
+
+def test_one_field_is_checked_alone_with_the_settings_of_its_class() -> None:
+    assert checker(TrainerConfig, "loss_upper_bound").validate_python(1) == 1.0
+    assert checker(Needy, "tree").validate_python({"size": 2}) == Tree(size=2)
+    for config_class, name, value in (
+        (TrainerConfig, "loss_upper_bound", float("nan")),
+        (TrainerConfig, "max_to_keep", 0),
+        (TrainerConfig, "train_steps", "5"),
+        (Needy, "tree", None),
+    ):
+        with pytest.raises(ValidationError):
+            checker(config_class, name).validate_python(value)
+    assert fields_of(Config) == {}

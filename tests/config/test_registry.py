@@ -1,0 +1,74 @@
+"""Names, clashes and misses."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.errors import ExitCode, UsageError
+
+
+@pytest.fixture
+def registry() -> Registry[object]:
+    made: Registry[object] = Registry("experiment")
+    for name in ("digits", "vision/resnet/cifar", "vision/resnet/digits", "lm"):
+        made.register(name)(name)
+    return made
+
+
+def test_what_was_registered_is_found(registry: Registry[object]) -> None:
+    assert registry.lookup("vision/resnet/cifar") == "vision/resnet/cifar"
+    assert registry.names() == ["digits", "lm", "vision/resnet/cifar", "vision/resnet/digits"]
+    assert "lm" in registry and "vision" not in registry and 5 not in registry
+
+
+def test_the_decorator_returns_what_it_decorates(registry: Registry[object]) -> None:
+    @registry.register("function")
+    def function() -> int:
+        return 5
+
+    assert function() == 5
+    assert registry.lookup("function") is function
+
+
+@pytest.mark.parametrize("name", ["", "/", "a//b", "/a", "a/"])
+def test_a_name_is_made_of_words(registry: Registry[object], name: str) -> None:
+    with pytest.raises(UsageError, match="single slashes"):
+        registry.register(name)
+
+
+def test_a_name_that_is_taken_is_refused_and_stays(registry: Registry[object]) -> None:
+    def second() -> None: ...
+
+    with pytest.raises(UsageError, match="'digits' is registered already") as caught:
+        registry.register("digits")(second)
+    assert "second" in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert registry.lookup("digits") == "digits"
+
+
+@pytest.mark.parametrize("name", ["vision", "vision/resnet", "lm/small", "vision/resnet/cifar/big"])
+def test_a_name_inside_another_or_around_it_is_refused(registry: Registry[object], name: str) -> None:
+    with pytest.raises(UsageError, match="clashes with"):
+        registry.register(name)(object())
+    assert name not in registry
+
+
+def test_a_name_that_only_begins_like_another_is_fine(registry: Registry[object]) -> None:
+    registry.register("lm2")(object())
+    registry.register("vision/resnet2")(object())
+    assert "lm2" in registry
+
+
+def test_a_miss_names_the_nearest_or_what_there_is(registry: Registry[object]) -> None:
+    with pytest.raises(UsageError, match="no experiment is called 'digit'; did you mean digits"):
+        registry.lookup("digit")
+    with pytest.raises(UsageError, match="there are: digits, lm"):
+        registry.lookup("zzzzzz")
+    with pytest.raises(UsageError, match="there are none"):
+        Registry[object]("task").lookup("x")
+
+
+def test_the_beginning_of_a_name_names_what_it_begins(registry: Registry[object]) -> None:
+    with pytest.raises(UsageError, match="begins vision/resnet/cifar, vision/resnet/digits"):
+        registry.lookup("vision/resnet")

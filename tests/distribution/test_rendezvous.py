@@ -1,0 +1,94 @@
+"""Workers that wait for each other, as threads of one process with an address each."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from trainer_kit.distribution import rendezvous
+from trainer_kit.distribution.cluster import Cluster
+from trainer_kit.distribution.rendezvous import wait_for_workers
+from trainer_kit.errors import ExitCode, StalledError
+
+
+def _clusters(count: int, chief: bool = False) -> list[Cluster]:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    for server in servers:
+        server.close()
+    tasks = {"chief": tuple(hosts[:1]), "worker": tuple(hosts[1:])} if chief else {"worker": tuple(hosts)}
+    names = [(job, index) for job, addresses in tasks.items() for index in range(len(addresses))]
+    return [Cluster(tasks=tasks, task_type=job, task_index=index) for job, index in names]
+
+
+def _waiting(cluster: Cluster) -> threading.Thread:
+    thread = threading.Thread(target=wait_for_workers, args=(cluster,), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("chief", [False, True])
+def test_all_go_on_when_the_last_one_has_come_and_leave_their_ports_free(chief: bool) -> None:
+    clusters = _clusters(3, chief)
+    early = [_waiting(cluster) for cluster in clusters[:2]]
+    time.sleep(0.5)
+    assert all(thread.is_alive() for thread in early)
+    late = _waiting(clusters[2])
+    servers: list[socket.socket] = []
+    threads = [*early, late]
+    give_up = time.monotonic() + 10
+    while len(servers) < len(threads) and time.monotonic() < give_up:  # each port is taken over, as by TensorFlow
+        for thread, cluster in zip(threads, clusters, strict=True):
+            port = int(cluster.tasks[cluster.task_type][cluster.task_index].rpartition(":")[2])
+            if not thread.is_alive() and port not in [server.getsockname()[1] for server in servers]:
+                servers.append(socket.create_server(("127.0.0.1", port)))
+        time.sleep(0.01)
+    for server in servers:
+        server.close()
+    assert len(servers) == len(threads)
+
+
+def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(rendezvous, "_TELL_AFTER", 0.1)
+    first, second = _clusters(2)
+    thread = _waiting(first)
+    while "not come" not in caplog.text:
+        assert thread.is_alive()
+        time.sleep(0.05)
+    assert f"worker 1 at {second.tasks['worker'][1]} has not come" in caplog.text and "waiting" in caplog.text
+    with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
+        thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_workers_that_answer_late_are_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(16)
+
+    def answers(address: str) -> bool:
+        together.wait(10)
+        return True
+
+    monkeypatch.setattr(rendezvous, "_answers", answers)
+    wait_for_workers(_clusters(17)[0])
+
+
+def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> None:
+    first, _ = _clusters(2)
+    taken = socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2])))
+    other = socket.create_server(("127.0.0.1", int(first.tasks["worker"][1].rpartition(":")[2])))
+    with taken, other:
+        thread = _waiting(first)
+        thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_worker_that_never_comes_ends_the_wait_by_name() -> None:
+    first, second, _ = _clusters(3)
+    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not come"):
+        wait_for_workers(first, timeout_seconds=0.1)
+    assert StalledError.exit_code == ExitCode.STALLED
+    with socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2]))):
+        pass  # the port is free again

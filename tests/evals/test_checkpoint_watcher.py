@@ -1,0 +1,168 @@
+"""In which order checkpoints are taken, what becomes of those that go, and what a wait in vain tells."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.errors import NothingToWaitForError
+from trainer_kit.evals.checkpoint_watcher import Arrivals, Unknown
+
+
+class Run(Unknown):
+    """A run whose answers a test sets."""
+
+    def __init__(self, ended: bool = True) -> None:
+        super().__init__(lambda: self.ended)
+        self.ended = ended
+        self.on_record: set[int] = set()
+        self.back: list[int] = []
+        self.beats = 0
+        self.needs: list[tuple[int | None, int | None]] = []
+        self.on_need: Callable[[int | None], None] = lambda reads: None
+
+    def evaluated(self) -> set[int]:
+        return self.on_record
+
+    def went_back_to(self) -> int | None:
+        return self.back.pop() if self.back else None
+
+    def alive(self) -> bool:
+        self.beats -= 1
+        return self.beats >= 0
+
+    def need(self, after: int | None, reads: int | None) -> None:
+        self.needs.append((after, reads))
+        self.on_need(reads)
+
+
+def _save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / f"ckpt-{step}.index").touch()
+
+
+def _remove(folder: Path, step: int) -> None:
+    (folder / f"ckpt-{step}.index").unlink()
+
+
+def _follow(folder: Path, run: Run, timeout: float | None = 0, newest_only: bool = False) -> Iterator[int]:
+    arrivals = Arrivals(str(folder), timeout, run, newest_only)
+    for path in arrivals.follow(lambda: False, contextlib.nullcontext):
+        yield int(path.rpartition("-")[2])
+
+
+def test_all_that_are_there_come_in_order_and_each_is_kept_from_rotation_before_it_is_read(tmp_path: Path) -> None:
+    _save(tmp_path, 100, 9, 20)
+    run = Run()
+    assert list(_follow(tmp_path, run)) == [9, 20, 100]
+    assert run.needs == [(8, 9), (19, 20), (99, 100), (100, None)]
+
+
+def test_what_is_on_record_does_not_come_again(tmp_path: Path) -> None:
+    _save(tmp_path, 10, 20, 30)
+    run = Run()
+    run.on_record = {10, 20}
+    assert list(_follow(tmp_path, run)) == [30]
+    run.on_record = {10, 20, 30}
+    assert list(_follow(tmp_path, run)) == []
+
+
+def test_what_comes_meanwhile_is_taken_up_to_the_last(tmp_path: Path) -> None:
+    _save(tmp_path, 10)
+    run, seen = Run(ended=False), []
+    for step in _follow(tmp_path, run):
+        seen.append(step)
+        if step < 50:
+            _save(tmp_path, step + 10)
+        run.ended = step == 50
+    assert seen == [10, 20, 30, 40, 50]
+
+
+def test_the_newest_comes_next_and_what_is_left_out_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _save(tmp_path, 10, 20)
+    run, seen = Run(ended=False), []
+    with caplog.at_level(logging.INFO):
+        for step in _follow(tmp_path, run, newest_only=True):
+            seen.append(step)
+            if step == 20:
+                _save(tmp_path, 30, 40, 50)
+            run.ended = step == 50
+    assert seen == [20, 50]
+    told = [record.getMessage() for record in caplog.records]
+    assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 left out in all" in told[1]] == [True] * 3
+    assert run.needs == [(None, 20), (None, 50), (None, None)]
+
+
+def test_one_that_goes_before_it_is_taken_is_told_and_does_not_end_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _save(tmp_path, 10, 20, 30)
+    run = Run()
+    follow = _follow(tmp_path, run)
+    assert next(follow) == 10
+    _remove(tmp_path, 20)
+    with caplog.at_level(logging.WARNING):
+        assert list(follow) == [30]
+    assert "ckpt-20: removed before it was evaluated (1 in all)" in caplog.text
+
+
+def test_one_that_goes_while_it_is_asked_for_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _save(tmp_path, 10, 20)
+    run = Run()
+    run.on_need = lambda reads: _remove(tmp_path, 10) if reads == 10 else None
+    with caplog.at_level(logging.WARNING):
+        assert list(_follow(tmp_path, run)) == [20]
+    assert "ckpt-10: removed before" in caplog.text
+
+
+def test_a_run_that_goes_back_saves_the_same_steps_again(tmp_path: Path) -> None:
+    _save(tmp_path, 10, 20, 30)
+    run = Run()
+    follow = _follow(tmp_path, run)
+    assert [next(follow), next(follow), next(follow)] == [10, 20, 30]
+    run.back = [10]
+    assert list(follow) == [20, 30]
+
+
+def test_a_wait_ends_after_the_time_without_a_sign_of_life(tmp_path: Path) -> None:
+    run = Run(ended=False)
+    run.beats = 3
+    with pytest.raises(NothingToWaitForError):
+        list(_follow(tmp_path, run))
+    assert run.beats < 0  # as long as it beat, no timeout counted
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (None, "there is no such folder"),
+        ([], "the folder is empty"),
+        (["model.h5", "notes"], "no checkpoint is there, but model.h5, notes"),
+        (["ckpt-7.index", "ckpt-12.index"], "the newest one there is ckpt-12, which is dealt with"),
+    ],
+)
+def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
+    tmp_path: Path, files: list[str] | None, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    if files is not None:
+        folder.mkdir()
+    for name in files or []:
+        (folder / name).touch()
+    with pytest.raises(NothingToWaitForError, match=rf"continuous_eval_timeout\) in {folder}: {told}; nothing tells"):
+        list(_follow(folder, Run(ended=False), timeout=0.01))
+    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
+        list(_follow(folder, Run(ended=False), timeout=0.3))
+    assert f"waiting for {folder}/ckpt-*.index ({told}); nothing tells" in caplog.text
+
+
+def test_a_stop_ends_it(tmp_path: Path) -> None:
+    _save(tmp_path, 10)
+    arrivals = Arrivals(str(tmp_path), None, Run(ended=False))
+    assert list(arrivals.follow(lambda: True, contextlib.nullcontext)) == []

@@ -1,0 +1,333 @@
+"""The evaluation ledger: what is written, what counts, and which is the best."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_kit.errors import StorageError
+from trainer_kit.evals import ledger as module
+from trainer_kit.evals.ledger import Ledger, active_records, merged_sets, plain
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "evals" / "validation.jsonl"
+
+
+def ledger(path: Path, **options: Any) -> Ledger:
+    return Ledger(path, **{"dataset": "validation", "config_hash": "abc", **options})
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def last_step(written: Ledger) -> int:
+    """The last step whose evaluation counts."""
+    return max((item["step"] for item in written.counting()), default=-1)
+
+
+def record(step: int, lineage: int = 0, **metrics: Any) -> dict[str, Any]:
+    return {"step": step, "lineage": lineage, "metrics": metrics}
+
+
+def rewind(step: int, lineage: int) -> dict[str, Any]:
+    return {"kind": "rewind", "lineage": lineage, "step": step}
+
+
+def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> None:
+    written = ledger(path).append(
+        10, {"loss": np.float32(0.5), "set": {"acc": 1}, "image": np.zeros(2)}, 1.23456, "ckpt-10"
+    )
+    expected = {
+        "step": 10,
+        "checkpoint": "ckpt-10",
+        "dataset": "validation",
+        "metrics": {"loss": 0.5, "set": {"acc": 1.0}},
+        "seconds": 1.235,
+        "config_hash": "abc",
+        "lineage": 0,
+    }
+    assert written
+    assert lines(path) == [expected] == ledger(path).records()
+
+
+def test_a_ledger_without_a_file_is_empty_and_makes_none(path: Path) -> None:
+    empty = ledger(path)
+    assert empty.records() == [] and last_step(empty) == -1
+    assert not path.exists()
+
+
+def test_what_is_not_finite_is_strict_json_and_read_back_as_floats(path: Path) -> None:
+    ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
+    assert lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
+    metrics = ledger(path).records()[0]["metrics"]
+    assert math.isnan(metrics["a"]) and metrics["b"] == {"c": math.inf, "d": -math.inf}
+
+
+def test_an_evaluation_that_comes_again_is_not_written_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = {"acc": 0.1, "bad": math.nan, "set": {"loss": 1}}
+    before = ledger(path)
+    assert before.append(5, values, 1.0) and not before.append(5, values, 2.0)
+    assert not ledger(path).append(5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5")  # the best so far is no metric of it
+    assert [item["seconds"] for item in lines(path)] == [1.0]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("options", [{"dataset": "test"}, {"config_hash": "other"}, {"lineage": 1}])
+def test_another_dataset_config_or_lineage_is_another_evaluation(path: Path, options: dict[str, Any]) -> None:
+    ledger(path).append(5, {"acc": 0.1}, 1.0)
+    assert ledger(path, **options).append(5, {"acc": 0.2}, 1.0)
+    assert ledger(path).append(6, {"acc": 0.2}, 1.0)
+    assert len(lines(path)) == 3
+
+
+def test_other_metrics_for_the_same_evaluation_are_told_once_and_the_first_stay(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (5, 6):
+        ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
+    resumed = ledger(path)
+    for step in (5, 6):
+        assert not resumed.append(step, {"loss": 1.0, "set": {"acc": 0.25}}, 1.0)
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    message = warning.getMessage()
+    assert "step 5" in message and "set|acc: 0.1, now 0.25" in message and "not exact" in message
+    assert [item["metrics"]["set"]["acc"] for item in lines(path)] == [0.1, 0.1]
+
+
+def test_a_metric_that_is_missing_in_the_second_evaluation_is_told(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
+    ledger(path).append(5, {"acc": 0.1}, 1.0)
+    assert caplog.records == []
+    ledger(path).append(5, {}, 1.0)
+    assert "acc: 0.1, now none" in caplog.records[0].getMessage()
+
+
+def test_a_cut_line_and_what_is_no_record_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
+    ledger(path).append(1, {"acc": 0.1}, 1.0)
+    strange: Sequence[Any] = (
+        *(
+            [1],
+            None,
+            {"step": "2", "metrics": {}},
+            {"step": True, "metrics": {}},
+            {"step": 3},
+            {"step": 3, "metrics": 1},
+        ),
+        *({"kind": "rewind", "step": 1.5, "lineage": 1}, {"kind": "note", "step": 4, "metrics": {}}),
+        {"step": 4, "metrics": {"acc": [1]}, "owner": "x"},
+    )
+    with open(path, "a") as stream:
+        stream.writelines(json.dumps(item) + "\n" for item in strange)
+        stream.write('{"step": 5, "metr')
+    ledger(path).append(6, {"acc": 0.1}, 1.0)
+    records = ledger(path).records()
+    assert [item["step"] for item in records] == [1, 4, 6]
+    assert records[1]["owner"] == "x" and math.isnan(records[1]["metrics"]["acc"]) and records[1]["lineage"] == 0
+
+
+def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
+    path.parent.mkdir()
+    old = '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc": 0.5}, '
+    path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
+    assert last_step(ledger(path)) == 4
+    assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
+    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [(4, 0.5)]
+
+
+def test_the_recorded_sets_of_a_step_are_those_whose_evaluation_of_it_counts(path: Path) -> None:
+    written = ledger(path)
+    written.append(4, {"acc": 0.1}, 1.0)
+    ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
+    assert [written.recorded_sets(step) for step in (4, 8, 16)] == [{""}, set(), set()]
+    written.rewind(0)
+    assert written.recorded_sets(4) == set()
+    both = Ledger(path, dataset="", config_hash="", sets={"dev": "1", "test": "2"})
+    both.append(20, {"dev": {"acc": 0.1}, "test": {"acc": 0.2}}, {"dev": 1.0})
+    assert [both.recorded_sets(step) for step in (20, 24)] == [{"dev"}, set()]
+    both.append(20, {"test": {"acc": 0.2}}, {"test": 1.0})
+    assert both.recorded_sets(20) == {"dev", "test"}
+
+
+def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> None:
+    written = ledger(path)
+    for step, acc in ((4, 0.5), (8, 0.9), (12, 0.7)):
+        written.append(step, {"acc": acc}, 1.0)
+    written.rewind(4)
+    assert written.lineage == 1 and last_step(written) == 4
+    assert written.append(8, {"acc": 0.6}, 1.0)
+    assert lines(path)[3:4] == [rewind(4, 1)] and lines(path)[4]["lineage"] == 1
+    counting = [(item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.counting()]
+    assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
+    assert last_step(written) == 8
+
+
+def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
+    before = ledger(path)
+    before.append(4, {"acc": 0.5}, 1.0)
+    before.rewind(2)
+    before.rewind(0)
+    after = ledger(path)
+    assert after.lineage == 2 and last_step(after) == -1
+    after.append(4, {"acc": 0.5}, 1.0)
+    assert last_step(after) == 4
+    assert ledger(path, lineage=5).lineage == 5
+
+
+@pytest.mark.parametrize(
+    ("records", "active"),
+    [
+        ([], []),
+        ([record(1), record(2)], [(1, 0), (2, 0)]),
+        ([record(1), record(2), rewind(1, 1)], [(1, 0)]),
+        ([record(1), record(2), rewind(1, 1), record(2, 1)], [(1, 0), (2, 1)]),
+        ([record(9), rewind(5, 1), record(6, 1), record(8, 1), rewind(7, 2), record(8, 2)], [(6, 1), (8, 2)]),
+        ([record(3), rewind(9, 1), record(10, 1), rewind(2, 2)], []),
+        ([rewind(5, 1), record(9), record(9, 1)], [(9, 1)]),
+    ],
+)
+def test_what_counts_is_what_no_later_lineage_began_before(
+    records: list[dict[str, Any]], active: list[tuple[int, int]]
+) -> None:
+    assert [(item["step"], item["lineage"]) for item in active_records(records)] == active
+
+
+@given(st.lists(st.tuples(st.sampled_from(["evaluate", "rewind"]), st.integers(1, 9)), max_size=30))
+def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actions: list[tuple[str, int]]) -> None:
+    records: list[dict[str, Any]] = []
+    path: list[tuple[int, int]] = []
+    lineage = at = 0
+    for action, amount in actions:
+        if action == "evaluate":
+            at += amount
+            records.append(record(at, lineage))
+            path.append((at, lineage))
+        else:
+            at, lineage = max(at - amount, 0), lineage + 1
+            records.append(rewind(at, lineage))
+            path = [(step, number) for step, number in path if step <= at]
+    assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
+
+
+def test_what_several_sets_have_of_one_step_is_taken_together_and_nothing_else(path: Path) -> None:
+    sets = ledger(path, sets={"often": "a", "rare": "b"})
+    for step, names in ((1, ("often",)), (2, ("often", "rare")), (1, ("rare",))):
+        sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
+    changed = ledger(path, sets={"often": "c", "rare": "d"})
+    changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
+    assert [(one["step"], one["metrics"]) for one in merged_sets(changed.counting())] == [
+        (1, {"often": {"acc": 0.1}, "rare": {"acc": 0.1}}),
+        (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),
+        (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
+    ]
+    plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
+    assert merged_sets(plain_ones) == plain_ones
+    assert [item["metrics"] for item in sets.counting()][:2] == [{"often": {"acc": 0.1}}, {"often": {"acc": 0.2}}]
+
+
+def test_a_rewind_that_is_followed_is_noted_only_when_all_has_gone_back(path: Path) -> None:
+    run, beside = ledger(path), ledger(path.with_name("side.jsonl"))
+    beside.append(8, {"acc": 0.5}, 1.0)
+    run.rewind(4)
+    run.rewind(2)
+
+    def die(step: int) -> None:
+        raise KeyboardInterrupt(step)
+
+    with pytest.raises(KeyboardInterrupt, match="2"):
+        beside.follow(path, before=die)
+    again, steps = ledger(path.with_name("side.jsonl")), list[int]()
+    assert again.lineage == 0 and last_step(again) == 8
+    assert again.follow(path, before=steps.append) == 2 and steps == [2]
+    assert again.lineage == 2 and last_step(again) == -1
+    assert again.follow(path, before=steps.append) is None and steps == [2]
+
+
+def test_plain_logs_are_nested_dicts_of_floats() -> None:
+    logs = {"a": np.float32(1.0), "b": {"c": 2, "deep": {"text": "x"}}, "list": [1.0], 3: True}
+    assert plain(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "3": 1.0}
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    blocked = ledger(tmp_path / "file" / "validation.jsonl")
+    with pytest.raises(StorageError, match="cannot be written"):
+        blocked.append(1, {"acc": 0.1}, 1.0)
+    with pytest.raises(StorageError, match="cannot be written"):
+        blocked.rewind(1)
+    assert blocked.lineage == 0
+
+
+KILLED = """
+import os, signal, sys
+from trainer_kit import files
+from trainer_kit.evals.ledger import Ledger
+
+count = 0
+def kill(point, path):
+    global count
+    count += point == "ledger.append"
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+files.on_write_point = kill
+ledger = Ledger(sys.argv[1], dataset="validation", config_hash="abc")
+for step in range(1, 6):
+    ledger.append(step, {"acc": step / 7}, 1.0)
+"""
+
+
+def test_a_killed_run_that_evaluates_again_has_the_ledger_of_one_never_killed(path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, os.fspath(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [item["step"] for item in lines(path)] == [1, 2]
+    with open(path, "ab") as stream:
+        stream.write(b'{"step": 3, "metr')
+    resumed = ledger(path)
+    for step in range(2, 6):
+        resumed.append(step, {"acc": step / 7}, 1.0)
+    assert [(item["step"], item["metrics"]["acc"]) for item in resumed.records()] == [(n, n / 7) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("name", ["dataset", "config_hash"])
+def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "damaged.jsonl").write_text(json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n")
+    ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
+    assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.recorded_sets(1) == {""}
+
+
+def test_what_it_has_appended_itself_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = ledger(path)
+    written.append(10, {"loss": math.nan}, 0.1)
+    before = written.records()
+    monkeypatch.setattr(module, "read_records", None)  # a call would fail
+    written.append(20, {"loss": 0.5, "set": {"accuracy": math.inf}}, 0.1, "ckpt-20")
+    written.rewind(10)
+    written.append(15, {"loss": 0.5}, 0.1)
+    assert len(before) == 1 and written.extent(20) == (2, 15) and written.extent(10) == (0, -1)
+    assert (written.went_back_to(0), written.went_back_to(1)) == (10, None)
+    monkeypatch.undo()
+    assert str(written.records()) == str(ledger(path).records())  # as text: NaN is no other than NaN
+    ledger(path).append(30, {"loss": 0.5}, 0.1)
+    assert written.extent(40) == (3, 30)

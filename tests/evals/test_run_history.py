@@ -1,0 +1,206 @@
+"""History, curves, ledger and best go back together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.errors import StorageError
+from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.evals.run_history import Timeline
+from trainer_kit.process.lease import Lease
+from trainer_kit.telemetry.history import JsonLinesWriter, active_history
+from trainer_kit.telemetry.report import Report
+
+
+class _Curves:
+    """Notes the steps that it was taken to."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def resume(self, step: int) -> None:
+        self.steps.append(step)
+
+
+class _Told:
+    """A run that has evaluated at 10, 20 and 30, best at 20, and reported it all."""
+
+    def __init__(self, folder: Path, chief: bool = True) -> None:
+        self.best = BestCheckpoint(str(folder / "best_ckpt"), "accuracy")
+        self.ledger = Ledger(folder / "evals.jsonl", dataset="validation", config_hash="a")
+        self.history = JsonLinesWriter(folder / "metrics.jsonl")
+        self.curves = (_Curves(), _Curves())
+        self.flushed = 0
+        self.recorded: Any = {}
+        self.timeline = Timeline(
+            self.ledger,
+            self.history if chief else None,
+            self.curves,
+            self.best,
+            flush=self._flush,
+            recorded=lambda _: self.recorded,
+        )
+        self._checkpoint = tf.train.Checkpoint(model={"w": tf.Variable(1.0)})
+
+    def _flush(self) -> None:
+        self.flushed += 1
+
+    def evaluate(self, *accuracies: tuple[int, float]) -> None:
+        for step, accuracy in accuracies:
+            self.best.maybe_export_checkpoint(self._checkpoint, {"accuracy": accuracy}, step)
+            self.ledger.append(step, {"accuracy": accuracy}, 0.1)
+            self.history.write(Report(kind="validation", step=step, total_steps=None, metrics={"accuracy": accuracy}))
+
+
+EVALUATIONS = ((10, 0.5), (20, 0.9), (30, 0.7))
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> _Told:
+    run = _Told(tmp_path)
+    run.evaluate(*EVALUATIONS)
+    return run
+
+
+def _steps(run: _Told) -> list[Any]:
+    return [record["step"] for record in active_history(run.history.path)]
+
+
+def test_a_resume_takes_back_reports_and_the_best_so_far_but_no_evaluation(told: _Told, tmp_path: Path) -> None:
+    told.timeline.resume(10)
+    assert _steps(told) == [10]
+    assert told.best.best == ("accuracy", 0.5, 10)
+    assert [record["step"] for record in told.ledger.records()] == [10, 20, 30]
+    assert (tmp_path / "best_ckpt" / "ckpt-20.index").exists()  # it will come to be the best again
+    assert told.flushed == 1
+    told.evaluate(*EVALUATIONS[1:])
+    assert _steps(told) == [10, 20, 30]
+    assert told.best.best == ("accuracy", 0.9, 20)
+
+
+def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told, tmp_path: Path) -> None:
+    told.timeline.rewind(10)
+    assert told.ledger.counting()[-1]["step"] == 10
+    told.evaluate((20, 0.6))
+    assert told.best.best == ("accuracy", 0.6, 20)
+    assert [item["metrics"]["accuracy"] for item in told.ledger.counting()] == [0.5, 0.6]
+
+
+def test_weights_that_count_no_more_are_gone_when_the_ledger_notes_it(
+    told: _Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(point: str, path: str) -> None:
+        if point == "ledger.append":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "on_write_point", die)
+    with pytest.raises(KeyboardInterrupt):
+        told.timeline.rewind(10)
+    assert list(complete_checkpoints(str(tmp_path / "best_ckpt/archived"))) == [20]
+
+
+def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(told: _Told) -> None:
+    told.timeline.begin(0, anew=True)  # none of these were saved
+    told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
+    told.timeline.begin(40, anew=False)
+    told.timeline.begin(0, anew=False)  # a run that was about to go back to its initial weights
+    with pytest.raises(StorageError, match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0"):
+        told.timeline.begin(0, anew=True)
+    told.timeline.rewind(0)
+    told.timeline.begin(0, anew=True)
+
+
+def test_an_evaluation_that_is_not_in_the_history_is_to_be_made_again(told: _Told) -> None:
+    told.ledger.append(40, {"accuracy": 0.1}, 0.1)
+    assert told.timeline.recorded_sets(30) == {""}
+    assert told.timeline.recorded_sets(40) == set()
+
+
+def test_the_curve_of_validation_goes_back_one_step_further_when_its_last_point_is_to_come_again(told: _Told) -> None:
+    told.timeline.resume(30)
+    told.timeline.resume(25)
+    assert [curve.steps for curve in told.curves] == [[30, 25], [30, 24]]
+
+
+def test_a_worker_that_is_not_the_chief_writes_nothing_and_follows(told: _Told, tmp_path: Path) -> None:
+    before = (tmp_path / "evals.jsonl").read_text()
+    follower = _Told(tmp_path, chief=False)
+    follower.timeline.rewind(10)
+    assert (tmp_path / "evals.jsonl").read_text() == before
+    assert [curve.steps for curve in follower.curves] == [[], []]
+    assert follower.best.best == ("accuracy", 0.5, 10)
+
+
+def test_a_run_that_begins_again_tells_sidecars_that_have_evaluated_its_life_before(tmp_path: Path) -> None:
+    side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
+    side.append(10, {"accuracy": 0.5}, 0.1)
+    _Told(tmp_path).timeline.begin(0, anew=True)
+    assert side.follow(tmp_path / "evals.jsonl") == 0
+    assert side.evaluated() == {}
+    _Told(tmp_path).timeline.begin(0, anew=True)  # nothing was evaluated since
+    assert side.follow(tmp_path / "evals.jsonl") is None
+
+
+def test_a_run_that_begins_again_tells_a_sidecar_that_is_in_its_first_evaluation(tmp_path: Path) -> None:
+    with Lease(tmp_path, "side", lambda: ("evaluate", 0), lambda: True) as lease:
+        lease.need(after=-1, reads=None)
+        run = _Told(tmp_path)
+        run.timeline.begin(0, anew=True)
+        assert run.ledger.lineage == 0
+        lease.need(after=4, reads=5)
+        for _ in range(2):
+            run = _Told(tmp_path)
+            run.timeline.begin(0, anew=True)
+            assert run.ledger.lineage == 1
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_what_history_and_ledger_have_lost_since_a_checkpoint_is_told(
+    told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.recorded = told.timeline.extent(30)
+    told.history.close()
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+    told.timeline.begin(30, anew=False)
+    warned = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
+    if left == 3:
+        assert warned == []
+        return
+    ends = ("nothing is left", "none is left") if left == 0 else ("ends at step 10", "1 are left, up to step 10")
+    assert len(warned) == 2 and all(text.endswith(end) for text, end in zip(warned, ends, strict=True))
+    assert "up to step 30 when ckpt-30 was saved" in warned[0] and "2 before step 30, up to step 20" in warned[1]
+
+
+@pytest.mark.parametrize("recorded", [None, {}, {"history": None, "evaluations": ["2", 20]}, {"history": 7}, []])
+def test_a_checkpoint_that_records_nothing_gives_no_alarm(
+    told: _Told, recorded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.recorded = recorded
+    (Path(told.history.path)).unlink()
+    told.timeline.begin(30, anew=False)
+    assert "has lost" not in caplog.text
+
+
+def test_files_that_are_cut_or_removed_during_a_run_are_told_once(
+    told: _Told, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        (tmp_path / name).write_text("")
+    told.evaluate((40, 0.6), (50, 0.6))
+    (tmp_path / "metrics.jsonl").unlink()
+    told.evaluate((60, 0.6))
+    assert [record.getMessage().partition(" during the run: ")[2] for record in caplog.records] == [
+        "the evaluations of 3 steps are lost (10, 20, 30)",
+        "reports up to step 30 are lost",
+        "reports up to step 50 are lost",
+    ]
+    assert _steps(told) == [60]

@@ -1,0 +1,173 @@
+"""Whatever a user may write in place of our own: `if tensor:` in it becomes graph, wherever it is called from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+
+_BRANCHED: set[str] = set()
+
+
+def _branch(where: str, tensor: Any) -> None:
+    """Fails in a graph unless AutoGraph has converted it and all that called it."""
+    _BRANCHED.add(where)
+    if tf.reduce_sum(tf.cast(tensor, tf.float32)) > 0.0:
+        tf.no_op()
+
+
+class _Metric(keras.metrics.Mean):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        _branch("metric", y_pred)
+        return super().update_state(tf.reduce_mean(y_pred))
+
+
+class _Module(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = tf.Variable(tf.ones([8, 3]))
+
+    def __call__(self, inputs: Any, training: bool = False) -> Any:
+        _branch("module", inputs)
+        return inputs @ self.kernel
+
+
+class _Layer(tf_keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        _branch("layer", inputs)
+        return inputs
+
+
+class _Compiled(keras.Model):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        _branch("compute_loss", kwargs["y_pred"])
+        return super().compute_loss(*args, **kwargs)
+
+    def compute_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        _branch("compute_metrics", kwargs["y_pred"])
+        return super().compute_metrics(*args, **kwargs)
+
+
+class _Task(TinyTask):
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return [_Metric(name="mean")]
+
+    def train_step(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        _branch("train_step", inputs[0])
+        return super().train_step(inputs, *args, **kwargs)
+
+    def validation_step(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        _branch("validation_step", inputs[0])
+        return super().validation_step(inputs, *args, **kwargs)
+
+    def inference_step(self, inputs: Any, model: Any) -> Any:
+        _branch("inference_step", inputs)
+        return super().inference_step(inputs, model)
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        _branch("build_losses", model_outputs)
+        return super().build_losses(labels, model_outputs, aux_losses)
+
+    def process_metrics(self, metrics: Any, labels: Any, model_outputs: Any, **kwargs: Any) -> None:
+        _branch("process_metrics", model_outputs)
+        super().process_metrics(metrics, labels, model_outputs, **kwargs)
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        _branch("aggregate_logs", step_logs["loss"][0])
+        return step_logs["loss"][0] if state is None else state + step_logs["loss"][0]
+
+
+class _Trainer(Trainer):
+    def next_train_inputs(self, iterator: Any) -> Any:
+        inputs = super().next_train_inputs(iterator)
+        _branch("next_train_inputs", self.global_step)
+        return inputs
+
+    def train_step(self, iterator: Any) -> None:
+        _branch("trainer.train_step", self.global_step)
+        super().train_step(iterator)
+
+    def next_eval_inputs(self, iterator: Any) -> Any:
+        _branch("next_eval_inputs", self.global_step)
+        return super().next_eval_inputs(iterator)
+
+    def eval_step(self, iterator: Any) -> Any:
+        logs = super().eval_step(iterator)
+        _branch("eval_step", logs["loss"][0])
+        return logs
+
+    def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
+        _branch("eval_reduce", step_outputs["loss"][0])
+        return super().eval_reduce(state, step_outputs)
+
+
+def _names(cls: type) -> set[str]:
+    return {name for name in vars(cls) if not name.startswith("_")}
+
+
+def _run(task_type: type[TinyTask], devices: int = 1, *, xla: bool = False, trainer_type: Any = Trainer) -> set[str]:
+    """Returns where branches were traced in training and in an evaluation."""
+    _BRANCHED.clear()
+    config = dataclasses.replace(tiny_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla))
+    strategy = tf.distribute.get_strategy()
+    if devices > 1:
+        names = [f"CPU:{number}" for number in range(devices)]
+        strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        task = task_type(config.task)
+        trainer = trainer_type(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+        trainer.train(tf.constant(2))
+        trainer.evaluate(tf.constant(2))
+    return set(_BRANCHED)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_method_of_task_and_trainer_may_branch_on_tensors(devices: int, caplog: pytest.LogCaptureFixture) -> None:
+    expected = _names(_Task) - {"build_metrics", "loss"} | _names(_Trainer) - {"train_step"}
+    assert _run(_Task, devices, trainer_type=_Trainer) == expected | {"trainer.train_step", "metric"}
+    assert "step by step" not in caplog.text  # where eager code may branch anyhow
+
+
+def test_a_training_step_that_xla_compiles_may_branch_on_tensors() -> None:
+    assert _run(_Task, xla=True) >= {"train_step", "build_losses", "process_metrics", "metric"}
+
+
+def _with_module(task: Any) -> Any:
+    return _Module()
+
+
+def _with_tf_keras(task: Any) -> Any:
+    inputs = tf_keras.Input((8,))
+    return tf_keras.Model(inputs, tf_keras.layers.Dense(3)(_Layer()(inputs)))
+
+
+def _compiled(task: Any) -> Any:
+    inputs = keras.Input((8,))
+    model = _Compiled(inputs, keras.layers.Dense(3)(inputs), name="compiled")
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build_model", "expected"),
+    [(_with_module, {"module"}), (_with_tf_keras, {"layer"}), (_compiled, {"compute_loss", "compute_metrics"})],
+)
+def test_models_may_branch_on_tensors(build_model: Any, expected: set[str]) -> None:
+    class OtherModel(TinyTask):
+        pass
+
+    OtherModel.build_model = build_model  # type: ignore[method-assign]
+    assert _run(OtherModel) == expected
+
+
+def test_a_function_is_itself_when_run_eagerly() -> None:
+    assert converted(_branch) is _branch

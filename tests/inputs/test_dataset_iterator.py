@@ -1,0 +1,227 @@
+"""Datasets and iterators, made when they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import DataError
+from trainer_kit.inputs.dataset_iterator import Feed
+
+
+class _Made:
+    """Makes datasets that hold the number of times that one was made, and counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> tf.data.Dataset:
+        self.count += 1
+        return tf.data.Dataset.range(100 * self.count, 100 * self.count + 3)
+
+
+def _next(feed: Feed, **arguments: Any) -> int:
+    return int(next(feed.iterator(**arguments)).numpy())
+
+
+def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
+    made = _Made()
+    feed = Feed("train_data", made)
+    assert made.count == 0
+    assert feed.dataset is feed.dataset
+    assert feed.iterator() is feed.iterator()
+    assert made.count == 1
+
+
+def test_the_iterator_goes_on_and_a_fresh_one_begins_again_on_the_same_dataset() -> None:
+    made = _Made()
+    feed = Feed("train_data", made)
+    assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
+    assert made.count == 1
+
+
+@pytest.mark.parametrize("how", ["end of a pass", "fresh", "forget", "replace", "no feed any more"])
+def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
+    deleted_in: list[int] = []
+    gone = threading.Event()
+
+    class Iterator:
+        def __next__(self) -> int:
+            return 0
+
+        def __del__(self) -> None:
+            deleted_in.append(threading.get_ident())
+            gone.set()
+
+    class Dataset:
+        def __iter__(self) -> Iterator:
+            return Iterator()
+
+    feed = Feed("validation_data", Dataset)
+    feed.iterator(fresh=how == "end of a pass")
+    if how == "end of a pass":
+        feed.end_pass()
+    elif how == "fresh":
+        feed.iterator(fresh=True)
+    elif how == "forget":
+        feed.forget()
+    elif how == "replace":
+        feed.replace(None)
+    else:
+        del feed
+    assert gone.wait(10)
+    assert deleted_in[0] != threading.get_ident()
+
+
+def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
+    feed = Feed("validation_data", _Made())
+    assert _next(feed) == 100
+    feed.end_pass()
+    assert _next(feed) == 101
+
+
+def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
+    code = """
+from trainer_kit.inputs.dataset_iterator import Feed
+
+class Iterator:
+    def __next__(self): return 0
+    def __del__(self): print("deleted")
+
+class Dataset:
+    def __iter__(self): return Iterator()
+
+feed = Feed("train_data", Dataset)
+feed.iterator()
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_forget_makes_the_dataset_anew() -> None:
+    feed = Feed("train_data", _Made())
+    assert _next(feed) == 100
+    feed.forget()
+    assert [_next(feed), _next(feed)] == [200, 201]
+
+
+def test_a_given_dataset_is_used_and_kept_by_forget_which_starts_it_again() -> None:
+    made = _Made()
+    given = tf.data.Dataset.range(5, 8)
+    feed = Feed("train_data", made, given)
+    assert [_next(feed), _next(feed)] == [5, 6]
+    feed.forget()
+    assert feed.dataset is given
+    assert (_next(feed), made.count) == (5, 0)
+
+
+def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
+    feed = Feed("train_data", _Made())
+    old = feed.iterator()
+    next(old)
+    feed.replace(tf.data.Dataset.range(5, 8))
+    assert int(next(old)) == 101  # a loop that runs is left alone
+    assert _next(feed) == 5
+    feed.forget()
+    assert _next(feed) == 5
+
+
+def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_of() -> None:
+    told: list[tuple[Any, bool]] = []
+    feed = Feed(
+        "train_data",
+        _Made(),
+        tf.data.Dataset.range(5, 9),
+        begin=lambda given: given.skip(2),
+        replaced=lambda: told.append((feed.given, feed.started)),
+    )
+    assert [_next(feed), _next(feed)] == [7, 8]
+    other = tf.data.Dataset.range(20, 29)
+    feed.replace(other)
+    assert told == [(other, False)]
+    assert _next(feed) == 22
+    assert feed.dataset is other
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
+    with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer than a batch"):
+        Feed(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.data.Dataset.range(1),
+        lambda: tf.data.Dataset.range(1).repeat(),
+        lambda: tf.data.Dataset.range(1).filter(lambda value: value > 5),  # only reading it would tell
+        list,  # not a tf.data.Dataset: it cannot be asked
+    ],
+)
+def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
+    Feed("train_data", make).check_not_empty()
+
+
+def test_a_distributed_dataset_can_be_asked_too() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    for examples in (0, 1):
+        feed = Feed(
+            "train_data",
+            lambda n=examples: strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(n)),
+        )
+        with contextlib.nullcontext() if examples else pytest.raises(DataError, match="train_data has no batch"):
+            feed.check_not_empty()
+
+
+@pytest.mark.parametrize(
+    ("make", "endless"),
+    [
+        (lambda all, some: some.batch(2).map(lambda value: value).shuffle(2).prefetch(1), True),
+        (lambda all, some: all.flat_map(tf.data.Dataset.range), True),
+        (lambda all, some: all.interleave(tf.data.Dataset.range, num_parallel_calls=2), True),
+        (lambda all, some: tf.data.Dataset.zip(some.enumerate(), all), True),
+        (lambda all, some: tf.data.Dataset.zip(some, some.take(3)), False),
+        (lambda all, some: some.take(3).batch(2), False),
+        (lambda all, some: some.take_while(lambda value: value < 2), False),
+        (lambda all, some: some.window(2).flat_map(lambda values: values.take(1)), False),
+        (lambda all, some: tf.data.Dataset.sample_from_datasets([some, some], stop_on_empty_dataset=True), False),
+        (lambda all, some: some.apply(tf.data.experimental.assert_cardinality(5)), False),
+        (lambda all, some: tf.data.Dataset.range(3).filter(lambda value: value > 0), False),
+    ],
+)
+def test_data_of_unknown_length_is_endless_if_all_that_it_is_made_from_is(make: Any, endless: bool) -> None:
+    numbers = tf.data.Dataset.range(3).repeat()
+    feed = Feed("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
+    with pytest.raises(DataError, match="validation_data never ends") if endless else contextlib.nullcontext():
+        feed.check_ends("trainer.validation_steps")
+
+
+def test_a_pattern_without_a_file_is_a_data_error() -> None:
+    feed = Feed("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
+    told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  "
+    with pytest.raises(DataError, match=told + r".*test_dataset_iterator.py:\d+, in "):
+        _ = feed.dataset
+    wrong = Feed("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        _ = wrong.dataset
+
+
+def test_the_cardinality_is_that_of_a_dataset_that_was_made_and_tells() -> None:
+    feed = Feed("validation_data", lambda: tf.data.Dataset.range(3))
+    assert feed.cardinality() is None
+    feed.iterator()
+    assert feed.cardinality() == 3
+    endless = Feed("validation_data", lambda: tf.data.Dataset.range(3).repeat())
+    endless.iterator()
+    assert endless.cardinality() is None
+    given = Feed("validation_data", lambda: None, tf.data.Dataset.range(3))
+    given.iterator()
+    assert given.cardinality() is None

@@ -1,0 +1,390 @@
+"""The records of a run: what is written when, and which run may go on in a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_kit import files
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.serialize import to_yaml
+from trainer_kit.errors import ConfigError, ExitCode, StorageError, UsageError
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir, config_hash, count_starts, kept_threads
+from trainer_kit.testing import Ended, ForkServer
+
+
+class _Exporter:
+    best = ("accuracy", 0.75, 30)
+
+
+def _config(**trainer: object) -> ExperimentConfig:
+    return ExperimentConfig().replace(trainer={"train_steps": 50, **trainer})
+
+
+def _directory(folder: Path, sidecar: str = "") -> RunDirectory:
+    return RunDirectory(str(folder), TrainerConfig(), sidecar)
+
+
+def _started(folder: Path, config: ExperimentConfig | None = None, experiment: str = "mine") -> RunDirectory:
+    """A run that has written its record and a checkpoint."""
+    directory = _directory(folder)
+    directory.write_record(config or _config(), experiment, "train", {})
+    (folder / "ckpt-10.index").write_text("")
+    return directory
+
+
+def _listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
+    options = TrainerConfig(best_checkpoint_export_subdir="top", validation_summary_subdir="held_out")
+    directory = RunDirectory(str(tmp_path), options)
+    places = {name: str(Path(path).relative_to(tmp_path)) for name, path in vars(directory).items()}
+    assert places == {
+        "path": ".",
+        "own": ".",
+        "best": "top",
+        "own_best": "top",
+        "own_named_bests": "best_checkpoints",
+        "train_summaries": "train",
+        "eval_summaries": "held_out",
+        "evals": "evals",
+        "training_ledger": "evals/validation.jsonl",
+        "ledger": "evals/validation.jsonl",
+        "metrics": "metrics.jsonl",
+        "params": "params.yaml",
+        "manifest": "manifest.json",
+        "final": "final.json",
+    }
+    assert _listing(tmp_path) == []
+
+
+def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
+    run, sidecar = vars(_directory(tmp_path)), vars(_directory(tmp_path, "test_set"))
+    own = {name: str(Path(path).relative_to(tmp_path)) for name, path in sidecar.items() if path != run[name]}
+    assert own == {
+        "own": "evals/test_set",
+        "own_best": "evals/test_set/best_ckpt",
+        "own_named_bests": "evals/test_set/best_checkpoints",
+        "eval_summaries": "evals/test_set",
+        "ledger": "evals/test_set.jsonl",
+    }
+
+
+def test_the_record_holds_config_experiment_command_and_versions(tmp_path: Path) -> None:
+    config = _config().replace(runtime={"random_seed": 5})
+    _directory(tmp_path / "run").write_record(config, "mine", "train_and_eval", {"operative.gin": "a.b = 1\n"})
+    assert _listing(tmp_path / "run") == ["manifest.json", "operative.gin", "params.yaml"]
+    assert (tmp_path / "run" / "params.yaml").read_text() == to_yaml(config)
+    assert (tmp_path / "run" / "operative.gin").read_text() == "a.b = 1\n"
+    record = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (record["experiment"], record["mode"], record["random_seed"]) == ("mine", "train_and_eval", 5)
+    assert record["command"] == sys.argv
+    assert set(record["packages"]) == {"trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy"}
+    assert record["packages"]["numpy"]
+
+
+def test_final_json_is_there_from_the_end_of_a_run_until_it_goes_on(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    assert directory.read_final() is None
+    directory.write_final(50, "train", {"accuracy": 0.5}, _Exporter())
+    assert directory.read_final() == {
+        "step": 50,
+        "mode": "train",
+        "metrics": {"accuracy": 0.5},
+        "best": {"metric": "accuracy", "value": 0.75, "step": 30},
+    }
+    spent = {"seconds": 2.5, "verdict": "short steps"}
+    directory.write_final(40, "train", {}, None, stopped="enough", time=spent)
+    assert directory.read_final() == {"step": 40, "mode": "train", "metrics": {}, "stopped": "enough", "time": spent}
+    directory.write_record(_config(train_steps=80), "mine", "train", {})
+    assert directory.read_final() is None
+    assert not (tmp_path / "final.json").exists()
+
+
+@pytest.mark.parametrize("exporter", [None, type("NothingYet", (), {"best": None})()])
+def test_final_json_tells_of_no_best_when_there_is_none(tmp_path: Path, exporter: object) -> None:
+    directory = _directory(tmp_path)
+    directory.write_final(5, "train", {}, exporter)
+    assert directory.read_final() == {"step": 5, "mode": "train", "metrics": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b'{"step": 5', b"[1]", b"5", b"{}", b"\xff", b'{"step": 5, "mode": "train"}'),
+        *(b'{"step": null, "mode": "train", "metrics": {}}', b'{"step": 5, "mode": "train", "metrics": 3}'),
+    ],
+)
+def test_a_damaged_final_json_counts_as_none_with_one_warning(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "final.json").write_bytes(text)
+    assert [_directory(tmp_path).read_final() for _ in range(3)] == [None] * 3
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{tmp_path}/final.json cannot be read (")
+
+
+def test_a_crash_while_the_record_is_written_leaves_the_old_record_whole(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+
+    def crash(point: str, path: str) -> None:
+        if point == "manifest.rename":
+            raise KeyboardInterrupt(point)
+
+    files.on_write_point = crash
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            directory.write_record(_config(), "mine", "train_and_eval", {})
+    finally:
+        files.on_write_point = None
+    assert json.loads((tmp_path / "manifest.json").read_text())["mode"] == "train"
+
+
+def test_another_experiment_is_refused_before_anything_else(tmp_path: Path) -> None:
+    directory, config = _started(tmp_path, experiment="mine"), _config()
+    message = r"--model_dir: .* holds a run of the experiment 'mine', not of 'yours'; give another folder"
+    with pytest.raises(UsageError, match=message):
+        check_model_dir(directory, config, "yours", ["task"])
+    assert check_model_dir(directory, config, "mine", []) == []
+    assert check_model_dir(directory, config, "", []) == []  # a caller that has no name for its experiment
+
+
+@pytest.mark.parametrize("manifest", ["", "{", '["mine"]', "{}"])
+def test_a_damaged_manifest_stops_nobody(tmp_path: Path, manifest: str) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / "manifest.json").write_text(manifest)
+    assert check_model_dir(directory, _config(), "yours", []) == []
+
+
+def test_safe_changes_are_returned_and_dangerous_ones_refused_with_the_flag_that_allows_them(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    safe = _config(train_steps=80)
+    assert [str(change) for change in check_model_dir(directory, safe, "mine", [])] == ["trainer.train_steps: 50 -> 80"]
+    changed = safe.replace(task={"train_data": {"global_batch_size": 8}}, runtime={"random_seed": 2})
+    with pytest.raises(ConfigError) as error:
+        check_model_dir(directory, changed, "mine", [])
+    assert [mistake.path for mistake in error.value.mistakes] == [
+        "runtime.random_seed",
+        "task.train_data.global_batch_size",
+    ]
+    assert "--allow_config_change=runtime.random_seed" in str(error.value)
+    with pytest.raises(ConfigError, match="global_batch_size") as error:
+        check_model_dir(directory, changed, "mine", ["runtime.random_seed"])
+    assert len(error.value.mistakes) == 1
+    allowed = check_model_dir(directory, changed, "mine", ["runtime.random_seed", "task.train_data"])
+    assert [change.kind for change in allowed] == ["dangerous", "dangerous", "safe"]
+
+
+@pytest.mark.parametrize("missing", ["params.yaml", "ckpt-10.index"])
+def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path, missing: str) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / missing).unlink()
+    other = _config().replace(runtime={"random_seed": 2})
+    assert check_model_dir(directory, other, "mine", []) == []
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_taken_as_it_is(tmp_path: Path) -> None:
+    directory = _started(tmp_path / "run[1]*")
+    with pytest.raises(ConfigError, match="random_seed"):
+        check_model_dir(directory, _config().replace(runtime={"random_seed": 2}), "mine", [])
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error_with_exit_code_6(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    directory = _directory(tmp_path / "file" / "run")
+    for action in (
+        lambda: check_model_dir(directory, _config(), "mine", []),
+        lambda: directory.write_record(_config(), "mine", "train", {}),
+        lambda: directory.write_final(1, "train", {}, None),
+    ):
+        with pytest.raises(StorageError, match=r"file") as error:
+            action()
+        assert error.value.exit_code == ExitCode.STORAGE == 6
+
+
+def test_checking_and_reading_write_nothing(tmp_path: Path) -> None:
+    directory = _directory(tmp_path / "new" / "run")
+    assert check_model_dir(directory, _config(), "mine", []) == []
+    assert directory.read_final() is None
+    directory.check_experiment("mine")
+    assert _listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket"])
+def test_a_remote_folder_is_refused_with_what_to_do(folder: str) -> None:
+    message = f"--model_dir: '{folder}' is a remote folder; only local ones are allowed, .* give the path"
+    with pytest.raises(UsageError, match=message) as error:
+        RunDirectory(folder, TrainerConfig())
+    assert error.value.exit_code == ExitCode.USAGE == 2
+
+
+def test_a_params_yaml_that_is_no_text_is_a_storage_error_with_what_to_do(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / "params.yaml").write_bytes(b"task:\n  name: caf\xe9\n")
+    message = f"{tmp_path}/params.yaml, .* cannot be read: it is not text in UTF-8 .*; restore it, or start in another"
+    with pytest.raises(StorageError, match=message):
+        check_model_dir(directory, _config(), "mine", [])
+
+
+def test_a_params_yaml_that_cannot_be_opened_is_a_storage_error_with_the_reason(tmp_path: Path) -> None:
+    directory = _started(tmp_path)
+    (tmp_path / "params.yaml").unlink()
+    (tmp_path / "params.yaml").mkdir()
+    with pytest.raises(StorageError, match=r"params\.yaml, .* cannot be read: Is a directory; restore it"):
+        check_model_dir(directory, _config(), "mine", [])
+
+
+def test_a_hash_tells_apart_what_evaluations_depend_on_and_nothing_else() -> None:
+    config = _config()
+    others = (
+        config.replace(task={"validation_data": {"seed": 3}}),
+        config.replace(trainer={"validation_steps": 7}),
+        config.replace(trainer={"optimizer_config": {"ema": {"average_decay": 0.9}}}),
+        config.replace(runtime={"mixed_precision_dtype": "bfloat16"}),
+    )
+    assert len({config_hash(one) for one in (config, *others)}) == 5
+    assert config_hash(config) == config_hash(config.replace(task={"train_data": {"seed": 3}}))
+    assert config_hash(config) == config_hash(_config(train_steps=51))
+    assert len(config_hash(config)) == 12
+
+
+@configclass
+class Evaluating(ExperimentConfig):
+    """With a section of its own."""
+
+    eval_tasks: tuple[str, ...] = ()
+
+
+def test_a_set_that_is_no_validation_data_has_the_hash_of_all_that_is_evaluated() -> None:
+    config = Evaluating(task=_config().task, trainer=_config().trainer)
+    assert config_hash(config, "one") == config_hash(config, "other") == config_hash(config)
+    assert config_hash(config.replace(eval_tasks=("one",)), "one") != config_hash(config, "one")
+
+
+def test_the_thread_counts_of_the_first_start_are_kept_and_every_start_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = _directory(tmp_path)
+    assert kept_threads(str(tmp_path)) is None
+    for count in (2, 2, 4):
+        directory.write_record(_config(), "mine", "train", {}, {"inter_op": count, "intra_op": 2})
+    assert kept_threads(str(tmp_path)) == {"inter_op": 4, "intra_op": 2}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert [start["mode"] for start in manifest["starts"]] == ["train"] * 3
+    assert caplog.text.count("threads: {'inter_op': 2, 'intra_op': 2} when the run was started, ") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"threads": 3}', '{"threads": {"inter_op": "2"}}'])
+def test_thread_counts_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert kept_threads(str(tmp_path)) is None
+
+
+def test_a_record_that_is_withdrawn_takes_along_only_what_was_not_there_before(tmp_path: Path) -> None:
+    directory = _directory(tmp_path)
+    (tmp_path / "notes.gin").write_text("the user's")
+    new = directory.missing_records(["notes.gin", "other.gin"])
+    assert new == [str(tmp_path / name) for name in ("params.yaml", "manifest.json", "other.gin")]
+    directory.write_record(_config(), "mine", "train", {"notes.gin": "", "other.gin": ""})
+    assert directory.is_recorded()
+    directory.withdraw_record(new)
+    assert _listing(tmp_path) == ["notes.gin"] and not directory.is_recorded()
+    directory.write_record(_config(), "mine", "train", {})
+    assert directory.missing_records([]) == []
+
+
+def test_the_record_of_a_checkpoint_stays(tmp_path: Path) -> None:
+    directory = _directory(tmp_path / "run[1]")
+    new = directory.missing_records([])
+    directory.write_record(_config(), "mine", "train", {})
+    (tmp_path / "run[1]" / "ckpt-0.index").write_text("")
+    directory.withdraw_record(new)
+    assert _listing(tmp_path / "run[1]") == ["ckpt-0.index", "manifest.json", "params.yaml"]
+
+
+def test_starts_are_counted(tmp_path: Path) -> None:
+    directory = _directory(tmp_path)
+    assert count_starts(tmp_path) == 0
+    for count in (1, 2, 3):
+        directory.write_record(_config(), "mine", "train", {})
+        assert count_starts(tmp_path) == count
+    for text in ("", "[]", '{"starts": 7}'):
+        (tmp_path / "manifest.json").write_text(text)
+        assert count_starts(tmp_path) == 0
+
+
+# What comes to an end in a real run: before there is a record, and after, in the first step.
+_EXPERIMENTS = """
+import os
+import trainer_kit
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+class First(TinyConfig):
+    pass
+
+
+@trainer_kit.register_task(First := trainer_kit.configclass(First))
+class FirstTask(TinyTask):
+    def build_model(self):
+        if ENDS.get(END):
+            raise ENDS[END]
+        return super().build_model()
+
+    def train_step(self, *arguments, **named):
+        raise UsageError("the task's own")
+
+
+ENDS = {"bug": RuntimeError("bug"), "interrupt": KeyboardInterrupt(), "exit": SystemExit(75)}
+END = os.path.basename(os.path.dirname(__file__))
+
+
+@trainer_kit.register_experiment("ends")
+def ends():
+    return tiny_experiment(train_steps=5).replace(task=First())
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+def _run(server: ForkServer, folder: Path, end: str) -> Ended:
+    """A run that ends as told; its files are in `folder`/run."""
+    (folder / end).mkdir(parents=True)
+    (folder / end / "ends.py").write_text(_EXPERIMENTS)
+    flags = [f"--import_module={folder / end}/ends.py", "--experiment=ends", "--mode=train"]
+    return server.run("train", *flags, f"--model_dir={folder}/run")
+
+
+@pytest.mark.parametrize(("end", "code"), [("bug", 1), ("interrupt", 130), ("exit", 1)])
+def test_a_run_that_ends_before_it_has_begun_leaves_nothing(
+    server: ForkServer, tmp_path: Path, end: str, code: int
+) -> None:
+    ended = _run(server, tmp_path, end)
+    assert ended.code == code, ended.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_in_the_first_step_leaves_no_run_behind(server: ForkServer, tmp_path: Path) -> None:
+    assert _run(server, tmp_path, "in the first step").code == 2
+    assert not {path.name for path in (tmp_path / "run").glob("*")} - {"train"}  # summaries that were opened
+
+
+def test_what_an_earlier_start_has_recorded_stays_after_a_mistake_in_the_first_step(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    _directory(tmp_path / "run").write_record(_config(), "ends", "train", {})
+    assert _run(server, tmp_path, "in the first step").code == 2
+    assert {"params.yaml", "manifest.json", "trainer.lock"} <= set(_listing(tmp_path / "run"))
+    assert count_starts(tmp_path / "run") == 2

@@ -1,0 +1,607 @@
+"""Who may train in a folder, with real processes that end, are killed, or live on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit import files
+from trainer_kit.errors import (
+    ExitCode,
+    InterruptedRunError,
+    ModelDirInUseError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+)
+from trainer_kit.process import run_lock
+from trainer_kit.process.run_lock import RunLock, check_not_held, read_heartbeat
+
+_PROGRAM = """
+import logging, os, subprocess, sys, time
+from trainer_kit.errors import TrainerKitError
+from trainer_kit.process.run_lock import RunLock
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+folder, step, seconds = sys.argv[1:4]
+start = time.monotonic()
+try:
+    with RunLock(folder, lambda: ("train", int(step)), host="here", beat_seconds=float(seconds)):
+        if "with children" in sys.argv:
+            program = subprocess.Popen(["sleep", "60"], close_fds=False)
+            fork = os.fork() or time.sleep(60) or os._exit(0)
+            print(program.pid, fork, flush=True)
+        print("training", flush=True)
+        sys.stdin.readline()
+except TrainerKitError as error:
+    print(error, file=sys.stderr)
+    print(time.monotonic() - start)
+    sys.exit(error.exit_code)
+"""
+_RECORD = {
+    "host": "there",
+    "pid": 4321,
+    "started": "2025-01-01T10:00:00+00:00",
+    "step": 70,
+    "phase": "train",
+    "beat": "2025-01-01T11:00:00+00:00",
+    "ended": None,
+}
+
+
+class _Trainer:
+    """A process that trains in `folder` until it is told to end or killed."""
+
+    def __init__(self, folder: Path, step: int = 120, *, seconds: float = 60, children: bool = False) -> None:
+        self.children: list[int] = []
+        command = [sys.executable, "-c", _PROGRAM, str(folder), str(step), str(seconds)]
+        self.process = subprocess.Popen(
+            command + ["with children"] * children,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def trains(self) -> bool:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if line[:1].isdigit() and " " in line:
+            self.children = [int(pid) for pid in line.split()]
+            line = self.process.stdout.readline()
+        return line == "training\n"
+
+    def kill(self) -> str:
+        self.process.kill()
+        self.process.wait(20)
+        assert self.process.stderr is not None
+        return "" if self.children else self.process.stderr.read()
+
+    def end(self) -> tuple[int, str]:
+        _, text = self.process.communicate("end\n", timeout=20)
+        return self.process.returncode, text
+
+    def refused(self) -> tuple[str, float]:
+        """The message and the seconds it took."""
+        output, text = self.process.communicate(timeout=20)
+        assert self.process.returncode == 4, text
+        return text.strip(), float(output)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., _Trainer]]:
+    started: list[_Trainer] = []
+
+    def make(*arguments: Any, **options: Any) -> _Trainer:
+        started.append(_Trainer(*arguments, **options))
+        return started[-1]
+
+    yield make
+    for trainer in started:
+        for pid in trainer.children:
+            os.kill(pid, signal.SIGKILL)
+        trainer.process.kill()
+        trainer.process.wait(20)
+        for stream in (trainer.process.stdin, trainer.process.stdout, trainer.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def _write(folder: Path, **changes: object) -> None:
+    files.write_json(folder / "heartbeat.json", {**_RECORD, **changes})
+
+
+def _heartbeat(folder: Path) -> dict[str, Any]:
+    heartbeat = read_heartbeat(folder)
+    assert heartbeat is not None
+    return heartbeat
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def test_the_second_of_two_is_refused_at_once_and_the_first_goes_on(
+    tmp_path: Path, start: Callable[..., _Trainer]
+) -> None:
+    first = start(tmp_path / "run")
+    assert first.trains()
+    before = _heartbeat(tmp_path / "run")
+    message, seconds = start(tmp_path / "run").refused()
+    assert seconds < 2
+    assert message == (
+        f"{tmp_path}/run is in use: here pid {first.pid} has trained there since {before['started']} (step 120 at its "
+        f"last heartbeat); wait until it ends, stop it (`kill {first.pid}` on here), or give another --model_dir"
+    )
+    assert _heartbeat(tmp_path / "run") == before
+    assert first.end() == (0, "")
+    assert _heartbeat(tmp_path / "run")["ended"] == "done"
+
+
+@pytest.mark.parametrize("text", [None, '{"host": "here", "pi'])
+def test_a_holder_whose_heartbeat_is_missing_or_torn_is_in_use_all_the_same(
+    tmp_path: Path, start: Callable[..., _Trainer], text: str | None
+) -> None:
+    first = start(tmp_path)
+    assert first.trains()
+    path = tmp_path / "heartbeat.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    message, seconds = start(tmp_path).refused()
+    assert seconds < 2
+    assert "in use by another trainer" in message and f"fuser -v {tmp_path}/trainer.lock" in message
+    assert first.end() == (0, "")
+
+
+def test_a_holder_that_has_not_written_yet_is_not_taken_for_the_dead_one_before(
+    tmp_path: Path, start: Callable[..., _Trainer]
+) -> None:
+    first = start(tmp_path)
+    assert first.trains()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    _write(tmp_path, host="here", pid=dead.pid)
+    message, _ = start(tmp_path).refused()
+    assert f"pid {dead.pid}" not in message and "in use by another trainer" in message
+
+
+def test_after_kill_9_the_next_takes_over_5_times_of_5(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
+    dead = None
+    for step in range(6):
+        trainer = start(tmp_path, step, seconds=0.001)  # so that it is killed while it writes
+        assert trainer.trains()
+        assert _heartbeat(tmp_path)["pid"] == trainer.pid
+        said = trainer.kill()
+        assert said == (
+            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat told of step {step - 1}\n"
+        )
+        dead = trainer.pid
+    assert len(list(tmp_path.glob(".heartbeat.json.*"))) <= 1  # what the last one left
+    assert start(tmp_path).trains()
+    assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
+
+
+def test_what_a_trainer_left_that_was_killed_while_it_wrote_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".heartbeat.json.4321.tmp").write_text('{"host": "he')
+    with RunLock(tmp_path):
+        assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
+
+
+def test_children_that_outlive_the_trainer_do_not_keep_the_lock(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
+    first = start(tmp_path, children=True)
+    assert first.trains()
+    assert len(first.children) == 2
+    start(tmp_path).refused()
+    first.kill()
+    for pid in first.children:
+        os.kill(pid, 0)
+    assert start(tmp_path).trains()
+
+
+def test_a_forked_child_that_leaves_the_block_ends_nothing(tmp_path: Path) -> None:
+    pid = os.getpid()
+    try:
+        with RunLock(tmp_path):
+            child = os.fork()
+            if child == 0:
+                raise SystemExit
+            os.waitpid(child, 0)
+            assert _heartbeat(tmp_path)["ended"] is None
+            with pytest.raises(ModelDirInUseError):
+                RunLock(tmp_path).__enter__()
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)
+
+
+def test_a_trainer_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    _write(tmp_path, ended="done")
+    descriptor = os.open(tmp_path / "trainer.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    timer = threading.Timer(0.2, os.close, [descriptor])
+    timer.start()
+    with RunLock(tmp_path):
+        timer.join()
+        assert _heartbeat(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Starts a trainer on another machine: it beats, and its lock is not seen here."""
+    left = threading.Event()
+    _write(tmp_path)
+
+    def beat() -> None:
+        count = 0
+        while not left.wait(0.02):
+            count += 1
+            _write(tmp_path, step=70 + count, beat=f"beat {count}")
+
+    thread = threading.Thread(target=beat)
+    yield thread.start
+    left.set()
+    if thread.ident is not None:
+        thread.join()
+
+
+def test_a_trainer_that_beats_on_another_machine_is_in_use(
+    tmp_path: Path, elsewhere: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere()
+    for _ in range(2):  # the first attempt has given the lock back
+        with pytest.raises(
+            ModelDirInUseError, match=r"there pid 4321 has trained .* \(step \d+ at its last heartbeat\); "
+        ) as error:
+            RunLock(tmp_path, host="here", beat_seconds=5).__enter__()
+        assert error.value.exit_code == ExitCode.MODEL_DIR_IN_USE
+    assert "watching for 20 s" in caplog.text and "taking over" not in caplog.text
+    assert _heartbeat(tmp_path)["host"] == "there"
+
+
+def test_a_trainer_on_another_machine_that_beats_no_more_is_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write(tmp_path, beat="2999-01-01T00:00:00+00:00")  # its clock tells nothing
+    begun = time.monotonic()
+    with RunLock(tmp_path, host="here", beat_seconds=0.1):
+        assert time.monotonic() - begun >= 0.4
+        assert _heartbeat(tmp_path)["host"] == "here"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat told of step 70"]
+
+
+def test_a_trainer_on_another_machine_that_ends_meanwhile_is_followed_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write(tmp_path)
+    timer = threading.Timer(0.1, _write, [tmp_path], {"ended": "stopped"})
+    timer.start()
+    begun = time.monotonic()
+    with RunLock(tmp_path, host="here", beat_seconds=5):
+        assert time.monotonic() - begun < 20
+        assert _heartbeat(tmp_path)["host"] == "here"
+    assert "taking over" not in caplog.text
+
+
+@pytest.mark.parametrize("host", ["here", "there"])
+@pytest.mark.parametrize("ended", ["done", "stopped", "failed"])
+def test_a_run_that_has_ended_is_followed_without_a_word(
+    tmp_path: Path, host: str, ended: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write(tmp_path, host=host, ended=ended)
+    with RunLock(tmp_path, host="here", beat_seconds=60):
+        assert _heartbeat(tmp_path)["ended"] is None
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_without_locks_the_heartbeat_decides_and_a_warning_says_so(
+    tmp_path: Path,
+    number: int,
+    elsewhere: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)  # type: ignore[attr-defined]
+    with RunLock(tmp_path, host="there", beat_seconds=0.05):  # even on the same machine
+        pass
+    assert "has no locks" in caplog.text and "taking over from there pid 4321" in caplog.text
+    _write(tmp_path)
+    elsewhere()
+    with pytest.raises(ModelDirInUseError, match="there pid 4321"):
+        RunLock(tmp_path, host="there", beat_seconds=5).__enter__()
+
+
+def test_without_locks_nothing_is_removed_that_may_be_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError), RunLock(tmp_path, recorded=lambda: False):
+        raise ValueError("bug")
+    assert (tmp_path / "trainer.lock").exists() and _heartbeat(tmp_path)["ended"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (None, "done"),
+        (SystemExit(0), "done"),
+        (SystemExit(1), "failed"),
+        (SystemExit("what went wrong"), "failed"),
+        (SystemExit(75), "stopped"),
+        (SystemExit(ExitCode.INTERRUPTED), "stopped"),
+        (ValueError("bug"), "failed"),
+        (StorageError("full"), "failed"),
+        (KeyboardInterrupt(), "stopped"),
+        (PreemptedError("SIGTERM"), "stopped"),
+        (InterruptedRunError("Ctrl-C"), "stopped"),
+    ],
+)
+def test_the_last_heartbeat_tells_how_the_run_has_ended(
+    tmp_path: Path, error: BaseException | None, ended: str
+) -> None:
+    where = ("train", 1)
+    try:
+        with RunLock(tmp_path, lambda: where, beat_seconds=60):
+            where = ("save", 2)
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    heartbeat = _heartbeat(tmp_path)
+    assert (heartbeat["phase"], heartbeat["step"], heartbeat["ended"]) == ("save", 2, ended)
+    with RunLock(tmp_path):  # it has been given back
+        pass
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), UsageError("mistake"), KeyboardInterrupt(), SystemExit(75)])
+def test_a_run_that_is_not_recorded_leaves_no_trace_of_its_end(tmp_path: Path, error: BaseException) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").write_text("the user's")
+    for name, left in (("new", None), ("used", ["notes.txt"])):
+        with pytest.raises(type(error)), RunLock(tmp_path / name, recorded=lambda: False):
+            raise error
+        assert (sorted(os.listdir(tmp_path / name)) if (tmp_path / name).exists() else None) == left
+
+
+def test_a_run_that_is_recorded_or_ends_well_leaves_lock_and_heartbeat(tmp_path: Path) -> None:
+    with RunLock(tmp_path / "well", recorded=lambda: False):
+        pass
+    with pytest.raises(ValueError), RunLock(tmp_path / "recorded", recorded=lambda: True):
+        raise ValueError("bug")
+    for name, ended in (("well", "done"), ("recorded", "failed")):
+        assert sorted(os.listdir(tmp_path / name)) == ["heartbeat.json", "trainer.lock"]
+        assert _heartbeat(tmp_path / name)["ended"] == ended
+
+
+def test_a_forked_child_that_fails_removes_nothing(tmp_path: Path) -> None:
+    pid = os.getpid()
+    try:
+        with contextlib.suppress(ValueError), RunLock(tmp_path, recorded=lambda: False):
+            child = os.fork()
+            if child == 0:
+                raise ValueError("bug")
+            os.waitpid(child, 0)
+            assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)
+
+
+def _open_files(path: Path) -> int:
+    """How often this process has a file open."""
+    return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(path))
+
+
+def test_who_waits_for_a_lock_while_its_file_is_removed_is_alone_all_the_same(tmp_path: Path) -> None:
+    folder, entered, leave = tmp_path / "run", threading.Event(), threading.Event()
+
+    def train() -> None:
+        with RunLock(folder):
+            entered.set()
+            leave.wait(20)
+
+    second = threading.Thread(target=train)
+    with pytest.raises(ValueError), RunLock(folder, recorded=lambda: False):
+        (folder / "heartbeat.json").unlink()  # or the second one would know who is there, and not wait
+        second.start()
+        _wait_until(lambda: _open_files(folder / "trainer.lock") == 2)
+        raise ValueError("bug")
+    assert entered.wait(20)
+    try:
+        with pytest.raises(ModelDirInUseError):
+            RunLock(folder).__enter__()
+    finally:
+        leave.set()
+        second.join()
+
+
+def test_of_many_that_come_and_leave_no_trace_no_two_train_at_a_time(tmp_path: Path) -> None:
+    inside, most, entered, odd = 0, 0, 0, list[Exception]()
+
+    def come_and_go() -> None:
+        nonlocal inside, most, entered
+        for _ in range(40):
+            try:
+                with RunLock(tmp_path / "run", recorded=lambda: False):
+                    inside, entered = inside + 1, entered + 1
+                    most = max(most, inside)
+                    time.sleep(0.001)
+                    inside -= 1
+                    raise ValueError("bug")
+            except ValueError:
+                pass
+            except ModelDirInUseError:
+                time.sleep(0.001)
+            except Exception as error:
+                odd.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, odd) == (1, [])
+    assert entered > 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_release_by_hand_has_the_last_word(tmp_path: Path) -> None:
+    with RunLock(tmp_path) as lock:
+        lock.release("stopped")
+        with RunLock(tmp_path, host="other"):
+            pass
+    assert (_heartbeat(tmp_path)["host"], _heartbeat(tmp_path)["ended"]) == ("other", "done")
+
+
+def test_a_heartbeat_tells_who_where_and_since_when_in_utc(tmp_path: Path) -> None:
+    step = 0
+    with RunLock(tmp_path, lambda: ("train", step), host="here", beat_seconds=0.01) as lock:
+        first = _heartbeat(tmp_path)
+        step = 5
+        _wait_until(lambda: _heartbeat(tmp_path)["step"] == 5)
+        assert (lock.phase, lock.step) == ("train", 5)
+        later = _heartbeat(tmp_path)
+    assert list(first) == ["host", "pid", "started", "step", "phase", "beat", "ended"]
+    assert (first["host"], first["pid"], first["ended"]) == ("here", os.getpid(), None)
+    assert first["started"] == later["started"] and first["beat"] != later["beat"]
+    for text in (first["started"], first["beat"]):
+        assert datetime.fromisoformat(text).utcoffset() == timedelta(0)
+
+
+def test_a_progress_that_raises_or_hangs_does_not_stop_the_heart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    never = threading.Event()
+    answers: list[Callable[[], Any]] = [lambda: ("train", 1), lambda: 1 / 0, lambda: ("train", "x"), sys.exit]
+
+    def progress() -> Any:
+        return answers.pop(0)() if answers else never.wait(20)
+
+    with RunLock(tmp_path, progress, beat_seconds=0.01) as lock:
+        _wait_until(lambda: not answers)
+        beat = _heartbeat(tmp_path)["beat"]
+        _wait_until(lambda: _heartbeat(tmp_path)["beat"] != beat)
+        assert (lock.phase, lock.step) == ("train", 1)
+        never.set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the progress of the run cannot be read: ZeroDivisionError('division by zero')"
+    ]
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[bool], list[str]]]:
+    """Fills the disk, or frees it; returns the writes that have failed so far."""
+    failed: list[str] = []
+
+    def fail(point: str, path: str) -> None:
+        if point == "heartbeat.flush":
+            failed.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill(full: bool) -> list[str]:
+        files.on_write_point = fail if full else None
+        return failed
+
+    yield fill
+    files.on_write_point = None
+
+
+def test_a_disk_that_fills_costs_one_warning_and_the_heart_goes_on_when_it_is_freed(
+    tmp_path: Path, full_disk: Callable[[bool], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with RunLock(tmp_path, beat_seconds=0.01):
+        failed = full_disk(True)
+        _wait_until(lambda: len(failed) > 3)
+        beat = _heartbeat(tmp_path)["beat"]
+        full_disk(False)
+        _wait_until(lambda: _heartbeat(tmp_path)["beat"] != beat)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no heartbeat, others cannot tell that this run is alive: "
+        f"{tmp_path}/heartbeat.json cannot be written: No space left on device"
+    ]
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_and_the_lock_given_back(
+    tmp_path: Path, full_disk: Callable[[bool], list[str]]
+) -> None:
+    full_disk(True)
+    with pytest.raises(StorageError, match="No space left"):
+        RunLock(tmp_path).__enter__()
+    full_disk(False)
+    with RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("folder", ["/proc/run", "{}/file", "{}/file/run"])
+def test_a_folder_that_cannot_be_written_is_storage(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"trainer\.lock cannot be written: .*; give a --model_dir"):
+        RunLock(folder.format(tmp_path)).__enter__()
+
+
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def test_a_folder_that_is_removed_is_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RunLock(tmp_path / "run", beat_seconds=0.01):
+        # The heart may beat into a folder that is just being removed.
+        _wait_until(lambda: _removed(tmp_path / "run"))
+        _wait_until(lambda: "is gone" in caplog.text or "cannot be written" in caplog.text)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    assert read_heartbeat(tmp_path) is None
+    assert read_heartbeat(str(tmp_path / "missing")) is None
+    _write(tmp_path)
+    assert read_heartbeat(tmp_path) == _RECORD
+    whole = (tmp_path / "heartbeat.json").read_bytes()
+    for cut in (b"", whole[:40], b"[]", b'{"host": "here"}', b"\xff\xfe", whole.replace(b"4321", b"null")):
+        (tmp_path / "heartbeat.json").write_bytes(cut)
+        assert read_heartbeat(tmp_path) is None
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trainer_kit")
+
+
+def test_a_look_finds_a_live_trainer_and_takes_nothing(tmp_path: Path) -> None:
+    check_not_held(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    wanted = rf"pid {os.getpid()} .*step 7 at its last heartbeat"
+    with RunLock(tmp_path, lambda: ("train", 7)), pytest.raises(ModelDirInUseError, match=wanted):
+        check_not_held(tmp_path)
+    check_not_held(tmp_path)
+    with RunLock(tmp_path):
+        pass

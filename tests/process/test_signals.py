@@ -1,0 +1,241 @@
+"""Signals, in real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from trainer_kit.errors import InterruptedRunError, PreemptedError
+from trainer_kit.process.signals import StopSignals
+
+_LATE = """
+import signal, sys, time
+from trainer_kit.process.signals import StopSignals
+_, grace, work, saves = sys.argv
+def save():
+    print("late", flush=True)
+    return saves == "saves"
+with StopSignals(lambda: None, float(grace), save) as signals:
+    print("ready", flush=True)
+    while signals.received is None:
+        time.sleep(0.01)
+    time.sleep(float(work))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "saves", "code", "output", "seconds"),
+    [
+        (0.1, "cannot", 0, "done\n", (0.1, 0.6)),
+        (0.8, "cannot", 0, "late\ndone\n", (0.8, 1.2)),  # the second half of the grace time is the main thread's too
+        (9.0, "cannot", 75, "late\n", (1.15, 2.0)),
+        (9.0, "saves", 75, "late\n", (1.05, 1.2)),  # nothing to wait for any more
+    ],
+)
+def test_all_of_the_grace_time_is_given_unless_all_is_saved(
+    work: float, saves: str, code: int, output: str, seconds: tuple[float, float]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LATE, "1.2", str(work), saves],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    told, errors = process.communicate(timeout=20)
+    assert (process.returncode, told) == (code, output), errors
+    assert ("of the grace time, 1.2 s" in errors) == (code == 75)
+    how = "nothing is lost" if saves == "saves" else "what came after the last checkpoint is lost"
+    assert (how in errors) == (code == 75)
+    least, most = seconds
+    assert least <= time.monotonic() - begin < most + 3  # a busy machine
+
+
+# By its clock any two signals are a second apart.
+_PROGRAM = """
+import itertools, os, sys
+from trainer_kit.process.signals import StopSignals
+with StopSignals(lambda: os.write(1, b"asked to stop\\n"), clock=itertools.count().__next__) as signals:
+    print("ready", flush=True)
+    sys.stdin.readline()
+print("left with", signals.received and signals.received.name, flush=True)
+"""
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
+def _start(program: str, *, ignored: int | None = None) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN) and None),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("first", "code"), [(INT, 130), (TERM, 75)])
+def test_the_program_is_asked_to_stop_once_and_a_second_ctrl_c_leaves_at_once(first: int, code: int) -> None:
+    process = _start(_PROGRAM)
+    assert process.stdout is not None
+    process.send_signal(first)
+    assert process.stdout.readline() == "asked to stop\n"
+    if first == TERM:
+        process.send_signal(INT)
+        time.sleep(0.2)
+        assert process.poll() is None
+    process.send_signal(INT)
+    assert (process.wait(timeout=20), process.stdout.read()) == (code, "")
+
+
+class _Clock:
+    """Tells the seconds that it is set to; `read` is how often it was asked."""
+
+    def __init__(self) -> None:
+        self.seconds, self.read = 0.0, 0
+
+    def __call__(self) -> float:
+        self.read += 1
+        return self.seconds
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "exits"),
+    [
+        ([(0, TERM)], TERM, []),
+        ([(0, HUP)], HUP, []),
+        ([(0, TERM), (0, INT)], TERM, []),
+        ([(0, INT), (0, TERM)], TERM, []),
+        ([(0, INT), (9, TERM)], TERM, []),  # however long after it
+        ([(0, TERM), (9, INT)], TERM, []),
+        ([(0, INT), (0.9, INT)], INT, []),  # one key press, forwarded twice
+        ([(0, INT), (1, INT)], INT, [130]),
+        ([(0, INT), (0.9, INT), (1, INT)], INT, [130]),
+        ([(0, TERM), (5, INT), (6, INT)], TERM, [75]),
+    ],
+)
+def test_only_a_second_ctrl_c_a_second_after_the_first_leaves_at_once(
+    sent: list[tuple[float, signal.Signals]], received: int, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("trainer_kit.process.signals.os._exit", ended.append)
+    clock, asked = _Clock(), []
+    with StopSignals(lambda: asked.append("to stop"), clock=clock) as signals:
+        for number, (clock.seconds, one) in enumerate(sent):
+            os.kill(os.getpid(), one)
+            interrupts = sum(each == INT for _, each in sent[: number + 1])
+            _wait(lambda least=interrupts: signals.received is not None and clock.read >= least)
+        _wait(lambda: signals.received == received and ended == exits)
+    assert (asked, ended) == (["to stop"], exits)
+
+
+def _wait(happened: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def test_sighup_stays_ignored_below_nohup() -> None:
+    process = _start(_PROGRAM, ignored=HUP)
+    process.send_signal(HUP)
+    assert process.communicate("\n", timeout=20)[0] == "left with None\n"
+
+
+_POOL = """
+import multiprocessing, os, signal, time
+from trainer_kit.process.signals import StopSignals
+print("ready", flush=True)
+with StopSignals(lambda: None) as signals:
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(20)
+    time.sleep(0.2)
+print(child.exitcode, signals.received, flush=True)
+"""
+
+
+def test_a_forked_child_can_be_ended_and_its_signals_are_its_own() -> None:
+    assert _start(_POOL).communicate(timeout=40)[0] == "-15 None\n"
+
+
+def test_a_sigterm_while_the_interrupted_run_ends_asks_for_a_restart() -> None:
+    with pytest.raises(PreemptedError, match="interrupted"), StopSignals(lambda: None) as signals:
+        for number in (INT, TERM):
+            os.kill(os.getpid(), number)
+            while signals.received != number:
+                time.sleep(0.01)
+        raise InterruptedRunError("interrupted")
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    seen = threading.Event()
+    with StopSignals(seen.set) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen.wait(5)
+        assert signals.received == signal.SIGTERM
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_handler_that_python_does_not_know_becomes_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, own = signal.getsignal(HUP), signal.signal
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "signal", lambda *given: own(*given) and None)  # as after one of C code
+        signals = StopSignals(lambda: None).__enter__()
+    signals.__exit__(None, None, None)
+    assert signal.getsignal(HUP) == signal.SIG_DFL
+    for number in (TERM, INT):
+        signal.signal(number, signal.SIG_DFL if number == TERM else signal.default_int_handler)
+    signal.signal(HUP, before)
+
+
+def test_what_one_inside_another_receives_is_not_lost_when_it_ends() -> None:
+    seen = threading.Event()
+    with StopSignals(seen.set) as around:
+        with StopSignals(lambda: None) as ended:
+            pass
+        with StopSignals(lambda: None) as inside:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen.wait(5)
+            while inside.received is None:  # told last
+                time.sleep(0.01)
+        assert (around.received, inside.received, ended.received) == (signal.SIGTERM, signal.SIGTERM, None)
+
+
+def test_one_that_is_entered_after_the_signal_is_asked_to_stop_at_once() -> None:
+    seen, asked = threading.Event(), threading.Event()
+    with StopSignals(seen.set):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen.wait(5)
+        with StopSignals(asked.set) as inside:
+            assert asked.wait(5) and inside.received == signal.SIGTERM
+    with StopSignals(lambda: None) as next_one:
+        assert next_one.received is None
+
+
+def test_outside_the_main_thread_nothing_is_touched() -> None:
+    handlers: list[object] = []
+
+    def enter() -> None:
+        with StopSignals(lambda: None):
+            handlers.append(signal.getsignal(signal.SIGTERM))
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGTERM)]

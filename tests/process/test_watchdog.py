@@ -1,0 +1,268 @@
+"""Stalls in real processes: what is said, what is written, and how they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.process.watchdog import ProgressReader, Watchdog, call_within
+
+_PROGRAM = """
+import ctypes, logging, os, re, signal, sys, threading, time
+from trainer_kit.process.watchdog import Watchdog
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+here = ["start", 0]
+
+def watch(**options):
+    arguments = {"timeout_seconds": 1.0, "warn_after_seconds": 0.4, "poll_seconds": 0.05, **options}
+    return Watchdog(lambda: tuple(here), sys.argv[1], **arguments)
+
+def sleeping_source():
+    time.sleep(60)
+
+def two_locks():
+    with (lock := threading.Lock()):
+        lock.acquire()
+
+def native_call():
+    ctypes.CDLL(None).sleep(60)
+
+def native_call_with_the_global_lock():
+    ctypes.PyDLL(None).sleep(60)
+
+"""
+_IMPATIENT = "import trainer_kit.process.watchdog\ntrainer_kit.process.watchdog._PATIENCE = 0.3\n"
+
+
+def _run(folder: Path, text: str, *, seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _PROGRAM + text, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+
+
+@pytest.mark.parametrize(
+    ("phase", "stall"), [("train", "sleeping_source"), ("eval", "two_locks"), ("save", "native_call")]
+)
+def test_a_stall_ends_with_7_a_warning_before_and_the_stacks_of_all_threads(
+    tmp_path: Path, phase: str, stall: str
+) -> None:
+    folder = tmp_path / "made"
+    start = time.monotonic()
+    done = _run(folder, f"here[:] = [{phase!r}, 120]\nwith watch():\n    {stall}()\n")
+    assert time.monotonic() - start < 1 + 5
+    assert done.returncode == 7
+    warning, error = done.stderr.splitlines()
+    assert warning == (
+        f"no progress for 0.4 s in phase '{phase}' (step 120); "
+        "ends with exit code 7 after 1 s (trainer.hang_timeout_seconds)"
+    )
+    (stacks,) = folder.iterdir()
+    assert re.fullmatch(r"stacks-\d{8}T\d{6}\.\d{6}Z\.txt", stacks.name)
+    assert f"in phase '{phase}' (step 120); the process ends with exit code 7" in error and str(stacks) in error
+    text = stacks.read_text()
+    assert f"in {stall}\n" in text
+    assert "is MainThread" in text and "in _watch\n" in text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the last resort is left out: its timer is not steady")
+def test_a_stall_that_keeps_the_global_lock_ends_with_1_and_the_stacks_on_standard_error(tmp_path: Path) -> None:
+    done = _run(tmp_path, "with watch(last_resort_seconds=0.5):\n    native_call_with_the_global_lock()\n")
+    assert done.returncode == 1
+    assert "in native_call_with_the_global_lock\n" in done.stderr
+
+
+def test_progress_puts_the_end_off(tmp_path: Path) -> None:
+    text = """
+with watch(timeout_seconds=0.6, warn_after_seconds=30):
+    for here[1] in range(12):
+        time.sleep(0.1)
+print("trained")
+"""
+    done = _run(tmp_path, text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_stall_is_called_and_may_neither_raise_nor_hang(tmp_path: Path) -> None:
+    called = (
+        _IMPATIENT
+        + "def act():\n    print('called', flush=True)\n    {}\nwith watch(on_stall=act):\n    native_call()\n"
+    )
+    for what in ("raise ValueError('mine')", "time.sleep(60)"):
+        done = _run(tmp_path, called.format(what))
+        assert (done.returncode, done.stdout) == (7, "called\n")
+        assert ("ValueError('mine')" in done.stderr) == ("raise" in what)
+
+
+def test_stacks_that_cannot_be_written_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = _run(tmp_path / "file", "with watch():\n    native_call()\n")
+    assert done.returncode == 7
+    assert "cannot be written" in done.stderr and "in native_call\n" in done.stderr
+
+
+def test_a_disk_and_a_log_that_hang_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    text = """
+from trainer_kit import files
+files.on_write_point = lambda point, path: time.sleep(60)
+logging.getLogger().handlers[0].acquire()
+with watch():
+    native_call()
+"""
+    done = _run(tmp_path, _IMPATIENT + text)
+    assert done.returncode == 7
+    assert "error: no progress" in done.stderr and "in native_call\n" in done.stderr
+
+
+def test_a_progress_that_hangs_or_always_raises_is_no_progress(tmp_path: Path) -> None:
+    for progress in ("lambda: time.sleep(60)", "lambda: 1 / 0", "sys.exit"):
+        text = f"with Watchdog({progress}, sys.argv[1], 1.0, 0.4, 0.05):\n    native_call()\n"
+        done = _run(tmp_path, text)
+        assert done.returncode == 7
+        assert "no progress for 0.4 s in phase 'start' (step 0)" in done.stderr
+        assert done.stderr.count("cannot be read: ZeroDivisionError") == ("1 / 0" in progress)
+
+
+def test_a_process_that_was_stopped_for_longer_than_the_timeout_goes_on(tmp_path: Path) -> None:
+    text = """
+with watch(timeout_seconds=1.5, warn_after_seconds=30):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    time.sleep(0.3)
+print("left")
+"""
+    command = [sys.executable, "-c", _PROGRAM + text, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate("go on\n", timeout=20)[0] == "left\n"
+    assert process.returncode == 0
+
+
+def test_a_forked_child_ends_as_without_a_watchdog(tmp_path: Path) -> None:
+    text = """
+with watch(timeout_seconds=20):
+    time.sleep(0.2)
+    child = os.fork()
+    if child == 0:
+        sys.exit(5)
+    signal.alarm(10)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = _run(tmp_path, text)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+def test_leaving_cancels_the_thread_and_the_last_resort(tmp_path: Path) -> None:
+    text = """
+with watch(timeout_seconds=0.4, last_resort_seconds=0.1, warn_after_seconds=30):
+    pass
+assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+time.sleep(1)
+print("alive")
+"""
+    done = _run(tmp_path, text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
+
+
+class _Records(logging.Handler):
+    """Keeps messages, and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self.arrived = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self.arrived:
+            self.messages.append(record.getMessage())
+            self.arrived.notify_all()
+
+    def wait_for(self, count: int) -> list[str]:
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.messages) >= count, 20), self.messages
+        return self.messages
+
+
+@pytest.fixture
+def records() -> Iterator[_Records]:
+    handler = _Records()
+    logger = logging.getLogger("trainer_kit.process.watchdog")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_without_a_timeout_each_stall_is_warned_of_once_and_its_end_is_told(tmp_path: Path, records: _Records) -> None:
+    step = 1
+    exits: list[int] = []
+    with Watchdog(lambda: ("train", step), tmp_path, None, 0.05, 0.01, exit=exits.append):
+        for count in (1, 3):
+            records.wait_for(count)
+            step += 1
+            records.wait_for(count + 1)
+    warning = "no progress for 0.05 s in phase 'train' (step {}); it may last for ever"
+    again = r"progress again after \d+ s in phase 'train' \(step {}\)"
+    for step, (stall, end) in enumerate([records.messages[0:2], records.messages[2:4]], start=1):
+        assert stall.startswith(warning.format(step))
+        assert re.fullmatch(again.format(step + 1), end)
+    assert exits == [] and os.listdir(tmp_path) == []
+
+
+def test_a_stall_is_not_warned_of_again_while_it_lasts(tmp_path: Path, records: _Records) -> None:
+    asked = threading.Semaphore(0)
+
+    def progress() -> tuple[str, object]:
+        asked.release()
+        return "train", 1
+
+    with Watchdog(progress, tmp_path, None, 0.02, 0.01):
+        records.wait_for(1)
+        for _ in range(20):
+            assert asked.acquire(timeout=20)
+    assert len(records.messages) == 1
+
+
+def test_a_change_of_phase_alone_is_progress() -> None:
+    answers = iter([("train", 1), ("train", 1), ("eval", 1), ("train", 1)])
+    reader = ProgressReader(lambda: next(answers), 1)
+    changes = []
+    for _ in range(4):
+        reader.read()
+        changes.append(reader.changes)
+    assert changes == [1, 1, 2, 3]
+
+
+def test_a_token_that_cannot_be_compared_is_an_error_not_progress(records: _Records) -> None:
+    class Array:
+        def __eq__(self, other: object) -> bool:
+            raise ValueError("the truth value of an array is ambiguous")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    reader = ProgressReader(lambda: ("train", Array()), 1)
+    reader.read()
+    reader.read()
+    assert reader.changes == 1
+    assert ["ambiguous" in message for message in records.messages] == [True]
+
+
+def test_a_bounded_call_tells_whether_it_came_back_whole(records: _Records) -> None:
+    never = threading.Event()
+    assert call_within(20, lambda: None)
+    assert not call_within(20, lambda: 1 / 0)
+    assert "ZeroDivisionError" in records.messages[0]
+    assert not call_within(0.05, lambda: never.wait(20))
+    never.set()

@@ -1,0 +1,278 @@
+"""The outer loop: its intervals, its reports, what it saves and what stops it; a counter stands for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orbit
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.errors import DataError, DivergedError, StopTraining
+from trainer_kit.run.controller import Controller
+from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.telemetry.time_ledger import TimeLedger
+
+
+class _Counter(orbit.AbstractTrainer, orbit.AbstractEvaluator):
+    """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else 1."""
+
+    def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
+        self.global_step = tf.Variable(0, dtype=tf.int64)
+        self.loop_steps, self.data_ended = 0, False
+        self._examples, self._losses = examples, losses or {}
+        self.evaluated: list[int] = []
+
+    def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
+        step = int(self.global_step)
+        self.loop_steps = min(int(num_steps), self._examples - step)
+        self.data_ended = self.loop_steps < int(num_steps)
+        self.global_step.assign_add(self.loop_steps)
+        return {"training_loss": tf.constant(self._losses.get(int(self.global_step), 1.0))}
+
+    def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
+        self.evaluated.append(int(self.global_step))
+        return {"accuracy": tf.constant(0.5)}
+
+
+class _Kept(Writer):
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def write(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None: ...
+
+
+def _controller(folder: Path, counter: _Counter, interval: int = 10, **arguments: Any) -> tuple[Controller, _Kept]:
+    kept = _Kept()
+    manager = CheckpointManager(
+        tf.train.Checkpoint(global_step=counter.global_step), str(folder), max_to_keep=99,
+        step_counter=counter.global_step, checkpoint_interval=interval, asynchronous=False,
+    )  # fmt: skip
+    controller = Controller(
+        writer=kept, trainer=counter, evaluator=counter, global_step=counter.global_step, steps_per_loop=4,
+        checkpoint_manager=manager, **arguments,
+    )  # fmt: skip
+    return controller, kept
+
+
+def _steps(kept: _Kept, kind: str = "train") -> list[int]:
+    return [report.step for report in kept.reports if report.kind == kind]
+
+
+def test_loops_end_at_the_last_step_and_intervals_are_crossed_not_met(tmp_path: Path) -> None:
+    controller, kept = _controller(tmp_path, _Counter())
+    controller.train(26)
+    assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
+    assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
+    assert {report.total_steps for report in kept.reports} == {26}
+
+
+def test_the_time_of_a_run_goes_to_steps_input_evaluations_callbacks_and_the_rest(tmp_path: Path) -> None:
+    class Timed(_Counter):
+        """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action half of one."""
+
+        now, input_seconds = 0.0, 0.0
+
+        def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
+            self.now += int(num_steps)
+            self.input_seconds = int(num_steps) / 4
+            return super().train(num_steps)
+
+        def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
+            self.now += 10
+            return super().evaluate(num_steps)
+
+        def act(self, logs: Any) -> None:
+            self.now += 0.5
+
+    counter = Timed()
+    times = TimeLedger(lambda: counter.now)
+    counter.now += 3
+    actions = {"train_actions": [counter.act], "eval_actions": [counter.act]}
+    controller, _ = _controller(tmp_path, counter, times=times, **actions)
+    controller.train_and_evaluate(train_steps=12, eval_interval=6)
+    account = controller.times.account()
+    spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
+    assert spent == {"start": 3, "input": 3, "step": 9, "callbacks": 3, "evaluation": 20}
+    assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
+
+
+def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path, _Counter())
+    controller.train(14, checkpoint_at_completion=False)
+    assert list(complete_checkpoints(str(tmp_path))) == [12]
+
+
+def test_rates_are_of_steps_and_examples(tmp_path: Path) -> None:
+    controller, kept = _controller(tmp_path, _Counter(), batch_size=32)
+    controller.train(4)
+    report = kept.reports[0]
+    assert report.steps_per_second is not None and report.steps_per_second > 0
+    assert report.examples_per_second == pytest.approx(32 * report.steps_per_second)
+
+
+def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: Path) -> None:
+    counter, seen = _Counter(), []
+    controller, kept = _controller(tmp_path, counter, on_evaluation=lambda step, *_: seen.append(step))
+    logs = controller.train_and_evaluate(train_steps=14, eval_interval=6)
+    assert counter.evaluated == seen == _steps(kept, "validation") == [6, 12, 14]
+    assert logs == {"accuracy": 0.5}
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 14]
+
+
+def test_a_trainer_that_does_more_steps_than_it_was_asked_for_is_evaluated_all_the_same(tmp_path: Path) -> None:
+    class Eager(_Counter):
+        def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
+            return super().train(num_steps + 1)
+
+    counter = Eager()
+    controller, _ = _controller(tmp_path, counter)
+    controller.train_and_evaluate(train_steps=30, eval_interval=9)
+    assert counter.evaluated == [10, 19, 28, 31]
+
+
+def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path / "early", _Counter(examples=7))
+    with pytest.raises(DataError, match="ended at step 7 of 20"):
+        controller.train(20)
+    assert list(complete_checkpoints(str(tmp_path / "early"))) == [7]
+    controller, kept = _controller(tmp_path / "asked", _Counter(examples=7))
+    controller.train(-1)
+    assert _steps(kept) == [4, 7]
+    assert kept.reports[0].total_steps is None
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
+def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_path: Path, loss: float) -> None:
+    controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), loss_bound=(5.0, 0))
+    with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
+        controller.train(20)
+    assert _steps(kept) == [4, 8, 12]  # the last one is reported too
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def test_a_high_loss_counts_only_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), loss_bound=(5.0, 8))
+    with pytest.raises(DivergedError, match="at step 12"):
+        controller.train(20)
+    free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
+    free.train(8)
+    assert _steps(kept) == [4, 8]
+
+
+@pytest.mark.parametrize(("saves", "steps"), [(True, [8]), (False, [])])
+def test_a_stop_ends_after_the_loop_and_saves_as_it_is_told(tmp_path: Path, saves: bool, steps: list[int]) -> None:
+    counter = _Counter()
+    controller, _ = _controller(
+        tmp_path, counter, stopping=lambda: int(counter.global_step) >= 8, save_on_stop=saves
+    )  # fmt: skip
+    controller.train(40, checkpoint_at_completion=False)
+    assert int(counter.global_step) == 8
+    assert list(complete_checkpoints(str(tmp_path))) == steps
+    assert controller.evaluate() == {}
+
+
+def _raise_stop(logs: Any) -> None:
+    raise StopTraining("enough")
+
+
+def test_an_action_that_stops_ends_training_saved_evaluated_and_reported(tmp_path: Path) -> None:
+    counter, seen = _Counter(), []
+    actions = [lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None, seen.append]
+    controller, kept = _controller(tmp_path, counter, train_actions=actions)
+    assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
+    assert (controller.stop_request.reason, len(seen), counter.evaluated) == ("enough", 2, [8])
+    assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
+
+
+@pytest.mark.parametrize("hook", ["eval_actions", "on_evaluation"])
+def test_what_stops_after_an_evaluation_has_it_reported_and_its_weights_saved(tmp_path: Path, hook: str) -> None:
+    counter, seen = _Counter(), []
+    hooks: dict[str, Any] = {"on_evaluation": lambda step, *_: seen.append(step), "eval_actions": [_raise_stop]}
+    if hook == "on_evaluation":
+        hooks = {"on_evaluation": lambda *arguments: (seen.append(arguments[0]), _raise_stop(None))}
+    controller, kept = _controller(tmp_path, counter, interval=99, **hooks)
+    controller.train_and_evaluate(train_steps=40, eval_interval=6)
+    assert seen == counter.evaluated == _steps(kept, "validation") == [6]
+    assert list(complete_checkpoints(str(tmp_path))) == [6]
+
+
+def test_a_loop_that_diverged_is_not_saved_because_an_action_stops(tmp_path: Path) -> None:
+    counter = _Counter(losses={8: float("nan")})
+    controller, _ = _controller(tmp_path, counter, loss_bound=(5.0, 0), train_actions=[_raise_stop])
+    counter.global_step.assign(4)
+    with pytest.raises(DivergedError):
+        controller.train(20)
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def test_a_run_that_went_back_goes_on_although_an_action_had_stopped_it(tmp_path: Path) -> None:
+    counter = _Counter(losses={12: float("nan")})
+    once = iter([True])
+
+    def go_back(*_: Any) -> bool:
+        counter._losses.clear()
+        controller.go_back(str(tmp_path / "ckpt-8"))
+        return True
+
+    def stop_once(logs: Any) -> None:
+        if int(counter.global_step) == 12 and next(once, False):
+            _raise_stop(logs)
+
+    controller, _ = _controller(
+        tmp_path, counter, interval=8, loss_bound=(5.0, 0), train_actions=[stop_once], on_divergence=go_back
+    )
+    controller.train(20)
+    assert (int(counter.global_step), controller.stop_request.reason) == (20, "")
+
+
+def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew_when_it_ends_there(tmp_path: Path) -> None:
+    class Sets(_Counter):
+        def validation_intervals(self, default: int | None) -> dict[str, int]:
+            return {"often": 4, "rare": 40}
+
+        def evaluate(self, num_steps: tf.Tensor, sets: Sequence[str] = ("often", "rare")) -> dict[str, Any]:
+            taken.append((int(self.global_step), *sets))
+            return {name: {"accuracy": tf.constant(0.5)} for name in sets}
+
+    taken: list[tuple[Any, ...]] = []
+    controller, _ = _controller(tmp_path, Sets(), interval=4, eval_actions=[_raise_stop])
+    controller.train(8)
+    controller.evaluate()
+    controller.go_back(str(tmp_path / "ckpt-4"))
+    assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
+    assert taken[1:] == [(4, "often"), (4, "rare")]
+    controller.go_back(str(tmp_path / "ckpt-4"))
+    controller.train_and_evaluate(train_steps=40)
+    assert taken[3:] == [(4, "often"), (4, "rare")]
+
+
+def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_it_again(tmp_path: Path) -> None:
+    _controller(tmp_path, _Counter())[0].train(12)
+    counter = _Counter()
+    controller, kept = _controller(tmp_path, counter)
+    assert int(counter.global_step) == 12
+    before = (tmp_path / "ckpt-12.index").stat().st_mtime_ns
+    controller.save_checkpoint()
+    assert (tmp_path / "ckpt-12.index").stat().st_mtime_ns == before
+    controller.train(16)
+    assert _steps(kept) == [16]
+
+
+def test_checkpoints_are_evaluated_in_order_and_a_damaged_one_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _controller(tmp_path, _Counter(), interval=4)[0].train(12)
+    counter = _Counter()
+    controller, _ = _controller(tmp_path, counter)
+    (tmp_path / "ckpt-8.index").write_bytes(b"broken")
+    assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
+    assert counter.evaluated == [4, 12]
+    assert "skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text

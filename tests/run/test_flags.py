@@ -1,0 +1,123 @@
+"""The flags of `python -m trainer_kit.train`, and the run that they ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.config.resolve import Sources
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import UsageError
+from trainer_kit.run.flags import define_flags, parse_flags, request, sources, unsupervised, until_begun
+from trainer_kit.run.preflight import Request
+
+
+def test_the_flags_and_their_defaults_are_an_interface() -> None:
+    values = define_flags()
+    assert {name: values[name].default for name in values} == {
+        "experiment": None,
+        "mode": None,
+        "model_dir": None,
+        "checkpoint": "latest",
+        "eval_name": "continuous_eval",
+        "profile": None,
+        "tpu": None,
+        "tf_data_service": None,
+        "config_file": [],
+        "gin_file": [],
+        "gin_params": [],
+        "params_override": [],
+        "import_module": [],
+        "allow_config_change": [],
+        "max_restarts": 0,
+        "from_step": None,
+        "allow_partial_restore": False,
+        "debug": False,
+        "help": False,
+        "h": False,
+    }
+
+
+def test_flags_are_defined_nowhere_else_and_two_parses_share_nothing() -> None:
+    first, second = parse_flags(["train", "--mode=train"]), parse_flags(["train"])
+    assert (first.mode, second.mode) == ("train", None)
+
+
+def test_the_flags_make_the_request() -> None:
+    values = parse_flags([
+        "train", "--experiment=a", "--mode=eval", "--model_dir=b", "--checkpoint=best", "--eval_name=c",
+        "--import_module=d", "--import_module=e", "--allow_config_change=f.g", "--config_file=h",
+        "--profile=i",
+    ])  # fmt: skip
+    assert request(values) == Request(
+        "a",
+        "eval",
+        "b",
+        Sources(config_files=("h",)),
+        ("d", "e"),
+        ("f.g",),
+        checkpoint="best",
+        eval_name="c",
+        profile="i",
+    )
+    assert request(parse_flags(["train"])) == Request(None, None, None)
+
+
+def test_without_flags_of_that_kind_nothing_is_overridden() -> None:
+    assert sources(parse_flags(["train"])).flags == Layer({}, {})
+
+
+def test_an_unknown_flag_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="did you mean model_dir"):
+        parse_flags(["train", "--modeldir=a"])
+
+
+@pytest.mark.parametrize("given", ["-1", "1.5", "many"])
+def test_a_number_of_restarts_that_there_cannot_be_is_a_usage_error(given: str) -> None:
+    with pytest.raises(UsageError, match=rf"--max_restarts={given}|invalid literal for int.*'{given}'"):
+        parse_flags(["train", f"--max_restarts={given}"])
+
+
+def test_the_run_under_a_supervisor_gets_the_same_flags_without_the_restarts(tmp_path: Path) -> None:
+    (tmp_path / "flags").write_text("--max_restarts=7\n--tpu=local\n")
+    values = parse_flags([
+        "train", "--max_restarts", "3", "--experiment", "a", "-mode=train", "--model_dir=b c", "--nodebug",
+        "--gin_params=x.y = '--max_restarts=5'", "--gin_params=z = 1", "--params_override=a:\n  b: 1\n", "--eval_name=",
+        f"--flagfile={tmp_path}/flags", "--max_restarts=2",
+    ])  # fmt: skip
+    assert values.max_restarts == 2
+    arguments = unsupervised(values)
+    again = parse_flags(["train", *arguments])
+    changed = {name for name in define_flags() if again[name].value != values[name].value}
+    assert changed == {"max_restarts"} and again.max_restarts == 0
+    assert sorted(arguments) == [
+        "--eval_name=", "--experiment=a", "--gin_params=x.y = '--max_restarts=5'", "--gin_params=z = 1", "--mode=train",
+        "--model_dir=b c", "--nodebug", "--params_override=a:\n  b: 1\n", "--tpu=local",
+    ]  # fmt: skip
+
+
+def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
+    flags = define_flags()
+    once_or_never = {"max_restarts", "from_step", "h"}  # h is help
+    names = set(flags) - once_or_never
+    given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
+    assert sorted(unsupervised(parse_flags(["train", *given]))) == sorted(given)
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], []), (["--from_step", "0"], ["--from_step=0"])])
+def test_the_step_to_go_back_to_is_given_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
+    values = parse_flags(["train", "--mode=train", *given])
+    assert (unsupervised(values), until_begun(values)) == (["--mode=train"], expected)
+
+
+@pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
+def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None:
+    assert parse_flags(["train", f"--from_step={given}"]).from_step == step
+
+
+@pytest.mark.parametrize("given", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])
+def test_from_step_says_what_it_takes(given: str) -> None:
+    with pytest.raises(UsageError, match=r"give a step of this run's checkpoints, such as 500 or ckpt-500; 0") as error:
+        parse_flags(["train", f"--from_step={given}"])
+    assert ("task.init_checkpoint" in str(error.value)) == ("/" in given)

@@ -1,0 +1,103 @@
+"""From a config to a run: the order of its parts, and what is refused before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.run.launcher import launch, prepare
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+_story: list[Any] = []
+
+
+@configclass
+class _ToldConfig(TinyConfig):
+    pass
+
+
+@register_task(_ToldConfig)
+class _ToldTask(TinyTask):
+    def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
+        super().__init__(params, logging_dir, name)
+        _story.append(("task", logging_dir, tf.distribute.get_strategy().num_replicas_in_sync))
+
+
+@configclass
+class _SilentConfig(ExperimentConfig):
+    """Tells nothing about batches, as when only the machine knows how many replicas there are."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        yield from ()
+
+
+@configclass
+class _WithoutTask(TaskConfig):
+    pass
+
+
+def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
+    _story.clear()
+    config = tiny_experiment(train_steps=5).replace(task=_ToldConfig(), runtime={"virtual_cpus": 4})
+    launch(config, "train", str(tmp_path / "run"), before_task=lambda: _story.append("before"))
+    assert _story == ["before", ("task", str(tmp_path / "run"), 4)]
+
+
+def test_an_error_in_before_task_comes_before_anything_is_written(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UsageError("refused")
+
+    with pytest.raises(UsageError, match="refused"):
+        launch(tiny_experiment(), "train", str(tmp_path / "run"), before_task=refuse)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_without_a_task_names_the_decorator(tmp_path: Path) -> None:
+    config = tiny_experiment().replace(task=_WithoutTask())
+    with pytest.raises(UsageError, match=r"no task is registered for _WithoutTask.*register_task"):
+        launch(config, "train", str(tmp_path))
+
+
+def test_prepare_seeds_so_that_equal_configs_begin_with_equal_weights() -> None:
+    def first_weights(seed: int) -> list[float]:
+        prepare(tiny_experiment().replace(runtime={"random_seed": seed}))
+        return keras.initializers.GlorotUniform()((2, 2)).numpy().ravel().tolist()
+
+    assert first_weights(3) == first_weights(3) != first_weights(4)
+
+
+def test_prepare_sets_the_precision() -> None:
+    prepare(tiny_experiment().replace(runtime={"mixed_precision_dtype": "bfloat16"}))
+    assert keras.mixed_precision.dtype_policy().compute_dtype == "bfloat16"
+    prepare(tiny_experiment().replace(runtime={"mixed_precision_dtype": "float32"}))
+    assert keras.mixed_precision.dtype_policy().compute_dtype == "float32"
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+def test_prepare_refuses_a_batch_that_the_replicas_cannot_share(section: str) -> None:
+    config = _SilentConfig(task=TinyConfig()).replace(
+        runtime={"virtual_cpus": 4}, task={section: {"global_batch_size": 10, "is_training": True}}
+    )
+    with pytest.raises(ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"):
+        prepare(config)
+
+
+def test_prepare_takes_any_batch_to_evaluate_on() -> None:
+    config = _SilentConfig(task=TinyConfig()).replace(
+        runtime={"virtual_cpus": 4}, task={"validation_data": {"global_batch_size": 10}}
+    )
+    assert prepare(config).num_replicas_in_sync == 4
+
+
+def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
+    config = tiny_experiment().replace(task={"train_data": {"global_batch_size": 0}})
+    assert prepare(config).num_replicas_in_sync == 1

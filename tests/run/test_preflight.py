@@ -1,0 +1,216 @@
+"""What is told about a run before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.resolve import Sources
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.serialize import write_params
+from trainer_kit.errors import ConfigError, ModelDirInUseError, UsageError
+from trainer_kit.evals.selection import select_checkpoint
+from trainer_kit.process.run_lock import RunLock
+from trainer_kit.run.preflight import Request, check_request
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    """The name of an experiment."""
+    name = f"asked_{next(_numbers)}"
+    register_experiment(name)(ExperimentConfig)
+    return name
+
+
+def _check(name: str, folder: Path, mode: str = "train", **values: Any) -> ExperimentConfig:
+    return check_request(Request(name, mode, str(folder / "run"), **values)).config
+
+
+def test_a_sound_request_gives_its_config(name: str, tmp_path: Path) -> None:
+    config = _check(name, tmp_path, sources=Sources(params_overrides=("trainer.train_steps=7",)))
+    assert config == ExperimentConfig().replace(trainer={"train_steps": 7})
+
+
+def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> None:
+    sources = Sources(
+        config_files=(f"{tmp_path}/none.yaml",), params_overrides=("trainer.train_step=5", "runtime.num_gpus=x")
+    )
+    with pytest.raises(ConfigError) as error:
+        check_request(Request(name, "trian", None, sources, eval_name="a/b"))
+    assert len(error.value.mistakes) == 6
+    for text in ("--model_dir: is needed", "did you mean train", "trainer.train_step", "none.yaml", "runtime.num_gpus",
+                 "--eval_name: 'a/b' is not a plain"):  # fmt: skip
+        assert text in str(error.value)
+    assert isinstance(error.value.__cause__, ConfigError)
+
+
+def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar(name: str, tmp_path: Path) -> None:
+    overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
+    sources = Sources(params_overrides=(overrides,))
+    for mode in ("train", "train_and_post_eval"):
+        with pytest.raises(ConfigError, match=f"trainer.early_stopping: the mode {mode} evaluates nothing while"):
+            _check(name, tmp_path, mode, sources=sources)
+    for mode in ("train_and_eval", "continuous_eval"):
+        assert _check(name, tmp_path, mode, sources=sources).trainer.early_stopping is not None
+    beside = Sources(params_overrides=(overrides, "trainer.early_stopping.eval_name=side"))
+    assert _check(name, tmp_path, "train", sources=beside).trainer.early_stopping is not None
+    with pytest.raises(ConfigError, match=r"trainer.early_stopping.metric.*: is needed"):
+        _check(name, tmp_path, sources=Sources(params_overrides=("trainer.early_stopping.patience=3",)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "profile", "told"),
+    [
+        ("train", "10", "--profile: '10' is no window of steps; write the first and the last one, as in 10:20"),
+        ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
+        ("eval", "1:5", "--profile: traces training steps, and the mode eval does not train; leave it out"),
+    ],
+)
+def test_steps_to_profile_are_a_window_in_a_mode_that_trains(
+    name: str, tmp_path: Path, mode: str, profile: str, told: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        _check(name, tmp_path, mode, profile=profile)
+    assert told in str(error.value)
+    assert _check(name, tmp_path, "train_and_eval", profile="1:5")
+
+
+@pytest.mark.parametrize("eval_name", ["", ".", "..", "a/b", "/a", "validation", "eval"])
+def test_the_name_of_a_sidecar_is_plain_and_its_own(name: str, tmp_path: Path, eval_name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--eval_name: '{eval_name}' is "):
+        _check(name, tmp_path, "continuous_eval", eval_name=eval_name)
+
+
+def test_there_is_nothing_to_evaluate_without_a_checkpoint_in_the_words_of_the_run_itself(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt-5.data-00000-of-00001").touch()
+    messages = []
+    for look in (
+        lambda: _check(name, tmp_path, "eval"),
+        lambda: select_checkpoint(str(tmp_path / "run"), "latest", str(tmp_path / "run/best_ckpt")),
+    ):
+        with pytest.raises(UsageError, match="holds no checkpoint") as error:
+            look()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_foreign_index_file_is_no_checkpoint_to_evaluate_or_to_go_on_from(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for file in ("ckpt-best.index", "ckpt-5.iterator.index"):
+        (tmp_path / "run" / file).touch()
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        _check(name, tmp_path, "eval")
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there is none at all; 0 starts again"):
+        _check(name, tmp_path, from_step=5)
+
+
+def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for step in (100, 20):
+        (tmp_path / "run" / f"ckpt-{step}.index").touch()
+    for step in (20, 0):
+        _check(name, tmp_path, from_step=step)
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; 0 starts again"):
+        _check(name, tmp_path, from_step=5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "advice"),
+    [("eval", 5, "--checkpoint=5 evaluates"), ("eval", 0, "--checkpoint=0"), ("continuous_eval", 5, "leave it out")],
+)
+def test_a_step_to_go_on_from_is_refused_where_nothing_is_trained(
+    name: str, tmp_path: Path, mode: str, step: int, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--from_step: .* the mode {mode} does not train; {advice}"):
+        _check(name, tmp_path, mode, from_step=step)
+
+
+def test_fine_tunings_have_no_step_to_go_on_from_and_need_a_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        _check(name, tmp_path, "continuous_train_and_eval", from_step=5)
+    assert "--from_step: is of one run, and continuous_train_and_eval has one for each" in str(error.value)
+    assert "task.init_checkpoint: is needed in mode continuous_train_and_eval" in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["run[1]/ckpt-5.index", "run[1]/checkpoint"])
+def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(name: str, tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).touch()
+    check_request(Request(name, "eval", str(tmp_path / "run[1]")))
+
+
+@pytest.mark.parametrize(("mode", "checkpoint"), [("eval", "best"), ("eval", "/a/path"), ("continuous_eval", "latest")])
+def test_other_evaluations_are_left_to_the_run(name: str, tmp_path: Path, mode: str, checkpoint: str) -> None:
+    _check(name, tmp_path, mode, checkpoint=checkpoint)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_remote_model_dir_is_refused_before_tensorflow_is_needed(name: str) -> None:
+    with pytest.raises(ConfigError, match="--model_dir: 'gs://bucket/run' is a remote folder"):
+        check_request(Request(name, "eval", "gs://bucket/run"))
+
+
+def test_a_change_of_what_is_not_there_names_the_nearest(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--allow_config_change: the config has no .*train_dat'.*task\.train_data"):
+        _check(name, tmp_path, allow_config_change=("trainer", "task.train_dat"))
+
+
+def test_a_change_of_what_only_the_run_before_had_can_be_allowed(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the config has no 'task\.gone'"):
+        _check(name, tmp_path, allow_config_change=("task.gone",))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ckpt-1.index").touch()
+    write_params(tmp_path / "run/params.yaml", ExperimentConfig())
+    text = (tmp_path / "run/params.yaml").read_text()
+    (tmp_path / "run/params.yaml").write_text(text.replace("task:", "task:\n  gone: 1", 1))
+    with pytest.raises(ConfigError, match=r"task\.gone: was 1 when this run began"):
+        _check(name, tmp_path)
+    _check(name, tmp_path, allow_config_change=("task.gone",))
+
+
+_WORKERS = "runtime.worker_hosts='a:1,b:1'"
+_CLUSTER = {"chief": ["a:1"], "worker": ["b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("override", "tf_config"),
+    [
+        (f"{_WORKERS},runtime.task_index=0", None),
+        ("runtime.random_seed=1", None),
+        ("runtime.random_seed=1", {"cluster": _CLUSTER, "task": {"type": "chief", "index": 0}}),
+        ("runtime.random_seed=1", {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}),
+    ],
+)
+def test_a_model_dir_that_is_in_use_is_told_to_the_process_that_would_write_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, tf_config: Any
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")
+    with RunLock(tmp_path / "run"), pytest.raises(ModelDirInUseError):
+        _check(name, tmp_path, sources=Sources(params_overrides=(override,)))
+
+
+@pytest.mark.parametrize(
+    ("override", "tf_config"),
+    [
+        (f"{_WORKERS},runtime.task_index=1", None),
+        ("runtime.random_seed=1", {"cluster": _CLUSTER, "task": {"type": "worker", "index": 0}}),
+        ("runtime.random_seed=1", {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}),
+    ],
+)
+def test_another_worker_may_start_while_the_first_one_still_ends(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, tf_config: Any
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")
+    with RunLock(tmp_path / "run"):
+        config = _check(name, tmp_path, sources=Sources(params_overrides=(override,)))
+    assert isinstance(config, ExperimentConfig)

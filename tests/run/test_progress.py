@@ -1,0 +1,112 @@
+"""Where a run is, and what is saved when time runs out."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.run.progress import Phases, Progress
+from trainer_kit.telemetry.time_ledger import TimeLedger
+
+
+def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
+    done: list[str] = []
+    trainer = SimpleNamespace(
+        global_step=tf.Variable(step),
+        evaluated_batches=tf.Variable(7),
+        end_averaging=lambda: done.append("weights back"),
+    )
+    controller = SimpleNamespace(
+        phase=phase,
+        saved_step=saved,
+        save_checkpoint=lambda: done.append("save"),
+        sync=lambda: done.append("sync"),
+    )
+    progress = Progress()
+    progress.follow(controller, trainer)
+    return progress, done
+
+
+def test_a_phase_ends_with_what_is_done_in_it_but_stays_after_an_error() -> None:
+    phases, seen = Phases(TimeLedger()), []
+    seen.append(phases.now)
+    with phases.at_work():
+        seen.append(phases.now)
+        with phases.during("train"):
+            seen.append(phases.now)
+        seen.append(phases.now)
+    assert [*seen, phases.now] == ["start", "report", "train", "report", "end"]
+    with pytest.raises(OSError), phases.at_work(), phases.during("save"):
+        raise OSError
+    assert phases.now == "save"
+
+
+def test_the_time_of_each_phase_is_counted() -> None:
+    ticks = iter(range(100))  # a second passes with each look at the clock
+    phases = Phases(TimeLedger(lambda: float(next(ticks))))
+    with phases.at_work(), phases.during("save"):
+        pass
+    account = phases.times.account()
+    assert (account.seconds["start"], account.seconds["report"], account.seconds["save"]) == (1, 2, 1)
+    assert (account.unaccounted, account.wall) == (2, 6)
+
+
+def test_before_there_is_a_controller_a_run_starts() -> None:
+    assert Progress().of_step() == ("start", 0)
+
+
+def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
+    assert Progress().of_activity() == ("building the model", 0, 0, 0) and Progress().total_of("evaluating") is None
+    assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
+    assert _run("wait", 5, 0)[0].of_activity() == ("", 5, 5, 7)
+    training, _ = _run("train", 5, 0)
+    training.controller.running, training.controller.total = (5, 10), 20
+    assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)
+    training.trainer.global_step.assign_add(1)
+    assert training.of_activity() == ("training", 5, 6, 7)
+    training.controller.running = (6, 11)
+    assert training.of_activity() == ("training", 6, 6, 7) and training.total_of("training") == 20
+
+
+def test_phase_and_step_are_those_of_the_controller_and_the_variable() -> None:
+    assert _run("save", 5, 0)[0].of_step() == ("save", 5)
+
+
+def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
+    progress, _ = _run("evaluate", 5, 0)
+    before = progress.of_work()
+    progress.trainer.evaluated_batches.assign_add(1)
+    assert progress.of_work() != before
+    waiting, _ = _run("wait", 5, 0)
+    assert waiting.of_work() != waiting.of_work()
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "report"])
+def test_between_loops_the_weights_come_back_and_are_saved(phase: str) -> None:
+    progress, done = _run(phase, 5, 0)
+    assert progress.save_late()
+    assert done == ["weights back", "save", "sync"]
+
+
+def test_what_is_saved_already_is_waited_for_only() -> None:
+    progress, done = _run("evaluate", 5, 5)
+    assert progress.save_late()
+    assert done == ["weights back", "sync"]
+
+
+@pytest.mark.parametrize(("phase", "saved"), [("train", 5), ("save", 0), ("start", -1), ("wait", 0)])
+def test_what_the_main_thread_is_about_is_left_to_it(phase: str, saved: int) -> None:
+    progress, done = _run(phase, 5, saved)
+    assert not progress.save_late()
+    assert done == []
+
+
+def test_in_the_middle_of_a_step_nothing_is_saved_and_the_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    progress, done = _run("train", 5, 2)
+    with caplog.at_level(logging.WARNING, "trainer_kit"):
+        assert not progress.save_late()
+    assert done == []
+    assert "the steps after 2 are lost" in caplog.text

@@ -1,0 +1,70 @@
+"""Which files are of which checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.checkpoint_names import complete_checkpoints, own_files, owner, step_of
+
+OWN = (
+    "ckpt-10.index",
+    "ckpt-10.data-00000-of-00002",
+    "ckpt-10.data-00001-of-00002",
+    "ckpt-10.commit.json",
+    "ckpt-10.iterator.index",
+    "ckpt-10.iterator.data-00000-of-00001",
+    "ckpt-10.iterator-1.index",
+    "ckpt-10.iterator-12.data-00000-of-00001",
+)
+FOREIGN = (
+    "ckpt-10",
+    "ckpt-10.pin",
+    "ckpt-10.txt",
+    "ckpt-10.index.bak",
+    "ckpt-10.meta",
+    "ckpt-10.iterator.commit.json",
+    "ckpt-10.iterator-one.index",
+    "ckpt-10.data-0-of-1",
+    "ckpt-final.index",
+    "ckpt-.index",
+    "my-ckpt-10.index",
+    ".ckpt-10.commit.json.7.tmp",
+    "checkpoint",
+)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_files_of_a_checkpoint_have_an_owner(name: str) -> None:
+    assert owner(name) == "ckpt-10"
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_other_names_have_none(name: str) -> None:
+    assert owner(name) is None
+
+
+def test_own_files_are_those_that_belong_and_not_those_of_a_longer_step_or_of_others(tmp_path: Path) -> None:
+    folder = tmp_path / "a [folder]"
+    folder.mkdir()
+    for name in (*OWN, *FOREIGN, "ckpt-100.index", "ckpt-1.index"):
+        (folder / name).touch()
+    assert own_files(str(folder / "ckpt-10")) == sorted(str(folder / name) for name in OWN)
+    assert own_files(str(folder / "ckpt-7")) == []
+
+
+def test_the_step_is_the_number_at_the_end() -> None:
+    assert step_of("/runs/2026-11-21/ckpt-1200") == 1200
+
+
+def test_only_checkpoints_with_an_index_count_in_the_order_of_steps(tmp_path: Path) -> None:
+    indices = [f"ckpt-{step}.index" for step in (100, 20, 3)]
+    others = ("ckpt-7.data-00000-of-00001", "ckpt-8.index.tmp", "other-9.index", "ckpt-x.index", "ckpt-6.commit.json")
+    for name in (*indices, *others, "ckpt-5.iterator.index"):
+        (tmp_path / name).touch()
+    assert list(complete_checkpoints(str(tmp_path)).items()) == [
+        (step, f"{tmp_path}/ckpt-{step}") for step in (3, 20, 100)
+    ]
+    assert complete_checkpoints(str(tmp_path / "missing")) == {}
+    assert complete_checkpoints(str(tmp_path / "other-9.index")) == {}

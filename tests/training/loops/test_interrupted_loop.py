@@ -1,0 +1,17 @@
+"""What a resume does with a loop that a stop has cut."""
+
+from __future__ import annotations
+
+from trainer_kit.training.loops.interrupted_loop import OpenLoop
+
+
+def test_a_loop_that_was_cut_goes_on_to_its_own_end_after_a_resume() -> None:
+    loop = OpenLoop()
+    assert (loop.state(), loop.next(6, 100, 10)) == (None, (6, 16))
+    loop.steps = (0, 10)
+    resumed = OpenLoop()
+    resumed.put_back(loop.state())
+    assert resumed.next(6, 100, 50) == (0, 10)
+    assert resumed.next(6, 8, 50) == (0, 8) and resumed.next(6, -1, 50) == (0, 10)
+    resumed.put_back(None)
+    assert resumed.next(10, -1, 50) == (10, 60)

@@ -1,0 +1,56 @@
+"""When things are due, without a model."""
+
+import pytest
+
+from trainer_kit.training.loops.intervals import all_due, is_due, loop_length, next_multiple, next_stop
+
+
+def test_an_interval_is_due_when_a_loop_crosses_a_multiple_of_it() -> None:
+    reached = [4, 8, 10, 14, 20]
+    due = [step for before, step in zip([0, *reached], reached, strict=False) if is_due(before, step, 5)]
+    assert due == [8, 10, 20]
+
+
+def test_events_of_a_resumed_run_fall_on_the_same_steps() -> None:
+    straight = [step for step in range(1, 41) if is_due(step - 1, step, 7)]
+    resumed = [step for step in range(18, 41) if is_due(step - 1, step, 7)]
+    assert resumed == [step for step in straight if step >= 18]
+
+
+def test_loops_of_four_up_to_ten_are_four_four_two() -> None:
+    step, lengths = 0, []
+    while step < 10:
+        lengths.append(loop_length(step, 10, 4))
+        step += lengths[-1]
+    assert lengths == [4, 4, 2]
+
+
+def test_a_function_of_the_step_decides_the_length() -> None:
+    assert loop_length(6, 100, lambda step: step + 1) == 7
+    with pytest.raises(ValueError, match="returned 0 at step 6"):
+        loop_length(6, 100, lambda step: 0)
+
+
+def test_without_a_target_a_loop_is_never_cut() -> None:
+    assert loop_length(10**6, -1, 50) == 50
+
+
+def test_training_pauses_at_multiples_and_at_the_end() -> None:
+    stops, step = [], 0
+    while step < 10:
+        step = next_stop(step, 10, 4)
+        stops.append(step)
+    assert stops == [4, 8, 10]
+    assert next_stop(6, 10, 4) == 8
+    assert next_stop(8, -1, 4) == 12
+    assert next_multiple(8, 4) == 12
+    assert [next_stop(step, 10, 4, 3, None) for step in (0, 3, 4, 9)] == [3, 4, 6, 10]
+    assert next_stop(3, -1, None) == -1
+
+
+def test_what_is_due_at_a_pause_has_a_multiple_there_and_all_is_due_at_the_end() -> None:
+    intervals = {"dev": 4, "test": 6, "last": None}
+    assert [all_due(*steps, 20, intervals) for steps in ((0, 4), (4, 6), (11, 12), (6, 9), (19, 21), (8, 11))] == [
+        ["dev"], ["test"], ["dev", "test"], ["dev"], ["dev", "test", "last"], [],
+    ]  # fmt: skip
+    assert all_due(19, 21, -1, intervals) == ["dev"]

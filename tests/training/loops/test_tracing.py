@@ -1,0 +1,69 @@
+"""Functions in graph that tell when they are traced again."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.training.loops.elements import Iterators, OneElement
+from trainer_kit.training.loops.tracing import LoopFunction
+
+
+def test_functions_that_run_eagerly_run_their_python_at_each_call() -> None:
+    calls = []
+    loop = LoopFunction(lambda iterator: calls.append(next(iterator)) or tf.constant(1), "the training loop")
+    iterator = _iterator(2)
+    for _ in range(2):
+        loop(iterator)
+    assert len(calls) == 1
+    tf.config.run_functions_eagerly(True)
+    try:
+        for _ in range(2):
+            loop(iterator)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert len(calls) == 3
+
+
+def _iterator(batch: int) -> object:
+    return iter(tf.data.Dataset.range(8).map(lambda x: (x, 1.0)).batch(batch, drop_remainder=True))
+
+
+def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+    loop = LoopFunction(lambda iterator, number: next(iterator)[0][0] + number, "the training loop")
+    first = _iterator(2)
+    loop.graph(first, tf.constant(1, tf.int64))
+    with caplog.at_level(logging.WARNING):
+        for iterator in (first, _iterator(2)):
+            assert int(loop(iterator, tf.constant(1, tf.int64))) == 1
+        assert caplog.text == ""
+        assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
+    assert "the training loop is traced again" in caplog.text
+    assert "its batches are int64(4,), float32(4,), and were int64(2,), float32(2,);" in caplog.text
+
+
+def test_several_iterators_go_into_one_graph_and_each_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    traced = []
+
+    def function(iterators: Iterators) -> tf.Tensor:
+        traced.append(iterators)
+        both = next(iterators)
+        return tf.stack([both["a"][0][0], both["b"][0][0], next(iterators["b"])[0][0]])
+
+    loop = LoopFunction(function, "the training loop")
+    iterators = Iterators(b=_iterator(2), a=_iterator(2))
+    with caplog.at_level(logging.WARNING):
+        assert [loop(iterators).numpy().tolist() for _ in range(2)] == [[0, 0, 2], [2, 4, 6]]
+        assert loop(Iterators(a=_iterator(2), b=_iterator(2))).numpy().tolist() == [0, 0, 2]
+    assert len(traced) == 1 and caplog.text == ""
+    loop(Iterators(a=_iterator(4), b=_iterator(2)))
+    assert "the training loop is traced again" in caplog.text
+    assert set(iterators.element_spec) == {"a", "b"}
+
+
+def test_one_element_of_several_iterators_is_handed_out_by_name() -> None:
+    element = OneElement({"a": 1, "b": 2})
+    assert next(element["b"]) == 2
+    assert next(element) == {"a": 1, "b": 2}

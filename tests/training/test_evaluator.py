@@ -1,0 +1,313 @@
+"""Evaluations: which weights the model holds at each moment, what is exported as best, and what will be reported."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import DataError
+from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.optimizers.moving_average import MovingAverage
+from trainer_kit.run.launcher import launch
+from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+
+AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
+
+
+def _held(trainer: Any) -> list[bytes]:
+    return [variable.numpy().tobytes() for variable in trainer.model.trainable_variables]
+
+
+class _Watched(Trainer):
+    """Notes what the model holds at each moment of an evaluation, and does there what `then` says."""
+
+    then: Mapping[str, Any] = {}
+
+    def _at(self, moment: str) -> None:
+        self.notes.append((moment, _held(self)))
+        self.then.get(moment, lambda: None)()
+
+    def eval_begin(self) -> Any:
+        self.notes: list[tuple[str, list[bytes]]] = []
+        self._at("begin")
+        super().eval_begin()
+        self._at("begun")
+
+    def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
+        self._at("step")
+
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        self._at("end")
+        logs = super().eval_end(aggregated_logs)
+        self._at("ended")
+        return logs
+
+
+def _trainer(
+    cls: type[Trainer] = Trainer,
+    task_type: type[TinyTask] = TinyTask,
+    *,
+    eval_tf_while_loop: bool = False,
+    **arguments: Any,
+) -> Any:
+    """Returns a trainer whose weights are not their moving average, but worse."""
+    config = tiny_experiment(
+        best_checkpoint_eval_metric="validation_loss",
+        optimizer_config=AVERAGED,
+        eval_tf_while_loop=eval_tf_while_loop,
+    )
+    keras.utils.set_random_seed(3)
+    task = task_type(config.task)
+    trainer = cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config), **arguments)
+    for variable in trainer.model.trainable_variables:
+        variable.assign(10.0 * variable + 1.0)
+    return trainer
+
+
+def test_the_average_is_in_place_from_eval_begin_to_eval_end_even_if_it_was_before() -> None:
+    trainer = _trainer(_Watched)
+    weights = _held(trainer)
+    trainer.evaluate(2)
+    average = trainer.notes[1][1]
+    later = [("begun", average), ("step", average), ("step", average), ("end", average), ("ended", weights)]
+    assert average != weights
+    assert trainer.notes == [("begin", weights), *later]
+    trainer.eval_begin()
+    trainer.evaluate(2)
+    assert trainer.notes == [("begin", average), *later]
+
+
+@pytest.mark.parametrize("moment", ["begun", "step", "end"])
+def test_the_weights_come_back_from_an_evaluation_that_fails_and_the_next_one_is_as_ever(moment: str) -> None:
+    trainer = _trainer(_Watched)
+    weights, logs = _held(trainer), trainer.evaluate(-1)
+    trainer.then = {moment: [].pop}
+    with pytest.raises(IndexError, match="pop from empty list"):
+        trainer.evaluate(-1)
+    assert _held(trainer) == weights
+    trainer.then = {}
+    assert trainer.evaluate(-1) == logs
+
+
+class _Growing(TinyTask):
+    """Aggregates in graph, no more than so many batches."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.most = tf.Variable(99)
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        loss = tf.reshape(step_logs["loss"][0], [1])
+        losses = loss if state is None else tf.concat([state, loss], axis=0)
+        tf.debugging.assert_less_equal(tf.size(losses), self.most, "too many")
+        return losses
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"first": float(aggregated_logs[0]), "batches": len(aggregated_logs)}
+
+
+def test_a_loop_in_graph_evaluates_the_average_and_the_weights_come_back_when_it_fails() -> None:
+    trainer, by_step = (_trainer(task_type=_Growing, eval_tf_while_loop=looped) for looped in (True, False))
+    weights, logs = _held(trainer), trainer.evaluate(-1)
+    assert logs == by_step.evaluate(-1)
+    trainer.task.most.assign(2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too many"):
+        trainer.evaluate(-1)
+    assert _held(trainer) == weights
+    trainer.task.most.assign(99)
+    assert trainer.evaluate(-1) == logs
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_the_weights_come_back_when_a_swap_itself_fails(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer()
+    weights, logs = _held(trainer), trainer.evaluate(-1)
+    average, calls = trainer._average, []
+    exchange = average._exchange_all
+
+    def fails_once() -> None:
+        calls.append(None)
+        if len(calls) == failing:
+            raise MemoryError("no room")
+        exchange()
+
+    monkeypatch.setattr(average, "_exchange_all", fails_once)
+    with pytest.raises(MemoryError, match="no room"):
+        trainer.evaluate(-1)
+    assert (_held(trainer), average.swapped) == (weights, False)
+    assert trainer.evaluate(-1) == logs
+
+
+def test_threads_that_end_averaging_at_once_put_the_weights_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, swap = _trainer(), MovingAverage.swap
+    weights, swaps = _held(trainer), []
+
+    def slow(average: MovingAverage) -> None:
+        swaps.append(average)
+        time.sleep(0.1)  # until all threads are there
+        swap(average)
+
+    trainer.eval_begin()
+    monkeypatch.setattr(MovingAverage, "swap", slow)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: trainer.end_averaging(), range(4)))
+    assert len(swaps) == 1
+    assert _held(trainer) == weights
+
+
+class _Interrupted(BestCheckpoint):
+    """While it exports, another thread wants the weights back, as a late save does."""
+
+    def maybe_export_checkpoint(self, *arguments: Any) -> bool:
+        other = threading.Thread(target=self.trainer.end_averaging)
+        other.start()
+        other.join(0.2)
+        return super().maybe_export_checkpoint(*arguments)
+
+
+def test_the_average_is_exported_even_if_another_thread_wants_the_weights_back_meanwhile(tmp_path: Path) -> None:
+    best = _Interrupted(str(tmp_path), "validation_loss")
+    trainer = best.trainer = _trainer(_Watched, checkpoint_exporter=best)
+    trainer.evaluate(-1)
+    trainer.state.weights.read(str(tmp_path / "ckpt-0"))
+    assert ("begun", _held(trainer)) in trainer.notes
+
+
+def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:
+    trainer = _trainer(_Watched, checkpoint_exporter=BestCheckpoint(str(tmp_path), "validation_loss"))
+    first = trainer.evaluate(-1)["validation_loss"]
+    trainer.initialize()  # the average is now what the weights are
+    trainer.global_step.assign(5)
+    trainer.then = {"end": trainer.request_stop}
+    logs = trainer.evaluate(-1)
+    assert logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])  # the higher, the better
+    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-0.index"]
+
+
+class _Parts(keras.metrics.SparseCategoricalAccuracy):
+    def result(self) -> Any:
+        return {"recall": {"low": super().result(), "high": super().result()}, "each": tf.constant([1.0, 2.0])}
+
+
+class _PartsTask(TinyTask):
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return [_Parts("parts")]
+
+
+def test_the_names_of_single_numbers_are_known_before_the_evaluation_that_reports_them() -> None:
+    trainer = _trainer(task_type=_PartsTask)
+    names = trainer.validation_metric_names()
+    assert sorted(names) == sorted(flat_scalars(trainer.evaluate(-1), "|"))
+
+
+class _ByName(TinyTask):
+    """One set has a loss of its own."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        if self.validation_set == "zero":
+            return tf.constant(0.0)
+        return super().build_losses(labels, model_outputs, aux_losses)
+
+
+class _CountedByName(_ByName):
+    """Counts batches too."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return (state or 0) + 1
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
+
+
+def _of_sets(task_type: type[TinyTask], *names: str, **trainer: Any) -> Any:
+    config = tiny_experiment(best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower")
+    data = config.task.validation_data
+    sets = {name: data.replace(global_batch_size=8 + index) for index, name in enumerate(names)}
+    config = config.replace(task={"validation_data": sets}, trainer=trainer)
+    keras.utils.set_random_seed(3)
+    task = task_type(config.task)
+    return Trainer(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+
+
+@pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
+def test_each_validation_set_has_its_own_loss_steps_and_aggregated_logs(task_type: type[TinyTask]) -> None:
+    trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
+    alone = _of_sets(TinyTask, "dev")
+    logs = trainer.evaluate(tf.constant(-1))
+    assert list(logs) == ["dev", "zero", "part"]
+    assert logs["dev"]["validation_loss"] == alone.evaluate(tf.constant(-1))["dev"]["validation_loss"]
+    assert logs["zero"]["validation_loss"] == 0.0 < logs["dev"]["validation_loss"]
+    assert logs["zero"]["accuracy"] == pytest.approx(logs["dev"]["accuracy"])
+    if task_type is _CountedByName:
+        assert {name: one["batches"] for name, one in logs.items()} == {"dev": 13, "zero": 12, "part": 2}
+        assert logs["part"]["set"]["name_length"] == 4
+    some = trainer.evaluate(tf.constant(-1), sets=["zero"])
+    assert some == {"zero": logs["zero"]} and list(trainer.eval_seconds) == ["zero"]
+    assert trainer.evaluate(tf.constant(-1)) == logs
+
+
+def test_the_best_of_one_set_is_kept_only_when_that_set_is_evaluated(tmp_path: Path) -> None:
+    trainer = _of_sets(TinyTask, "dev", "test")
+    trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
+    assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == ["accuracy", "validation_loss"]
+    assert not (tmp_path / "info.json").exists()
+    logs = trainer.evaluate(tf.constant(-1))
+    assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
+    assert "best_validation_loss" not in logs["test"]
+    assert trainer.evaluate(tf.constant(-1), sets=["test"]) == {"test": logs["test"]}
+
+
+class _Repeated(TinyTask):
+    """Validation data that repeats; of the set "unknown" TensorFlow does not know the length."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        source = super().build_inputs(params, input_context)
+        if params.is_training or params.global_batch_size == 8:
+            return source
+        repeated = source.at(0, input_context).repeat()
+        return repeated.filter(lambda points, labels: True) if params.global_batch_size == 10 else repeated
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_all_of_a_validation_set_without_an_end_is_refused_by_name(replicas: int) -> None:
+    devices = [f"CPU:{index}" for index in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
+    names = ("short", "long", "unknown")
+    with strategy.scope():
+        trainer = _of_sets(_Repeated, *names)
+        several = _of_sets(_Repeated, *names, validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}})
+        own = _of_sets(_Repeated, *names, validation_steps=2, validation_sets={"long": {"steps": -1}})
+        some = _of_sets(_Repeated, *names, validation_steps=2)
+    message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
+    with pytest.raises(DataError, match=message.format("validation_steps")):
+        trainer.check_data()
+    with pytest.raises(DataError, match=message.format("validation_steps")):
+        trainer.evaluate(tf.constant(-1), sets=["long"])
+    with pytest.raises(DataError, match=r"validation_data.unknown never ends"):
+        trainer.check_validation_ends("unknown", -1)
+    with pytest.raises(DataError, match=message.format("validation_sets.long.steps")):
+        own.check_data()
+    some.check_data()
+    several.check_data()
+    assert several.evaluate(tf.constant(-1))["long"]["validation_loss"] > 0
+
+
+@pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval", "eval", "continuous_eval"])
+def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=1, checkpoint_interval=1, steps_per_loop=1)
+    endless = config.replace(task={"validation_data": {"is_training": True}}, trainer={"train_steps": 2})
+    if mode in ("eval", "continuous_eval"):
+        launch(config, "train", str(tmp_path))
+    with pytest.raises(DataError, match=r"task.validation_data never ends.*is_training=false for a Source"):
+        launch(endless, mode, str(tmp_path))
+    assert not (tmp_path / "ckpt-2.index").exists() and not list(tmp_path.glob("evals/*.jsonl"))

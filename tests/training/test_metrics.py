@@ -1,0 +1,129 @@
+"""Metrics that are reset and read together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import TinyConfig, TinyTask
+from trainer_kit.training.metrics import MetricSet, model_metrics, task_metrics, to_numpy
+
+
+class _Parts(keras.metrics.Metric):
+    """A metric whose result is a dict."""
+
+    def update_state(self, *arguments: Any, **keywords: Any) -> None: ...
+
+    def result(self) -> dict[str, Any]:
+        return {"low": keras.ops.convert_to_tensor(1.0), "high": keras.ops.convert_to_tensor(2.0)}
+
+    def reset_state(self) -> None: ...
+
+
+@pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs, inputs), lambda inputs: {"a": inputs}])
+def test_the_loss_is_numpys_mean_over_examples_whatever_the_batches(wrap: Callable[[Any], Any]) -> None:
+    losses = np.linspace(0, 5, 11, dtype=np.float32) ** 2
+    metrics = MetricSet("validation_loss", [])
+    for start in (0, 4, 8, 11):  # 4, 4, 3 and no examples
+        batch = losses[start : start + 4]
+        metrics.update_loss(tf.reduce_mean(batch), wrap(tf.constant(batch)))  # of no examples: NaN
+    assert metrics.results()["validation_loss"].numpy() == pytest.approx(losses.mean(), rel=1e-6)
+
+
+def test_without_the_batch_every_loss_counts_the_same() -> None:
+    metrics = MetricSet("training_loss", [])
+    for loss in (1.0, 2.0, 6.0):
+        metrics.update_loss(tf.constant(loss, tf.float16))
+    assert metrics.results()["training_loss"].numpy() == 3.0
+
+
+def test_batches_of_scalars_count_as_one_example() -> None:
+    metrics = MetricSet("loss", [])
+    metrics.update_loss(tf.constant(2.0), tf.constant(5))
+    metrics.update_loss(tf.constant(4.0), tf.constant(5))
+    assert metrics.results()["loss"].numpy() == 3.0
+
+
+def test_the_loss_is_reported_only_when_a_step_gave_one() -> None:
+    metrics = MetricSet("loss", [keras.metrics.Mean("mean")])
+    assert list(metrics.results()) == ["mean"]
+    assert metrics.names() == ["mean", "loss"]
+    metrics.update_loss(tf.constant(1.0))
+    assert list(metrics.results()) == ["mean", "loss"]
+    assert metrics.names() == ["mean", "loss"]
+
+
+def test_reset_starts_all_anew() -> None:
+    metrics = MetricSet("loss", [keras.metrics.Mean("three"), tf_keras.metrics.Mean("two")])
+    for value in (1.0, 5.0):
+        metrics.reset()
+        metrics.update_loss(tf.constant(value))
+        for metric in metrics.metrics:
+            metric.update_state(value)
+    assert to_numpy(metrics.results()) == {"three": 5.0, "two": 5.0, "loss": 5.0}
+
+
+def test_a_metric_with_several_results_reports_each() -> None:
+    assert to_numpy(MetricSet("loss", [_Parts(name="parts")]).results()) == {"low": 1.0, "high": 2.0}
+
+
+def test_a_compiled_model_has_its_metrics_without_the_tracker_of_its_loss() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert model_metrics(model) == []
+    model.compile(loss="mse", metrics=["mae"])
+    model.compute_metrics(x=None, y=tf.zeros((1, 1)), y_pred=tf.ones((1, 1)), sample_weight=None)
+    assert "loss" in [metric.name for metric in model.metrics]
+    assert "loss" not in [metric.name for metric in model_metrics(model)]
+    assert len(model_metrics(model)) == 1
+    assert model_metrics(tf.Module()) == []
+
+
+def test_nested_tensors_become_numpy_values() -> None:
+    values = to_numpy({"a": tf.constant(1.5), "b": {"c": tf.constant([1, 2])}, "d": 3})
+    assert values["a"] == 1.5 and isinstance(values["a"], np.float32)
+    assert values["b"]["c"].tolist() == [1, 2]
+    assert values["d"] == 3
+
+
+def test_a_variable_on_several_replicas_becomes_its_value() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        mirrored = tf.Variable(3)
+    assert int(to_numpy(mirrored)) == 3
+
+
+def test_two_metrics_of_one_name_are_refused() -> None:
+    twice = [keras.metrics.Mean("accuracy"), keras.metrics.Sum("accuracy")]
+    with pytest.raises(UsageError, match="several metrics are called accuracy"):
+        MetricSet("loss", twice)
+    with pytest.raises(UsageError, match="several metrics are called loss"):
+        MetricSet("loss", [keras.metrics.Mean("loss")])
+
+
+def test_the_metrics_of_a_compiled_model_have_names_after_its_first_batch() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(loss="mse", metrics=["mae"])
+    metrics = MetricSet("validation_loss", model_metrics(model))
+    assert metrics.names() is None
+    model.compute_metrics(x=None, y=tf.zeros([4, 3]), y_pred=tf.ones([4, 3]))
+    assert metrics.names() == ["mae", "validation_loss"]
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is no metric"),
+     ([keras.metrics.Mean], "the class Mean, which is no metric")],
+)  # fmt: skip
+def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
+    class Wrong(TinyTask):
+        def build_metrics(self, training: bool = True) -> Any:
+            return made
+
+    with pytest.raises(UsageError, match=rf"^Wrong\.build_metrics returned .*{told}"):
+        task_metrics(Wrong(TinyConfig()), True)

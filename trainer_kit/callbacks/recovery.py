@@ -1,0 +1,164 @@
+"""Recovery: what happens when a run has diverged. Back to the last sound checkpoint, or an end that explains itself.
+
+Everything here is a function of the run's own state, so that a run that is killed while it recovers, and restarted,
+ends as one that was not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.optimizers.learning_rate import scale_learning_rate
+from trainer_kit.training.finite_checks import reported_loss
+
+_LOG = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Takes a run that has diverged back, at most `recovery_max_trials` times.
+
+    Args:
+      options: the trainer's section.
+      trainer: the run's.
+      manager: of its checkpoints.
+      rewind: called with the step that the run goes back to.
+      explain: called with this object and (error, begun, end) when no trial is left; returns a file that tells more.
+
+    Attributes:
+      trials: how often the run went back.
+    """
+
+    def __init__(
+        self,
+        options: TrainerConfig,
+        trainer: Any,
+        manager: CheckpointManager,
+        rewind: Callable[[int], None],
+        explain: Callable[[Any, DivergedError, int, int], str],
+    ) -> None:
+        self._options, self._trainer, self._manager = options, trainer, manager
+        self._rewind, self._explain = rewind, explain
+        self._factor, self._applied = 1.0, 1.0
+        self.trials = 0
+        self._controller: Any = None
+        trainer.state.run_state.add("recovery", self._state, self._put_state)
+
+    def begin(self, controller: Any) -> None:
+        """Follows the run of `controller`; one that may go back saves its initial weights, to have somewhere to go."""
+        self._controller = controller
+        if self._options.recovery_max_trials > 0 and controller.saved_step < 0:
+            controller.save_checkpoint()
+
+    def __call__(self, error: DivergedError, begun: int, end: int) -> bool:
+        """Goes back; returns True when the run can go on from there.
+
+        Raises:
+          DivergedError: when no trial is left, or there is nothing to go back to.
+        """
+        options = self._options
+        if self.trials >= options.recovery_max_trials:
+            self._give_up(error, begun, end)
+        self.trials += 1
+        path = self._last_sound()
+        step = int(self._trainer.global_step.numpy())
+        _LOG.warning("%s: back to step %d (trial %d of %d)", error, step, self.trials, options.recovery_max_trials)
+        change = "nothing is changed"
+        if options.recovery_policy == "skip":
+            bad = self.first_bad_step(step, end)
+            self.restore(path)
+            if bad is None:
+                change = "it did not happen again step by step; nothing is left out"
+            else:
+                batch = self._trainer.data.batch_of(bad)
+                self._trainer.data.leave_out(batch)
+                change = f"batch {batch}, of step {bad}, is left out"
+        elif options.recovery_policy == "lower_learning_rate":
+            self._lower(options.recovery_learning_rate_factor)
+            change = f"the learning rate is {self._factor:g} times what the config says"
+        self._rewind(step)
+        _LOG.warning("going on from step %d; %s", step, change)
+        return True
+
+    def restore(self, path: str) -> int:
+        """Restores the checkpoint at `path` and returns its step."""
+        return int(self._controller.go_back(path))
+
+    def first_bad_step(self, step: int, end: int, until: float = math.inf) -> int | None:
+        """Trains step by step up to `end`, as far as the loop had come; returns the first step that diverges.
+
+        Args:
+          step: the global step now.
+          end: the last step to take.
+          until: when to stop looking, by time.monotonic; of several workers, by the chief's.
+        """
+        options = self._options
+        while step < end and chiefs_number(self._trainer.strategy, time.monotonic() < until):
+            logs = self._trainer.train(tf.constant(1, tf.int32))
+            step += 1
+            loss = reported_loss(logs)
+            above = step >= options.recovery_begin_steps and loss > options.loss_upper_bound
+            if above or not math.isfinite(loss) or not self._trainer.state.is_sound():
+                return step
+            if self._trainer.stop_requested:
+                break
+        return None
+
+    def _last_sound(self) -> str:
+        path = self._manager.newest()
+        while path is not None:
+            self.restore(path)
+            if self._trainer.state.is_sound():
+                return path
+            _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
+            path = self._manager.discard(path)
+        raise DivergedError(f"no checkpoint in {self._manager.source} is sound; there is nothing to go back to")
+
+    def _give_up(self, error: DivergedError, begun: int, end: int) -> None:
+        tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
+        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back and try otherwise"
+        try:
+            more = f" ({self._explain(self, error, begun, end)} tells more)"
+        except Exception as second:  # the exit code has to be that of the divergence: another try would not help
+            _LOG.warning("no more can be told of the divergence: %s", str(second).partition("\n")[0])
+            more = ""
+        raise DivergedError(
+            f"{error}{tried}; nothing of this loop is saved{more}; lower the learning rate or clip "
+            f"gradients (global_clipnorm){otherwise}"
+        ) from error
+
+    def _lower(self, factor: float) -> None:
+        self._factor *= factor
+        self._apply_factor()
+
+    def _apply_factor(self) -> None:
+        if self._factor == self._applied:
+            return
+        optimizer = self._trainer.optimizer
+        optimizers = optimizer.values() if isinstance(optimizer, dict) else [optimizer]
+        if not all(scale_learning_rate(one, self._factor) for one in optimizers):
+            raise UsageError(
+                "trainer.recovery_policy=lower_learning_rate needs optimizers of Keras 3, whose learning rate can be "
+                "changed; use skip"
+            )
+        self._applied = self._factor
+        self._trainer.forget_train_loop()
+
+    def _state(self) -> dict[str, Any]:
+        return {"trials": self.trials, "learning_rate_factor": self._factor}
+
+    def _put_state(self, state: dict[str, Any] | None) -> None:
+        # Going back does not give trials back.
+        if state is not None and state["trials"] > self.trials:
+            self.trials = state["trials"]
+            self._factor = state["learning_rate_factor"]
+        self._apply_factor()

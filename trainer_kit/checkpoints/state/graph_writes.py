@@ -1,0 +1,106 @@
+"""Finds the variables and tables that a traced graph reads and writes, and the line of the user's code that writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import RESOURCE_READ_OPS, get_read_write_resource_inputs
+
+from trainer_kit.errors.user_frames import own_frames
+
+_HARMLESS = re.compile(r"Collective|VarIsInitializedOp|LookupTable(Find|Size|Export)")
+_KIND = re.compile(r'type="?([\w:]+)')
+_WHAT = {"Var": "a variable", "LookupInterface": "a hash table", "IteratorResource": "an iterator of tf.data"}
+
+
+def written(graph: Any) -> list[Any]:
+    """Returns the handles of the variables, tables and iterators outside a traced graph that it changes.
+
+    Loops, branches, and functions that the graph calls count, those of replicas included.
+
+    Args:
+      graph: a FuncGraph.
+    """
+    outside = {id(inner): outer for outer, inner in graph.captures if outer.dtype == tf.resource}
+    found: dict[int, Any] = {}
+    for operation in graph.get_operations():
+        _, changed = get_read_write_resource_inputs(operation)
+        found.update((id(outside[id(one)]), outside[id(one)]) for one in changed if id(one) in outside)
+    captured = _captured(graph)
+    users = {number: _users(captured, handle) for number, handle in found.items() if _kind(handle) in _WHAT}
+    return [found[number] for number, known in users.items() if not known or not all(map(_is_harmless, known))]
+
+
+def variables_used(graph: Any) -> list[Any]:
+    """Returns the handles of the variables outside a traced graph that it reads or writes."""
+    return [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) == "Var"]
+
+
+def variable_of(graph: Any, handle: Any) -> Any:
+    """Returns the variable that a handle is of, as the graph knows it; None if it does not."""
+    for variable in (one for part in _graphs(graph) for one in part.variables):
+        if any(part.handle is handle for part in getattr(variable, "values", None) or [variable]):
+            return variable
+    return None
+
+
+def described(graph: Any, handle: Any) -> str:
+    """Returns what a handle of `written` is, and where the graph changes it, for messages."""
+    what, variable = _WHAT[_kind(handle)], variable_of(graph, handle)
+    if variable is not None:
+        what = f"the variable {variable.name.partition(':')[0]} ({variable.dtype.name} {list(variable.shape)})"
+    return f"{what}{_place(graph, handle)}"
+
+
+def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yields a graph and those of all functions that it calls."""
+    seen = set() if seen is None else seen
+    if id(graph) in seen:
+        return
+    seen.add(id(graph))
+    yield graph
+    for function in graph._functions.values():
+        if getattr(function, "graph", None) is not None:
+            yield from _graphs(function.graph, seen)
+
+
+def _captured(graph: Any) -> dict[int, list[Any]]:
+    """Returns the tensors by which a graph, and the functions that it calls, know a handle, by its `id`."""
+    found: dict[int, list[Any]] = {}
+    for part in _graphs(graph):
+        for outer, inner in part.captures:
+            found.setdefault(id(outer), []).append(inner)
+    return found
+
+
+def _users(captured: dict[int, list[Any]], handle: Any) -> list[Any]:
+    """Returns the operations that are given a handle, without calls, loops and branches: what those run counts."""
+    found = [operation for inner in captured.get(id(handle), ()) for operation in inner.consumers()]
+    return [
+        one
+        for one in found
+        if not any(attribute.HasField("func") or attribute.list.func for attribute in one.node_def.attr.values())
+    ]
+
+
+def _is_harmless(operation: Any) -> bool:
+    """Whether an operation leaves a resource as it is; collective operations have variables that order them only."""
+    return operation.type in RESOURCE_READ_OPS or _HARMLESS.match(operation.type) is not None
+
+
+def _kind(handle: Any) -> str:
+    match = _KIND.search(str(handle))
+    return match.group(1).rpartition("::")[2] if match else ""
+
+
+def _place(graph: Any, handle: Any) -> str:
+    """Returns ` (changed in file:line)`, of the innermost frame that is the user's; "" if none is known."""
+    for operation in _users(_captured(graph), handle):
+        frames = own_frames(operation.traceback or ())
+        if frames and not _is_harmless(operation):
+            return f" (changed in {os.path.relpath(frames[-1].file)}:{frames[-1].line})"
+    return ""

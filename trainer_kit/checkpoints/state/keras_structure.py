@@ -1,0 +1,79 @@
+"""The structure of a Keras 3 model as a checkpoint shows it: what `tf.train.Checkpoint(model=model)` would write.
+
+TensorFlow finds a variable in a checkpoint by the names of the attributes that lead to it, such as
+`_functional/_operations/1/_kernel`. Our own names, such as `sequential/dense/kernel`, are edges that a program which
+knows only TensorFlow does not look for. So the best weights are written with both: each variable is in the file once,
+and two paths lead to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.variables import model_variables
+
+_Node = tf.__internal__.tracking.AutoTrackable
+_LOG = logging.getLogger(__name__)
+
+
+def named_and_structured(model: Any) -> Any:
+    """Returns what a checkpoint holds of `model`: its variables by our names and, of Keras 3, by its structure too.
+
+    Eager, in cross-replica context, when the model is built. The structure is a copy made of plain nodes: a Keras 3
+    object among them would be a second owner of the same variable, and the file would hold each value twice. A warning
+    names what `tf.train.Checkpoint(model=model)` cannot load.
+
+    Args:
+      model: Keras 3, tf_keras or tf.Module. The latter two are returned as they are, since TensorFlow saves them by
+        structure anyway.
+    """
+    named = model_variables(model)
+    if not isinstance(model, keras.Layer):
+        return named
+    structure = _copied(model, {})
+    children = tf.train.TrackableView.children(structure)
+    if clashes := sorted(name for name in children.keys() & named.keys() if children[name] is not named[name]):
+        _LOG.warning("%s", _not_plain(model, f"{clashes[0]} is the name of a variable and of another attribute"))
+        return named
+    reached = {id(item) for item in tf.train.TrackableView(structure).descendants()}
+    wanted = {id(variable.value) for variable in model.weights} - reached  # without the states of random generators
+    if unseen := [name for name, variable in named.items() if id(variable) in wanted]:
+        reason = f"it does not see {unseen[0]}{f' and {len(unseen) - 1} more' if unseen[1:] else ''}; Keras 3 hides "
+        _LOG.warning(
+            "%s", _not_plain(model, f"{reason}layers in lists and dicts from it, so assign each to an attribute")
+        )
+    root = _Node()
+    for name, variable in {**named, **children}.items():  # the first path to a variable is its key in the file
+        setattr(root, name, variable)
+    return root
+
+
+def _not_plain(model: Any, reason: str) -> str:
+    return (
+        f"best weights: tf.train.Checkpoint(model=...) cannot load all of the model {model.name}: {reason}; "
+        "trainer_kit.load_weights and trainer_kit.load_model load it"
+    )
+
+
+def _copied(item: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+    """Returns a plain node for a layer or a container, the tf.Variable of a Keras variable, and all else as it is.
+
+    Args:
+      item: what a checkpoint of the model would track.
+      known: id -> (original, its node), for what several paths lead to.
+    """
+    if isinstance(item, keras.Variable):
+        return item.value
+    if not isinstance(item, (keras.Layer, list, tuple, Mapping)):
+        return item
+    if id(item) not in known:
+        node = _Node()
+        known[id(item)] = (item, node)
+        for name, child in tf.train.TrackableView.children(item).items():
+            setattr(node, name, _copied(child, known))
+    return known[id(item)][1]

@@ -1,0 +1,334 @@
+"""What a checkpoint holds, and its strict restore.
+
+The root keys are TF Model Garden's: global_step, model, optimizer. Beside them stand `average`, the moving average of
+the weights; `run_state` (run_state.py); `random` and `task`, state that the model does not show (random_state.py);
+`step_state`, what else the training step changes (step_state.py, which restores it too); and what the model itself adds
+by `checkpoint_items`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, missing_objects, readable
+from trainer_kit.checkpoints.state.keras_structure import named_and_structured
+from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import saved_section
+from trainer_kit.checkpoints.state.variables import (
+    canonical_paths,
+    item_variables,
+    model_variables,
+    optimizer_variables,
+)
+from trainer_kit.errors import StorageError, UsageError
+
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_BOOKKEEPING = ("save_counter", _OBJECTS, f"{STEP_STATE}/")
+_DEPTH = 3  # of names: section, optimizer of several, variable
+OPTIONAL = ("average", "run_state", "random", "task")  # what files of TF Model Garden and best checkpoints lack
+ROWS = 20  # of a table of differences
+_LOG = logging.getLogger(__name__)
+
+
+def training_checkpoint(
+    *,
+    global_step: tf.Variable,
+    model: Any,
+    optimizer: Any = None,
+    average: Mapping[str, tf.Variable] | None = None,
+    **others: Any,
+) -> tf.train.Checkpoint:
+    """Returns the checkpoint of a run. Eager, in strategy scope, after the optimizer was built.
+
+    Args:
+      global_step: int64 scalar.
+      model: Keras 3, tf_keras or tf.Module; its `checkpoint_items`, a dict of trackables, is saved beside it.
+      optimizer: a Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
+      average: the moving average of the weights, by the paths of the variables; None leaves it out.
+      **others: variables, or dicts of them by name, of which those in OPTIONAL may be missing in a file.
+    """
+    items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
+    if optimizer is not None:
+        items["optimizer"] = optimizer_variables(optimizer, model)
+    if average is not None:
+        items["average"] = dict(zip(canonical_paths(list(average)), average.values(), strict=True))
+    items.update({name: item for name, item in others.items() if not isinstance(item, Mapping) or item})
+    items.update(item_variables(getattr(model, "checkpoint_items", None) or {}))
+    return tf.train.Checkpoint(**items)
+
+
+def weights_checkpoint(*, global_step: tf.Variable, model: Any, **items: Any) -> tf.train.Checkpoint:
+    """Returns the checkpoint of the weights alone, as the best checkpoint keeps them, and of further items by name.
+
+    It can be read by our names and, of a Keras 3 model, by `tf.train.Checkpoint(model=model)` as well. It is for
+    writing: `restore` reads by our names.
+    """
+    parts = _items(training_checkpoint(global_step=global_step, model=model, **items))
+    own = {STEP_STATE: items[STEP_STATE]} if STEP_STATE in items else {}
+    return tf.train.Checkpoint(**{**parts, **own, "model": named_and_structured(model)})
+
+
+def restore(
+    checkpoint: tf.train.Checkpoint,
+    path: str,
+    *,
+    whole: bool,
+    partial: bool = False,
+    loose: Collection[str] = (),
+    advice: str = "",
+) -> None:
+    """Restores `checkpoint` from `path`, strictly. Eager, in strategy scope.
+
+    Args:
+      checkpoint: of training_checkpoint.
+      path: prefix of the files, `model_dir/ckpt-<step>`.
+      whole: also refuse what the file has and the run has no place for; False for evaluation.
+      partial: restore what fits by name and shape, and log what does not.
+      loose: sections that are restored as far as both sides have them, also what comes into being later.
+      advice: what to do when it does not fit, for the message; "": what the owner of a run can do.
+
+    Raises:
+      UsageError: when a variable is missing, has another shape or, if `whole`, has no place; a table lists all.
+      StorageError: when the files are missing or damaged.
+    """
+    try:
+        saved, text = saved_shapes(path, all_names=True), difference(checkpoint, path, whole, loose)
+        if text and not partial:  # TensorFlow would say the same, later and at length
+            raise _does_not_fit(path, text, partial, advice)
+        if loose:
+            items = _items(checkpoint)
+            _restore_loosely({name: item for name, item in items.items() if name in loose}, path, saved)
+            checkpoint = tf.train.Checkpoint(**{name: item for name, item in items.items() if name not in loose})
+        if text:
+            _LOG.warning("%s is restored in part; what follows keeps its initial value or is not used:\n%s", path, text)
+            tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
+            return
+        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
+        if whole and not loose and not saved_section(path, STEP_STATE):
+            _assert_consumed(target.restore(path), target, path)
+        else:  # `read` does not ask for the counter of saves, which the best checkpoint does not hold
+            target.read(path).expect_partial().assert_existing_objects_matched()
+    except (AssertionError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise _does_not_fit(path, str(error), partial, advice) from error
+    except tf.errors.NotFoundError as error:
+        raise StorageError(f"{path} is gone or incomplete: {error.message}") from error
+    except (tf.errors.OpError, IndexError) as error:
+        raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
+
+
+def _restore_loosely(items: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> None:
+    if missing := sorted(items.keys() - _sections(saved)):
+        _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
+    there = {name: item for name, item in items.items() if name not in missing}
+    tf.train.Checkpoint(**there).read(path).expect_partial()
+
+
+def _does_not_fit(path: str, text: str, partial: bool, advice: str) -> UsageError:
+    if advice:
+        return UsageError(f"{advice}:\n{text}")
+    record = os.path.join(os.path.dirname(path), "params.yaml")
+    config = f" ({record})" if os.path.exists(record) else ""
+    otherwise = ", or --allow_partial_restore, which takes what fits"
+    if partial:
+        otherwise = " (a model of this kind is taken whole)"
+    return UsageError(
+        f"{path} does not fit this run; use the code and the config that it was made with{config}, another model_dir"
+        f"{otherwise}:\n{text}"
+    )
+
+
+def _assert_consumed(status: Any, target: tf.train.Checkpoint, path: str) -> None:
+    try:
+        status.assert_consumed()
+    except AssertionError:
+        status.expect_partial()  # else TensorFlow lists, later and at length, what our own message says
+        missing = missing_objects(CheckpointGraph(path), target)
+        if not missing or len(_of_optimizers(missing)) < len(missing):
+            raise
+        status.assert_existing_objects_matched()
+
+
+def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> list[str]:
+    """Returns what was saved of optimizers that a model holds, and they do not have yet: paths of attributes; eager.
+
+    An optimizer of tf_keras makes its slots in the first step, and TensorFlow restores each as it is made. So `restore`
+    lets them be missing, and `check_made` tells afterwards whether they have come.
+
+    Args:
+      checkpoint: of training_checkpoint.
+      path: of the files that it was restored from.
+      loose: as of `restore`.
+
+    Raises:
+      StorageError: when the files are gone or damaged.
+    """
+    judged = tf.train.Checkpoint(**{name: item for name, item in _items(checkpoint).items() if name not in loose})
+    return sorted(_of_optimizers(missing_objects(CheckpointGraph(path), judged)))
+
+
+def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> None:
+    """Refuses what `made_in_first_step` still returns, with the same arguments, when the step has been traced; eager.
+
+    Raises:
+      UsageError: when optimizers of the model lack some of what was saved of them.
+      StorageError: when the files are gone or damaged.
+    """
+    rows: list[tuple[str, str, Any, Any]]
+    if rows := [(name, "not in this run", None, None) for name in made_in_first_step(checkpoint, path, loose)]:
+        raise _does_not_fit(path, differences_table(rows), partial=True, advice="")
+
+
+def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:
+    return [path for path, owner in missing.items() if hasattr(owner, "apply_gradients")]
+
+
+def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...]]:
+    """Returns name -> shape of what the checkpoint at `path` holds, without TensorFlow's bookkeeping.
+
+    Args:
+      path: of the checkpoint.
+      all_names: also the further names of a variable that several sections hold; it is saved under one of them.
+
+    Raises:
+      StorageError: when there is no such checkpoint any more, or it cannot be read.
+    """
+    try:
+        reader = tf.train.load_checkpoint(path)
+        shapes, objects = reader.get_variable_to_shape_map(), _objects(reader)
+    except (tf.errors.NotFoundError, ValueError) as error:
+        raise StorageError(f"{path} is gone or incomplete: {error}") from error
+    except (tf.errors.OpError, IndexError) as error:
+        raise StorageError(f"{path} is damaged and cannot be read: {error}") from error
+    keys = {readable(key): key for key in shapes if key.endswith(_SUFFIX)}
+    keys = {**(dict(_paths(objects, 0, "", _DEPTH)) if all_names else {}), **keys}
+    return {name: tuple(shapes[key]) for name, key in keys.items() if not name.startswith(_BOOKKEEPING)}
+
+
+def _objects(reader: Any) -> Any:
+    """Returns the nodes of the objects that a checkpoint was made of; none for one that is not object-based."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    if reader.has_tensor(_OBJECTS):
+        graph.ParseFromString(reader.get_tensor(_OBJECTS))
+    return graph.nodes
+
+
+def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yields (name, key) of the variables below a node: one that has several names is saved under one of them only."""
+    for child in nodes[number].children if nodes and depth else ():
+        name = f"{path}/{child.local_name}".lstrip("/")
+        keys = [one.checkpoint_key for one in nodes[child.node_id].attributes if one.name == "VARIABLE_VALUE"]
+        yield from ((name, key) for key in keys)
+        yield from _paths(nodes, child.node_id, name, depth - 1)
+
+
+def end_saver(checkpoint: tf.train.Checkpoint) -> None:
+    """Ends the thread of asynchronous saves, which TensorFlow leaves to the end of the process, with all it refers to.
+
+    It would keep the model, and its copy of every variable, while other runs follow in the same process. A later save
+    makes another one.
+    """
+    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
+    if saver is not None and saver._async_save_thread is not None:
+        atexit.unregister(saver._join_async_save_thread)
+        saver._queue.put(False)  # after the save in flight, if any
+        saver._async_save_thread.join()
+        checkpoint._async_checkpointer_impl = None
+
+
+def holds(path: str, section: str) -> bool:
+    """Whether the checkpoint at `path` holds anything of a section, such as "average"."""
+    return section in _sections(saved_shapes(path))
+
+
+def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = ()) -> str:
+    """Returns a table, by layer, of what the file at `path` and this run do not share; "" if names tell nothing.
+
+    Models and optimizers of tf_keras, and tf.Module, are known to TensorFlow by structure only and are not compared.
+    """
+    saved = saved_shapes(path, all_names=True)
+    saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in loose}
+    items = {name: item for name, item in _without_absent(checkpoint, saved, whole).items() if name not in loose}
+    wanted = wanted_shapes(items)
+    rows: list[tuple[str, str, Any, Any]] = []
+    rows += [(name, "missing in the checkpoint", None, wanted[name]) for name in wanted.keys() - saved.keys()]
+    named = {section for section, item in items.items() if isinstance(item, (Mapping, tf.Variable))}
+    if whole:
+        others = {name for name in saved.keys() - wanted.keys() if name.split("/")[0] in named | _absent(items, saved)}
+        rows += [(name, "not in this run", saved[name], None) for name in others]
+    both = wanted.keys() & saved.keys()
+    rows += [(name, "another shape", saved[name], wanted[name]) for name in both if saved[name] != wanted[name]]
+    return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")))
+
+
+def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
+    """Sections that the file has and this run does not."""
+    return _sections(saved) - items.keys()
+
+
+def differences_table(rows: Sequence[tuple[str, str, Any, Any]]) -> str:
+    """Lays out (name, what, shape saved, shape here) under a line for each layer, at most ROWS of them."""
+    lines: list[str] = []
+    layer = None
+    for name, what, saved, here in rows[:ROWS]:
+        parent, _, leaf = name.rpartition("/")
+        if parent != layer:
+            lines += [f"  {parent or name}"]
+            layer = parent
+        shapes = [f"{list(shape)} {where}" for shape, where in ((saved, "saved"), (here, "here")) if shape is not None]
+        lines += [f"    {leaf:24} {what:26} {', '.join(shapes)}"]
+    return "\n".join(lines + ([f"  ... and {len(rows) - ROWS} more"] if len(rows) > ROWS else []))
+
+
+def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:
+    apart = ("save_counter", STEP_STATE)
+    return {name: item for name, item in vars(checkpoint).items() if not name.startswith("_") and name not in apart}
+
+
+def _sections(names: Iterable[str]) -> set[str]:
+    return {name.split("/")[0] for name in names}
+
+
+def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    """The items of `checkpoint` but for optional ones of which the file holds nothing."""
+    there, optional = _sections(saved), OPTIONAL if whole else (*OPTIONAL, "optimizer")  # of a best checkpoint
+    return {name: item for name, item in _items(checkpoint).items() if name in there or name not in optional}
+
+
+def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The items of `checkpoint` without the named variables that the file lacks or has in another shape."""
+
+    def fitting(name: str, item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {key: kept for key, value in item.items() if (kept := fitting(f"{name}/{key}", value)) is not None}
+        if isinstance(item, tf.Variable):
+            return item if saved.get(name) == tuple(item.shape) else None
+        return item
+
+    found = {name: fitting(name, item) for name, item in _items(checkpoint).items()}
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def wanted_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the variables that a checkpoint of named variables would save."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def collect(name: str, child: Any) -> None:
+        if isinstance(child, tf.Variable):
+            shapes[name] = tuple(child.shape)
+        elif isinstance(child, Mapping):
+            for key, value in child.items():
+                collect(f"{name}/{key}", value)
+
+    for section, child in items.items():
+        collect(section, child)
+    return shapes

@@ -1,0 +1,328 @@
+"""TrainState: everything that a run is made of at one moment, as its checkpoints hold it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
+from trainer_kit.checkpoints.state.reachable import is_state, reachable
+from trainer_kit.checkpoints.state.restore import (
+    OPTIONAL,
+    check_made,
+    difference,
+    end_saver,
+    holds,
+    made_in_first_step,
+    restore,
+    training_checkpoint,
+    weights_checkpoint,
+)
+from trainer_kit.checkpoints.state.run_state import RunState
+from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
+from trainer_kit.errors import UsageError
+
+_SMALL = 4096  # elements
+_GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")  # TensorFlow's names and Keras', of their states
+
+
+class TrainState:
+    """Model, optimizers, global step, moving average, random state and run state. Made in the strategy's scope.
+
+    Args:
+      global_step: int64 scalar.
+      model: Keras 3, tf_keras or tf.Module, built.
+      optimizer: built, or a dict of them; None for evaluation, which needs no run state either.
+      average: a MovingAverage, or None; or what has its `begin` and `reset`, and with `section` and `variables` tells
+        what a checkpoint holds of it, and where.
+      task: whose own variables and generators belong to the run.
+      seed: of the process' random generators.
+      items: further parts of every checkpoint, the best included, by their names; they are restored as far as both
+        sides have them.
+
+    Attributes:
+      checkpoint: all of it.
+      run_state: takes further parts, before the restore.
+      loose: the names of the further parts.
+
+    Raises:
+      UsageError: when a further part has a name of the state's own.
+    """
+
+    def __init__(
+        self,
+        global_step: tf.Variable,
+        model: Any,
+        optimizer: Any,
+        average: Any,
+        task: Any,
+        seed: int,
+        items: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._global_step, self._model, self._average = global_step, model, average
+        self.run_state, self.step_state = RunState(), StepState({"task": task, "model": model})
+        self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
+        evaluated = {
+            "task": self._evaluated_parts["task"],
+            "random": _if_any(model=self._evaluated_parts["random/model"]),
+        }
+        others: dict[str, Any] = {}
+        if optimizer is not None:
+            generators = {**process_generators(seed), **evaluated["random"]}
+            others = {"run_state": self.run_state.variable, "task": evaluated["task"], "random": generators}
+        self._items, self.loose = dict(items or {}), frozenset(items or ())
+        if taken := self.loose & {*OPTIONAL, STEP_STATE, "global_step", "model", "optimizer"}:
+            raise UsageError(f"a checkpoint has {', '.join(sorted(taken))} of its own; give your item another name")
+        others |= {"optimizer": optimizer, **self._average_section(), **self._items}
+        evaluated[STEP_STATE] = others[STEP_STATE] = self.step_state.section
+        self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
+        self._saved_with_weights = evaluated
+        self._optimizer = optimizer
+        self._incomplete: str | None = None  # the checkpoint that was restored but for what the first step makes
+        self._weights_finite = tf.function(self.finite, autograph=False)
+        self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
+        self._generators: list[Any] | None = None  # the states of random generators; found at the first evaluation
+        self._before_evaluation: list[tuple[Any, tf.Tensor]] = []
+
+    @property
+    def other_variables(self) -> list[tf.Variable]:
+        """What a checkpoint holds of the task, and of the training step, beside model, optimizer and average."""
+        sections = (*self._evaluated_parts.values(), self.step_state.items)
+        found = (section[name] for section in sections for name in sorted(section))
+        return [one for one in found if isinstance(one, tf.Variable)]
+
+    @functools.cached_property
+    def weights(self) -> tf.train.Checkpoint:
+        """The weights alone, as the best checkpoint keeps them; made at the first evaluation that is kept."""
+        return weights_checkpoint(
+            global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
+        )
+
+    def restored(self, path: str | None) -> None:
+        """Brings what is no variable in line with what was restored; eager, in scope.
+
+        Args:
+          path: of the checkpoint; None when there was none. What it does not hold starts anew: the average at the
+            weights.
+        """
+        awaited = path is not None and made_in_first_step(self.checkpoint, path, self.loose)
+        self._incomplete = path if awaited else None
+        self._restore_evaluated(path)
+        if path is None or not holds(path, "run_state"):
+            self.run_state.clear()
+        else:
+            self.run_state.load()
+        if self._average is not None and path is None:
+            self._average.begin()
+        elif self._average is not None and path is not None and not holds(path, self._average.section):
+            self._average.reset()
+
+    def restore_weights(self, path: str) -> None:
+        """Restores what an evaluation uses from a checkpoint of a run; eager, in scope.
+
+        That is: global step, model, average, and what the task and the training step hold besides, but no optimizer; of
+        the run state the task's own part, which best weights lack.
+
+        Raises:
+          UsageError: when it does not fit.
+          StorageError: when it is gone or damaged.
+        """
+        restore(self._evaluated(), path, whole=False, loose=self.loose)
+        self._restore_evaluated(path)
+        self.run_state.load_part(path, "task")
+        if self._average is not None and not holds(path, self._average.section):
+            self._average.reset()
+
+    def fits(self, path: str) -> bool:
+        """Whether the checkpoint at `path` has all that `restore_weights` takes; reads names and shapes only.
+
+        Raises:
+          StorageError: when it is gone or damaged.
+        """
+        return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
+
+    def keep_written(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
+        """Has all that the training step writes to be in checkpoints; eager, in scope, before the first step.
+
+        Args:
+          graph: of the loop or of the step, traced; None if neither is compiled: then all that can be found is kept.
+          apart: variables that need no saving, such as those of metrics that are reset.
+          required: whether state that cannot be saved is an error.
+
+        Raises:
+          UsageError: if `required`, when something cannot be saved; or when optimizers of the model lack what the
+            checkpoint that was restored holds of them.
+        """
+        held = self._held(apart)
+        if graph is None:
+            self._noted(self.step_state.add_reachable(held, required))
+        else:
+            self._noted(self.step_state.add_written(graph, held, required))
+            self._check_made()
+
+    def keep_made(self, apart: Iterable[Any], required: bool) -> None:
+        """Does the same, where steps are not compiled, with what came into being in the first of them."""
+        self._noted(self.step_state.add_reachable(self._held(apart), required, begun=True))
+        self._check_made()
+
+    def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
+        """Remembers the values of what no checkpoint holds yet, for `keep_changed`; eager, in scope.
+
+        Args:
+          apart: as of `keep_written`.
+          everything: whether to look into model and optimizer as well, as where no graph will tell what steps do.
+        """
+        optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
+        found = reachable(self.step_state.roots, () if everything else (self._model, *optimizers))
+        apart = [self._global_step, *apart]
+        if handles(found.values()) - handles(_native(apart)):
+            self.step_state.watch(found, self._held(apart))
+
+    def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
+        """Has what has changed since `watch` be in checkpoints; eager, before a save.
+
+        Args:
+          apart: as of `keep_written`; None if that was called.
+          required: as of `keep_written`.
+
+        Raises:
+          UsageError: if `required`, when something cannot be saved.
+        """
+        self._noted(self.step_state.add_changed(None if apart is None else self._held(apart), required))
+
+    def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
+        """Warns of what an evaluation changes and training uses, random generators apart, which are put back.
+
+        Args:
+          graph: of the evaluation, traced.
+          apart: as of `keep_written`.
+          required: whether it is an error.
+
+        Raises:
+          UsageError: if `required`, when there is something.
+        """
+        self.step_state.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
+
+    def remember_generators(self) -> None:
+        """Remembers the states of all random generators for `put_generators_back`; eager, on the host.
+
+        An evaluation that draws random numbers would change those of the training after it, and a run that is resumed
+        does not repeat the evaluations on record.
+        """
+        if self._generators is None:
+            checkpoint = self.checkpoint if self._optimizer is not None else self.weights
+            items = tf.train.TrackableView(checkpoint).descendants()
+            states = [one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)]
+            self._generators = [part for one in states for part in (getattr(one, "values", None) or [one])]
+        self._before_evaluation = [(part, part.read_value()) for part in self._generators]
+
+    def put_generators_back(self) -> None:
+        """Gives the random generators the states that were remembered last, once; eager, from any thread."""
+        before, self._before_evaluation = self._before_evaluation, []
+        for part, value in before:
+            part.assign(value)
+
+    def _check_made(self) -> None:
+        if self._incomplete is not None:
+            path, self._incomplete = self._incomplete, None
+            check_made(self.checkpoint, path, self.loose)
+
+    def _held(self, apart: Iterable[Any]) -> set[int]:
+        """The handles of all that the other sections hold, and of `apart`."""
+        items = list(tf.train.TrackableView(self.checkpoint).descendants())
+        known = [one for one in items if is_state(one)]
+        # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
+        others = [one for one in items if not isinstance(one, tf.Variable)]
+        _check_aggregations(items)
+        optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
+        return handles([*known, *_native([*(slot for one in optimizers for slot in _kept_by(one)), *apart])])
+
+    def _noted(self, changed: bool) -> None:
+        self._generators = None
+        if changed:
+            end_saver(self.checkpoint)  # it knows only what there was at its first save
+
+    def _restore_evaluated(self, path: str | None) -> None:
+        """Restores what an evaluation uses beside weights and average, as far as run and checkpoint have it."""
+        self._noted(self.step_state.restored(path))
+        if path is None:
+            return
+        for section, items in self._evaluated_parts.items():
+            saved = saved_section(path, section) if items else {}
+            there = {name: one for name, one in items.items() if saved.get(name) == tuple(one.shape)}
+            if there:
+                restore_section(path, section, there)
+
+    def _evaluated(self) -> tf.train.Checkpoint:
+        others = {**self._average_section(), **self._items}
+        return training_checkpoint(global_step=self._global_step, model=self._model, **others)
+
+    def _average_section(self) -> dict[str, Any]:
+        return {self._average.section: self._average.variables} if self._average is not None else {}
+
+    def weights_are_sound(self) -> bool:
+        """Whether all weights are finite; eager, on the host."""
+        return bool(self._weights_finite().numpy())
+
+    def is_sound(self) -> bool:
+        """Whether the weights, and what optimizers and the average keep of them, are finite; eager, on the host."""
+        averages = getattr(self._average, "variables", None)
+        others = [*_kept_by(self._optimizer), *(averages.values() if isinstance(averages, Mapping) else ())]
+        if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
+            self._others_finite = len(others), tf.function(lambda: _all_finite(others), autograph=False)
+        return self.weights_are_sound() and bool(self._others_finite[1]().numpy() if others else True)
+
+    @tf.autograph.experimental.do_not_convert
+    def finite(self) -> tf.Tensor:
+        """Returns whether all of the model's variables of floating point are finite, a bool scalar; in graph.
+
+        A sum is finite if all that it sums is, and reading once is all it costs. (One that overflows float32 belongs to
+        a model that has diverged as well.)
+        """
+        return _all_finite(self._model.variables)
+
+
+def _if_any(**parts: Any) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if part}
+
+
+def _kept_by(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer of any kind, or of a dict of them."""
+    if isinstance(optimizer, Mapping):
+        return [variable for one in optimizer.values() for variable in _kept_by(one)]
+    variables = getattr(optimizer, "variables", ())
+    return list(variables() if callable(variables) else variables)
+
+
+def _check_aggregations(items: Iterable[Any]) -> None:
+    """Raises UsageError for variables that TensorFlow cannot write to a checkpoint."""
+    unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
+    for one in items:
+        parts: Any = getattr(one, "values", None) or [one]
+        if isinstance(one, tf.Variable) and len(parts) > 1 and (one.synchronization, one.aggregation) == unsaved:
+            raise UsageError(
+                f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
+                "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
+                "ONLY_FIRST_REPLICA (each replica keeps its own value all the same)"
+            )
+
+
+def _native(variables: Iterable[Any]) -> list[Any]:
+    """Returns TensorFlow's variables, those of Keras 3 included."""
+    return [one.value if isinstance(one, keras.Variable) else one for one in variables]
+
+
+def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
+    alike: dict[Any, list[Any]] = {}  # small ones are summed together: each operation has to be traced, for a ms or so
+    for number, variable in enumerate(v for v in _native(variables) if v.dtype.is_floating):
+        small = variable.shape.is_fully_defined() and variable.shape.num_elements() <= _SMALL
+        alike.setdefault((tuple(variable.shape), variable.dtype) if small else number, []).append(variable)
+    groups = (tf.stack(group) if len(group) > 1 else group[0] for group in alike.values())
+    sums = [tf.reduce_sum(tf.cast(group, tf.float32)) for group in groups]
+    return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)

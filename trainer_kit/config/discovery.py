@@ -1,0 +1,212 @@
+"""Where experiments come from: the working directory, modules named on the command line, entry points. No TensorFlow,
+unless a user's module imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from trainer_kit.config.experiments import experiments
+from trainer_kit.errors import UsageError, near_names, suggestion
+
+ENTRY_POINTS = "trainer_kit.experiments"
+DOORS = "trainer_kit.doors"
+
+
+def import_user_module(name: str) -> None:
+    """Imports a module by its dotted name or by the path of its file; the working directory is searched first.
+
+    Raises:
+      UsageError: when there is no such module or file, or it cannot be imported: its syntax is wrong, or something that
+        it imports is not there. Other errors inside the module are raised as they are.
+    """
+    _search_working_directory()
+    with _explained("--import_module", name):
+        if name.endswith(".py") or os.sep in name:
+            _import_file(Path(name))
+        else:
+            _import_dotted(name)
+
+
+def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
+    """Makes sure that the experiment `name` is registered.
+
+    Imports `modules`, whatever they register. Then, as long as the name is not registered, it looks at the module
+    `experiments.<first part of the name>` in the working directory, at entry points of the group
+    `trainer_kit.experiments`, and asks those of `trainer_kit.doors`: each is a function that registers the experiment
+    of another framework that it is given the name of, if it knows it, and without a name all that it knows.
+
+    Raises:
+      UsageError: when none of these registers it, with near names; when a module cannot be imported, as
+        `import_user_module` says.
+    """
+    first = name.split("/")[0]
+    for module in modules:
+        import_user_module(module)
+    if name not in experiments and first in local_experiments():
+        _import_local(first)
+    if name not in experiments:
+        for point in _entry_points():
+            if point.name in (name, first):
+                _load(point)
+    if name not in experiments:
+        ask_doors(name)
+    if name not in experiments:
+        ask_doors()
+        names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
+        raise UsageError(f"--experiment: none is called {name!r}; {_nearest(name, sorted(names))}")
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    if names:
+        return suggestion(name, names)
+    return f"there is no folder experiments/ in {os.getcwd()}, nor any other place of experiments; see --import_module"
+
+
+def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
+    """Imports every place that experiments come from.
+
+    Returns:
+      The names of the experiments, sorted; and an error for each package, module or entry point that nobody named and
+      that cannot be imported, as `import_user_module` says.
+
+    Raises:
+      UsageError: when one of `modules` cannot be imported.
+    """
+    for module in modules:
+        import_user_module(module)
+    local = [partial(_import_local, name) for name in local_experiments()]
+    installed = [partial(_load, point) for point in _entry_points()]
+    broken = []
+    for load in (*local, *installed):
+        try:
+            load()
+        except UsageError as error:
+            broken.append(error)
+    return experiments.names(), broken
+
+
+def ask_doors(name: str = "") -> None:
+    """Has the experiment `name` of another framework registered, if there is one; without a name, all that there are.
+
+    Raises:
+      UsageError: when what an entry point names cannot be imported.
+    """
+    for point in metadata.entry_points(group=DOORS):
+        with _explained("--experiment", f"{point.value} (entry point {point.name})"):
+            point.load()(name)
+
+
+def local_experiments() -> list[str]:
+    """Returns the names of the packages and modules in `experiments/` of the working directory."""
+    folder = Path("experiments")
+    if not folder.is_dir():
+        return []
+    packages = [path.parent.name for path in folder.glob("*/__init__.py")]
+    return sorted({*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")})
+
+
+@contextmanager
+def _explained(flag: str, module: str) -> Iterator[None]:
+    """Says in one line why a user's module cannot be imported, and where.
+
+    A KeyboardInterrupt is the module's own in a command, whose handlers of SIGINT raise none while they import.
+    """
+    try:
+        yield
+    except SyntaxError as error:
+        where, reason = f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"
+        raise UsageError(f"{flag}: {module} cannot be imported: {where}: {reason}") from error
+    except ImportError as error:
+        where = place(error)
+        raise UsageError(f"{flag}: {module} cannot be imported: {where}: {error}; correct or install it") from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise
+        raise UsageError(f"{flag}: {exits(module, error)}") from error
+
+
+def exits(module: str, error: BaseException) -> str:
+    """Returns the message for a user's module that ends the program when it is imported."""
+    how = f"{place(error, '<module>')}: {type(error).__name__}: {error}".removesuffix(": ")
+    return f'{module} ends the program when it is imported: {how}; guard that call by `if __name__ == "__main__":`'
+
+
+def place(error: BaseException, function: str = "") -> str:
+    """Returns "file:line" of the deepest frame that an error comes from, of those in `function` if there is one."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+    frame = next((frame for frame in reversed(frames) if frame.name == function), frames[-1])
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _import_dotted(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # the package is there, and imports something that is not
+        found = None
+    if found is None:
+        near = near_names(name, _modules_beside(name))
+        advice = f"did you mean {' or '.join(near)}?" if near else "give a dotted name or the path of a .py file"
+        raise UsageError(f"--import_module: no module is called {name!r}; {advice}")
+    importlib.import_module(name)
+
+
+def _import_local(name: str) -> None:
+    _search_working_directory()
+    with _explained("--experiment", f"experiments.{name}"):
+        importlib.import_module(f"experiments.{name}")
+
+
+def _load(point: metadata.EntryPoint) -> None:
+    with _explained("--experiment", f"{point.value} (entry point {point.name})"):
+        point.load()
+
+
+def _modules_beside(name: str) -> list[str]:
+    """Returns the dotted names that the working directory has in place of `name`, at the same depth."""
+    paths = [path.relative_to(".") for path in Path(".").glob("*/" * name.count(".") + "*")]
+    modules = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    return [".".join(path.with_suffix("").parts) for path in modules]
+
+
+def _entry_points() -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group=ENTRY_POINTS))
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        there = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        advice = suggestion(str(path), there) if there else f"{path.parent} holds no Python file"
+        raise UsageError(f"--import_module: there is no file {path}; {advice}")
+    name = path.stem
+    if name in sys.modules:
+        known = getattr(sys.modules[name], "__file__", None)
+        if known and Path(known).resolve() == path.resolve():
+            return
+        raise UsageError(f"--import_module: {path} would be the module {name!r}, which is imported already; rename it")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # as import does: a half-made module would pass for the whole one
+        del sys.modules[name]
+        raise
+
+
+def _search_working_directory() -> None:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())

@@ -1,0 +1,145 @@
+"""Experiments by name, and the task class that belongs to each task config.
+
+A factory returns a fresh ExperimentConfig at each call. A task class is bound to exactly one config class; a subclass
+of that config needs a binding of its own. Neither needs TensorFlow: a config module names its task as
+"module:Class", and the module is imported when the task is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.base import Config, is_configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import UsageError, suggestion
+
+Factory = Callable[..., ExperimentConfig]
+AnyFactory = TypeVar("AnyFactory", bound=Factory)
+AnyClass = TypeVar("AnyClass", bound=type)
+
+experiments: Registry[Factory] = Registry("experiment")
+# Of classes that are there: a config class may be made for one experiment alone, and go with it.
+_task_of: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
+_trainer_of: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
+
+
+def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:
+    """Returns a decorator that registers a config factory: a function that returns a new ExperimentConfig.
+
+    The factory's own arguments need defaults; gin can bind them.
+
+    Raises:
+      UsageError: when the name is taken, or inside another name, or around one.
+    """
+    return experiments.register(name)  # type: ignore[return-value]
+
+
+def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
+    """Returns a fresh config of the experiment `name`; `arguments` go to its factory.
+
+    Raises:
+      UsageError: when there is no such experiment, or its factory returns something else than an ExperimentConfig
+        whose sections are made by `@configclass`.
+    """
+    config = experiments.lookup(name)(**arguments)
+    if not isinstance(config, ExperimentConfig):
+        raise UsageError(
+            f"the factory of experiment {name!r} returned {config!r}; it has to return an ExperimentConfig"
+        )
+    _check_decorated(name, config)
+    return config
+
+
+@overload
+def register_task(config_class: type[Config], task: type | str, *, trainer: type | str | None = None) -> None: ...
+@overload
+def register_task(
+    config_class: type[Config], *, trainer: type | str | None = None
+) -> Callable[[AnyClass], AnyClass]: ...
+def register_task(
+    config_class: type[Config], task: type | str | None = None, *, trainer: type | str | None = None
+) -> Any:
+    """Binds a task class to its config class; as a decorator of the task class, or with "module:Class".
+
+    Args:
+      config_class: of the task's section.
+      task: the class, or "module:Class", of the task; None: the decorated class.
+      trainer: the subclass of Trainer that trains it, or "module:Class"; None: Trainer itself.
+
+    Raises:
+      UsageError: when `config_class` is not made by `@configclass` or is bound to another task already.
+    """
+    if not is_configclass(config_class):
+        raise UsageError(f"{config_class.__qualname__} has to be decorated with @trainer_kit.configclass")
+
+    def bind(task_class: Any) -> Any:
+        known = _task_of.setdefault(config_class, task_class)
+        if known is not task_class and known != task_class:
+            raise UsageError(
+                f"{config_class.__qualname__} is bound to the task {known} already; "
+                f"give {task_class} a config class of its own"
+            )
+        if trainer is not None:
+            _trainer_of[config_class] = trainer
+        return task_class
+
+    if task is None:
+        return bind
+    bind(task)
+    return None
+
+
+def task_class(config: Config) -> Any:
+    """Returns the task class bound to the class of `config`; imports its module if it is named as "module:Class".
+
+    Raises:
+      UsageError: when no task is bound to exactly this class, or the task lacks a method that it has to have.
+    """
+    bound = _task_of.get(type(config))
+    if bound is None:
+        known = [cls.__qualname__ for cls in _task_of]
+        raise UsageError(
+            f"no task is registered for {type(config).__qualname__}; decorate the task class with "
+            f"@trainer_kit.register_task({type(config).__qualname__}) ({suggestion(type(config).__qualname__, known)})"
+        )
+    found = _imported(bound)
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise UsageError(f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define them")
+    return found
+
+
+def trainer_class(config: Config) -> Any:
+    """Returns the subclass of Trainer bound to the class of `config`, a task's section; None when none is.
+
+    Imports its module if it is named as "module:Class".
+    """
+    return _imported(_trainer_of.get(type(config)))
+
+
+def _imported(bound: Any) -> Any:
+    if not isinstance(bound, str):
+        return bound
+    module, _, name = bound.partition(":")
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        classes = [each for each, value in vars(found).items() if isinstance(value, type)]
+        raise UsageError(f"{bound!r} is registered, but {module} has no {name!r}; {suggestion(name, classes)}")
+    return getattr(found, name)
+
+
+def _check_decorated(name: str, section: Config, path: str = "") -> None:
+    if not is_configclass(type(section)):
+        where = f"its section {path} " if path else ""
+        raise UsageError(
+            f"experiment {name!r}: {where}is a {type(section).__qualname__}, which has to be decorated with "
+            "@trainer_kit.configclass"
+        )
+    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        value = getattr(section, field.name)
+        if isinstance(value, Config):
+            _check_decorated(name, value, f"{path}.{field.name}" if path else field.name)

@@ -1,0 +1,127 @@
+"""The shape of config classes: which fields are sections, which are leaves, and how each may be checked."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from trainer_kit.config.schema.base import Config, OneOfConfig
+from trainer_kit.config.sources.layer import join
+
+
+def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
+    """Returns the fields of a config class by name; none for the bare Config."""
+    return dict(getattr(config_class, "__pydantic_fields__", {}))
+
+
+def section_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of a field that is one section, or may be None or several by name; else None."""
+    arms = [arm for arm in _arms(annotation) if arm is not type(None) and get_origin(arm) is not dict]
+    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Config):
+        return arms[0]
+    return None
+
+
+def listed_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of a field that is a list of sections; else None."""
+    arms = [arm for arm in _arms(annotation) if arm is not type(None)]
+    if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list):
+        return None
+    args = [arg for arg in get_args(arms[0]) if arg is not Ellipsis]
+    return section_class(args[0]) if len(args) == 1 else None
+
+
+def named_class(annotation: Any) -> type[Config] | None:
+    """Returns the config class of a field that is, or may be, a dict of sections by name; else None."""
+    dicts = [arm for arm in _arms(annotation) if get_origin(arm) is dict]
+    return section_class(get_args(dicts[0])[1]) if len(dicts) == 1 else None
+
+
+def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
+    """Returns what checks a value for one field alone, with the settings of config classes."""
+    field = fields_of(config_class)[name]
+    annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    if (
+        isinstance(_arms(annotation)[0], type)
+        and issubclass(_arms(annotation)[0], Config)
+        and len(_arms(annotation)) == 1
+    ):
+        return TypeAdapter(annotation)  # a config class has its own settings and takes no others
+    return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+def fields_advice(config_class: type[Config], path: str = "", value: Any = None) -> str:
+    """Returns what to give where the value is no section: the first of the section's fields.
+
+    Of a "oneof" at `path` it also shows how a branch is chosen: the one that `value` names, or the first.
+    """
+    fields = list(fields_of(config_class))
+    if not fields:
+        return ""
+    branches = [name for name in fields if name != "type"] if path and is_oneof(config_class) else []
+    chosen = [value] if value in branches else branches[:1]
+    example = f", as in {path}.type={chosen[0]}" if chosen else ""
+    return f"give its fields ({', '.join(fields[:4])}, ...){example}"
+
+
+def leaves(config: Config) -> dict[str, Any]:
+    """Returns every value of `config` by dotted path, as plain data; of a "oneof" only the chosen branch."""
+    return dict(_leaves(config, config.as_dict(), ""))
+
+
+def sections(config: Config) -> list[tuple[str, type[Config], bool]]:
+    """Returns (dotted path, class, whether it is there) of `config`, its sections and theirs, outer ones first.
+
+    Sections that are None now, and the branches of a "oneof" that are not chosen, are listed as not there.
+    """
+    return list(_sections(type(config), config, "", ()))
+
+
+def _arms(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _arms(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [arm for arg in get_args(annotation) for arm in _arms(arg)]
+    return [annotation]
+
+
+def _leaves(config: Config, plain: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in plain.items():
+        section = getattr(config, name)
+        if isinstance(section, Config):
+            yield from _leaves(section, value, join(path, name))
+        elif has_sections(section):
+            for key, item in section.items():
+                yield from _leaves(item, value[key], join(path, name, key))
+        else:
+            yield join(path, name), value
+
+
+def _sections(
+    config_class: type[Config], config: Config | None, path: str, around: tuple[type, ...]
+) -> Iterator[tuple[str, type[Config], bool]]:
+    yield path, config_class, config is not None
+    for name, field in fields_of(config_class).items():
+        value: Any = getattr(config, name, None)
+        if has_sections(value):
+            for key, item in value.items():
+                yield from _sections(type(item), item, join(path, name, key), (*around, config_class))
+            continue
+        inner = type(value) if isinstance(value, Config) else section_class(field.annotation)
+        if inner is None or (value is None and inner in (*around, config_class)):
+            continue  # a class that may hold itself ends where there is nothing
+        yield from _sections(inner, value, join(path, name), (*around, config_class))
+
+
+def has_sections(value: Any) -> bool:
+    """Whether `value` is sections by name."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Config) for item in value.values())
+
+
+def is_oneof(config_class: type[Config]) -> bool:
+    """Whether the class is a choice between branches."""
+    return issubclass(config_class, OneOfConfig)

@@ -1,0 +1,307 @@
+"""Puts layers of values on a config: pure, and with every mistake of every layer in one report.
+
+A later layer wins. Sections merge field by field, and sections by name (`task.validation_data`, if there are several)
+name by name: None removes one. Everything else is replaced whole: scalars, None, lists, and mappings that are values
+(`DataConfig.input_path`). A value is checked against its own field as it is merged, so a mistake in one layer hides
+none in another; the rules across fields are checked once, on the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer_kit.config.fields import (
+    checker,
+    fields_advice,
+    fields_of,
+    is_oneof,
+    leaves,
+    listed_class,
+    named_class,
+    section_class,
+)
+from trainer_kit.config.messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
+from trainer_kit.config.schema.base import ONE, SEVERAL, Config, FieldError, gives_several, is_configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.layer import Layer, given_inside, join
+from trainer_kit.errors import ConfigError, Mistake, suggestion
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked config and, by dotted path, where every one of its values comes from ("default": its factory)."""
+
+    config: ExperimentConfig
+    origins: dict[str, str]
+
+
+def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
+    """Returns `config` with the values of `layers` on it, the last layer winning.
+
+    A section is checked against the class of the section that `config` has there: a task's against the task's own.
+
+    Raises:
+      ConfigError: unknown keys, wrong types, values out of bounds, broken rules: all of them, of all layers.
+    """
+    report = _Report(leaves(config))
+    root = _Section.of(config)
+    for layer in layers:
+        _Merge(layer, report).into(root, layer.values, "")
+    built = _build(root, "", report)
+    if report.mistakes:
+        raise ConfigError(report.mistakes)
+    return Resolved(built, {path: report.given.get(path, DEFAULT) for path in leaves(built)})
+
+
+@dataclass
+class _Section:
+    """A section that can still change. `values` holds leaves, sections, and lists or dicts of sections."""
+
+    config_class: type[Config]
+    values: dict[str, Any]
+    branches_given: list[str] = field(default_factory=list)
+    type_given: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> _Section:
+        """The values of `config`."""
+        return cls(type(config), {name: _opened(getattr(config, name)) for name in fields_of(type(config))})
+
+    @classmethod
+    def fresh(cls, config_class: type[Config]) -> _Section:
+        """The defaults of `config_class`; what has no default is not there."""
+        fields = {name: info for name, info in fields_of(config_class).items() if not info.is_required()}
+        values = {name: _opened(info.get_default(call_default_factory=True)) for name, info in fields.items()}
+        return cls(config_class, values)
+
+
+@dataclass
+class _Report:
+    """What is wrong, and where the accepted values were given."""
+
+    known: Mapping[str, Any]
+    mistakes: list[Mistake] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str, problem: str, advice: str = "", origin: str = "") -> None:
+        self.mistakes.append(Mistake(path, problem, advice, origin))
+
+    def add_broken_rule(self, path: str, problem: str, advice: str = "") -> None:
+        """Adds a mistake found in the result, unless its value, or one that its message names, was refused before."""
+        section = path.rpartition(".")[0]
+        text = f"{problem} {advice}"
+        named = [*(join(section, word) for word in re.findall(r"\w+", text)), *re.findall(r"\w+(?:\.\w+)+", text)]
+        refused = {mistake.path for mistake in self.mistakes}
+        if path not in refused and refused.isdisjoint(named):
+            self.add(path, problem, advice, self._culprit(path, named))
+
+    def _culprit(self, path: str, named: list[str]) -> str:
+        """A rule may be about a field that nobody touched: then the other field that it names was given."""
+        inside = given_inside(self.given, path)
+        if inside:
+            return self.given[inside[0]]
+        others = [given for given in named if given in self.given]
+        return f"{DEFAULT}, beside {others[0]} of {self.given[others[0]]}" if others else DEFAULT
+
+
+class _Merge:
+    """Puts one layer on the sections."""
+
+    def __init__(self, layer: Layer, report: _Report) -> None:
+        self._layer, self._report = layer, report
+
+    def into(self, section: _Section, values: Mapping[Any, Any], path: str) -> None:
+        for key, value in values.items():
+            name, where = str(key), join(path, key)
+            info = fields_of(section.config_class).get(name)
+            if info is None:
+                self._unknown(section, name, where)
+                continue
+            current = section.values.get(name)
+            inner = current.config_class if isinstance(current, _Section) else section_class(info.annotation)
+            named, listed = named_class(info.annotation), listed_class(info.annotation)
+            if (
+                named is not None
+                and isinstance(value, Mapping)
+                and _gives_names(value, None if self._layer.complete else current, inner)
+            ):
+                self._named(section, name, inner or named, value, where)
+            elif inner is not None and value is not None and not _instead(info.annotation, value):
+                self._section(section, name, inner, value, where)
+            elif listed is not None and isinstance(value, (list, tuple)):
+                self._listed(section, name, listed, value, where)
+            else:
+                self._leaf(section, name, value, where)
+
+    def _section(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class, where, value))
+        elif not is_configclass(config_class):
+            self._refuse(
+                where, "this experiment has no such section", "remove it, or let the task's config class type it"
+            )
+        else:
+            current = around.values.get(name)
+            section = current if isinstance(current, _Section) else _Section.fresh(config_class)
+            around.values[name] = section
+            if is_oneof(around.config_class):
+                around.branches_given.append(name)
+            self.into(section, value, where)
+
+    def _named(
+        self, around: _Section, name: str, config_class: type[Config], value: Mapping[Any, Any], where: str
+    ) -> None:
+        """Sections by name. What stood alone before, or the field's default, is what each new one begins as."""
+        current = around.values.get(name)
+        before = current if isinstance(current, dict) else {}
+        sections = {} if self._layer.complete else dict(before)
+        around.values[name] = sections
+        for key, item in value.items():
+            if item is None:
+                self._remove(sections, key, join(where, key))
+                continue
+            if key in fields_of(config_class):
+                advice = f"name one: {join(where, next(iter(sections), 'NAME'), key)}"
+                self._refuse(join(where, key), "there are several sections here", advice)
+                continue
+            begun = current if isinstance(current, _Section) else _Section.fresh(around.config_class).values.get(name)
+            model = before.get(key) or (begun if isinstance(begun, _Section) else _Section.fresh(config_class))
+            holder = _Section(around.config_class, {key: copy.deepcopy(model)})
+            self._section(holder, key, model.config_class, item, join(where, key))
+            sections[key] = holder.values[key]
+
+    def _remove(self, sections: dict[Any, Any], key: Any, where: str) -> None:
+        if key not in sections:
+            self._refuse(where, "there is none to remove", suggestion(str(key), [str(name) for name in sections]))
+        elif sections.pop(key):
+            self._given(where)
+            del self._report.given[where]
+
+    def _listed(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
+        """A list of sections: replaced whole, unless its class merges it item by item."""
+        built, now = [], around.values.get(name)
+        merges = around.config_class.merges_values and isinstance(now, list) and len(now) == len(value)
+        for index, item in enumerate(value):
+            holder = _Section(config_class, {"item": copy.deepcopy(now[index])} if now and merges else {})
+            self._section(holder, "item", config_class, item, join(where, index))
+            built.append(holder.values.get("item"))
+        if all(isinstance(item, _Section) for item in built):
+            around.values[name] = built
+            self._given(where)
+
+    def _leaf(self, section: _Section, name: str, value: Any, where: str) -> None:
+        section.type_given |= name == "type"
+        info, now = fields_of(section.config_class)[name], section.values.get(name)
+        if section.config_class.merges_values and isinstance(value, Mapping) and isinstance(now, Mapping):
+            value = {**now, **value}
+        try:
+            section.values[name] = checker(section.config_class, name).validate_python(value)
+        except ValidationError:
+            allowed = describe(info.annotation, tuple(info.metadata))
+            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value))
+        else:
+            self._given(where)
+
+    def _given(self, where: str) -> None:
+        for old in given_inside(self._report.given, where):
+            del self._report.given[old]
+        self._report.given[where] = self._layer.origin(where) or "given"
+
+    def _refuse(self, where: str, problem: str, advice: str = "") -> None:
+        self._report.add(where, problem, advice, self._layer.origin(where))
+
+    def _unknown(self, section: _Section, name: str, where: str) -> None:
+        advice = missing_key_advice(where, name, list(fields_of(section.config_class)), self._report.known)
+        self._refuse(where, NO_SUCH_KEY, advice)
+
+
+def _instead(annotation: Any, value: Any) -> bool:
+    """Whether `value` is for a field that may be a section or something else, and is something else."""
+    return section_class(annotation) is None and not isinstance(value, Mapping)
+
+
+def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Config] | None) -> bool:
+    """Whether a mapping gives sections by name; where a single section may stand too, whether it does not mean that."""
+    if single is None or (isinstance(current, dict) and current):
+        return True
+    return gives_several(single, value)
+
+
+def _opened(value: Any) -> Any:
+    if isinstance(value, Config):
+        return _Section.of(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(item, Config) for item in value):
+        return [_opened(item) for item in value]
+    if isinstance(value, Mapping) and any(isinstance(item, Config) for item in value.values()):
+        return {key: _opened(item) for key, item in value.items()}
+    return value
+
+
+def _closed(value: Any, path: str, report: _Report) -> Any:
+    if isinstance(value, _Section):
+        return _build(value, path, report)
+    if isinstance(value, list):
+        return [_closed(item, join(path, index), report) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _closed(item, join(path, key), report) for key, item in value.items()}
+    return value
+
+
+def _build(section: _Section, path: str, report: _Report) -> Any:
+    """Returns the config of a section; reports its broken rules. What was refused keeps the value it had before."""
+    values = dict(section.values)
+    if is_oneof(section.config_class):
+        values = _chosen_only(section, path, report)
+    values = {name: _closed(value, join(path, name), report) for name, value in values.items()}
+    try:
+        return section.config_class(**values)
+    except FieldError as error:
+        for details in error.errors():
+            _report_details(details, path, report)
+    except Exception:
+        if not report.mistakes:  # else a rule stumbled over what could not be set
+            raise
+    return _unchecked(section.config_class, values)
+
+
+def _chosen_only(section: _Section, path: str, report: _Report) -> dict[str, Any]:
+    chosen = section.values.get("type")
+    if not section.type_given:
+        for name in dict.fromkeys(section.branches_given):
+            if name != chosen:
+                where = join(path, "type")
+                problem = f"has no effect while {where} is {show(chosen)}"
+                report.add_broken_rule(join(path, name), problem, f"set {where}={name} too, or remove it")
+    inner = {name for name, value in section.values.items() if isinstance(value, _Section) and name != chosen}
+    return {name: None if name in inner else value for name, value in section.values.items()}
+
+
+def _report_details(details: dict[str, Any], path: str, report: _Report) -> None:
+    where = join(path, *(part for part in details["loc"] if part not in (ONE, SEVERAL)))
+    if details["type"] == "rules":
+        for name, message in details["ctx"]["broken"]:
+            problem, _, advice = message.partition("; ")
+            report.add_broken_rule(join(where, name), problem, advice)
+    elif isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule has made
+        for one in inner.errors():
+            _report_details(one, where, report)
+    elif details["type"] == "missing":
+        report.add_broken_rule(where, "is needed", "give it a value")
+    else:
+        report.add_broken_rule(where, str(details["msg"]))
+
+
+def _unchecked(config_class: type[Config], values: dict[str, Any]) -> Config:
+    """A stand-in for a section that has a mistake, so that the rules of the sections around it can be checked."""
+    config = object.__new__(config_class)
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+    return config

@@ -1,0 +1,132 @@
+"""What a field allows, and what is odd about a value, in plain words."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from trainer_kit.config.schema.base import Config
+from trainer_kit.errors import near_names, suggestion
+
+NO_SUCH_KEY = "there is no such key"
+
+_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+    Any: "a value",
+}
+_BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
+_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
+
+
+def describe(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+    """Returns what an annotation allows: "a whole number of at least 1 or null"."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return describe(args[0], (*args[1:], *metadata))
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(arg) for arg in args)) + _bounds(metadata)
+    if origin is Literal:
+        words = [show(arg) if not isinstance(arg, str) else arg for arg in args]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    if origin in (tuple, list) or annotation in (tuple, list):
+        return f"a list (each item {describe(args[0])})" if args else "a list"
+    if origin is dict or annotation is dict:
+        return f"a mapping (each value {describe(args[1])})" if args else "a mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return "a section"
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(metadata)
+
+
+def show(value: Any) -> str:
+    """Returns a value as a config file would show it, cut to one short line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def hint(annotation: Any, value: Any) -> str:
+    """Returns what the writer of `value` probably meant, or ""."""
+    return _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
+
+
+def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
+    """Returns what was probably meant by a key that is not there.
+
+    Args:
+      where: dotted path of the key.
+      name: the key; the end of `where`.
+      siblings: the keys that its section has.
+      known: dotted paths of all values.
+    """
+    if "." in name:
+        return "nest the keys, or write it as a.b=c in --params_override"
+    elsewhere = [path for path in known if path.rpartition(".")[2] == name]
+    near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
+    return f"did you mean {' or '.join([*elsewhere, *near][:3])}?" if near or elsewhere else suggestion(name, siblings)
+
+
+def _hint_for_one(annotation: Any, value: Any) -> str:
+    allowed, words = _allowed(annotation)
+    if isinstance(value, bool) and words:
+        off = " (no distribution is 'off')" if "off" in words and not value else ""
+        return f"{show(value)} is a truth value; write one of the words, in quotes where a tool reads it otherwise{off}"
+    if isinstance(value, str):
+        return _hint_for_text(value, allowed, words)
+    if isinstance(value, float) and not isinstance(value, bool):
+        if value != value or value in (float("inf"), float("-inf")):
+            return "it has to be finite"
+        if int in allowed and value.is_integer():
+            return f"write {int(value)}"
+    if str in allowed and isinstance(value, (int, float)):
+        return f"write '{show(value)}', in quotes, for the text"
+    return ""
+
+
+def _hint_for_list(annotation: Any, value: Any) -> str:
+    """A single value where a list of such is needed."""
+    arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (tuple, list) and get_args(arm)]
+    for kinds in (_allowed(item)[0] for item in items):
+        if type(value) in kinds or (type(value) is int and float in kinds):
+            return f"write [{show(value)}] for a list of one"
+    return ""
+
+
+def _hint_for_text(value: str, allowed: set[Any], words: list[str]) -> str:
+    if bool in allowed and value.lower() in ("yes", "no", "on", "off", "true", "false"):
+        return f"write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}, without quotes"
+    if allowed & {int, float} and _NUMBER.fullmatch(value):
+        return f"write {value} without quotes"
+    if type(None) in allowed and value.lower() in ("none", "null"):
+        return "write null, without quotes"
+    near = near_names(value, words)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _allowed(annotation: Any) -> tuple[set[Any], list[str]]:
+    """Returns the plain types that are allowed, and the words of a Literal."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(args[0])
+    if origin in (Union, types.UnionType):
+        arms = [_allowed(arg) for arg in args]
+        return set().union(*(arm[0] for arm in arms)), [word for arm in arms for word in arm[1]]
+    if origin is Literal:
+        return set(), [arg for arg in args if isinstance(arg, str)]
+    return ({annotation}, []) if annotation in _NAMES else (set(), [])
+
+
+def _bounds(metadata: tuple[Any, ...]) -> str:
+    flat = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
+    found = {key: limit for key, _ in _BOUNDS for item in flat if (limit := getattr(item, key, None)) is not None}
+    if "ge" in found and found.get("le") == found["ge"]:
+        return f" that is {found['ge']}"
+    limits = " and ".join(f"{word} {found[key]}" for key, word in _BOUNDS if key in found)
+    return f" {limits}" if limits else ""

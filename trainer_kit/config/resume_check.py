@@ -1,0 +1,185 @@
+"""What changed between the config that began a run and the one that resumes it, and whether the run is still the same.
+
+Safe changes say how long, how fast and how visibly to go on. Dangerous ones would train another thing under the same
+name: another optimizer, another model, other batches in another order, other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer_kit.config.fields import leaves, sections
+from trainer_kit.config.messages import show
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources import yaml_loader
+from trainer_kit.config.sources.layer import is_inside, join
+from trainer_kit.errors import ConfigError, Mistake, suggestion
+
+ALLOW_FLAG = "--allow_config_change"
+Kind = Literal["safe", "dangerous"]
+
+# The longest entry that holds a path decides.
+_KINDS: dict[str, Kind] = {
+    "": "dangerous",
+    "trainer": "safe",
+    "trainer.fuse_steps": "dangerous",
+    "trainer.optimizer_config.optimizer": "dangerous",
+    "trainer.optimizer_config.ema": "dangerous",
+    "runtime": "safe",
+    "runtime.random_seed": "dangerous",
+    "runtime.mixed_precision_dtype": "dangerous",
+    "runtime.loss_scale": "dangerous",
+    "runtime.inter_op_threads": "dangerous",
+    "runtime.intra_op_threads": "dangerous",
+    "runtime.executor": "dangerous",
+    "task": "dangerous",
+    "task.name": "safe",
+    "task.init_checkpoint": "safe",
+    "task.allow_image_summary": "safe",
+    "task.validation_data": "safe",
+    "task.train_data.cache": "safe",
+    "task.train_data.prefetch_buffer_size": "safe",
+    "task.train_data.autotune_algorithm": "safe",
+    "task.train_data.ram_budget": "safe",
+    "task.train_data.trainer_id": "safe",
+    "task.train_data.tf_data_service_address": "safe",
+    "task.train_data.tf_data_service_job_name": "safe",
+}
+
+
+_ENGINE = ("trainer.", "runtime.")
+
+
+class _Absent:
+    """The value of a key that one of the two configs does not have."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value that differs.
+
+    Attributes:
+      path: dotted path of the value.
+      old, new: plain values; ABSENT for a key that vanished or appeared.
+      kind: "safe", or "dangerous" when the resumed run would not be the same one.
+    """
+
+    path: str
+    old: Any
+    new: Any
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.path}: {show(self.old)} -> {show(self.new)}"
+
+
+def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
+    """Returns what differs between `old`, plain nested dicts as in params.yaml, and `new`, sorted by path.
+
+    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches. A field of ours that
+    `old` does not have, as a record of TF Model Garden, was what it is by default.
+    """
+    before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
+    if before:
+        defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
+        before = {**{path: value for path, value in defaults.items() if path in after}, **before}
+    changes = [
+        _change(path, before.get(path, ABSENT), after.get(path, ABSENT))
+        for path in sorted(before.keys() | after.keys())
+        if not _same(before.get(path, ABSENT), after.get(path, ABSENT))
+    ]
+    switched = [change for change in changes if change.path.endswith(".type")]
+    return [change for change in changes if not any(_implied(change, switch) for switch in switched)]
+
+
+def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str]) -> list[Change]:
+    """Returns the changes since a run began that it can be resumed with: the safe ones and those allowed.
+
+    Args:
+      old_yaml_text: the params.yaml of the run.
+      new: the config to resume with.
+      allowed_paths: values of --allow_config_change: dotted paths of values or of whole sections.
+
+    Raises:
+      ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
+    """
+    old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
+    if not isinstance(old, dict):
+        raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
+    changes = compare(old, new)
+    refused = [
+        change
+        for change in changes
+        if change.kind == "dangerous"
+        and not any(is_inside(change.path, allowed) for allowed in allowed_paths if allowed)
+    ]
+    if refused:
+        raise ConfigError(
+            Mistake(
+                change.path,
+                f"was {show(change.old)} when this run began and is {show(change.new)} now",
+                f"go back to the old value, use another model_dir, or accept it with {ALLOW_FLAG}={change.path} "
+                f"(run_experiment: allow_config_change=[{change.path!r}])",
+            )
+            for change in refused
+        )
+    return changes
+
+
+def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:
+    """Returns a mistake for each of `allowed_paths` that is neither in the config nor in that of the run before.
+
+    Args:
+      allowed_paths: as for check_resume.
+      new: the config to resume with.
+      old_yaml_text: the params.yaml of the run, if there is one; what is wrong with it is check_resume's to tell.
+    """
+    try:
+        old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
+    except ConfigError:
+        return []
+    there = {*leaves(new), *(path for path, _, _ in sections(new) if path)}
+    there.update(path for path, _ in _flat(old if isinstance(old, dict) else {}, ""))
+    return [
+        Mistake(ALLOW_FLAG, f"the config has no {allowed!r}", suggestion(allowed, sorted(there)))
+        for allowed in allowed_paths
+        if not any(is_inside(path, allowed) for path in there if allowed)
+    ]
+
+
+def kind_of(path: str) -> Kind:
+    """Returns whether a run stays the same one when the value at the dotted `path` changes."""
+    return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
+
+
+def _change(path: str, old: Any, new: Any) -> Change:
+    """Steps that are fused give the same bits in any grouping."""
+    both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (old, new))
+    return Change(path, old, new, "safe" if both_fused else kind_of(path))
+
+
+def _flat(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, join(path, key))
+        else:
+            yield join(path, key), value
+
+
+def _same(old: Any, new: Any) -> bool:
+    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
+
+
+def _implied(change: Change, switch: Change) -> bool:
+    section = switch.path.removesuffix(".type")
+    return (change.new is ABSENT and is_inside(change.path, f"{section}.{switch.old}")) or (
+        change.old is ABSENT and is_inside(change.path, f"{section}.{switch.new}")
+    )

@@ -1,0 +1,128 @@
+"""The config of evaluations: validation sets, what is the best, when enough was trained, and what a sidecar takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.errors import UsageError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+StepsOrAll = Annotated[int, Field(ge=-1)]
+
+OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
+
+
+def folder_name_problem(name: str, taken: Collection[str]) -> str:
+    """Returns why `name` cannot be a folder of its own among the files of a run, and what to do; "" when it can."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        return f"{name!r} is not a plain folder name; use one without / and \\, and neither empty nor . nor .."
+    if name in taken:
+        return f"{name!r} is what trainer_kit calls something of its own; choose another name"
+    return ""
+
+
+def validation_sets(task: Any) -> dict[str, Any]:
+    """Returns the datasets that a task's config is evaluated on, by name; a single one is called ""."""
+    data = getattr(task, "validation_data", None)
+    return dict(data) if isinstance(data, Mapping) else {"": data}
+
+
+@configclass
+class ValidationSetConfig(Config):
+    """How one of several validation sets is evaluated.
+
+    Attributes:
+      steps: batches in an evaluation; -1: all; None: trainer.validation_steps.
+      interval: steps between evaluations in train_and_eval; None: trainer.validation_interval.
+    """
+
+    steps: StepsOrAll | None = None
+    interval: PositiveInt | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """There is something to evaluate."""
+        if self.steps == 0:
+            yield "steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
+
+
+@configclass
+class ContinuousEvalConfig(Config):
+    """How evaluations beside a training run and the run itself get along.
+
+    Attributes:
+      policy: all evaluates every checkpoint, in order; latest the newest one next, and says what it leaves out.
+      validation_sets: names of those of several validation sets that are evaluated; empty: all.
+      max_wait_checkpoints: how many checkpoints more than max_to_keep the training run keeps for a sidecar that has yet
+        to evaluate them.
+    """
+
+    policy: Literal["all", "latest"] = "all"
+    validation_sets: tuple[str, ...] = ()
+    max_wait_checkpoints: Count = 20
+
+
+@configclass
+class EarlyStoppingConfig(Config):
+    """When a run ends before its last step: when evaluations bring no improvement any more.
+
+    Attributes:
+      metric: of the evaluations, needed; `a|b` is the entry b of the nested metrics a.
+      metric_comp: whether a higher or a lower value is better.
+      patience: how many evaluations in a row may pass without an improvement; the last of them ends the run.
+      min_delta: by how much more than this a value has to be better than the best before. NaN never is.
+      start_step: evaluations before this step do not count.
+      eval_name: of the sidecar whose evaluations decide; when they come is a matter of the clock, and so is the step
+        at which the run ends. Empty: the run's own, whose last step is the same however often it is killed.
+    """
+
+    metric: str = ""
+    metric_comp: Literal["higher", "lower"] = "higher"
+    patience: PositiveInt = 10
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    start_step: Count = 0
+    eval_name: str = ""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """A sidecar has a name of its own."""
+        if self.eval_name in OWN_EVALUATIONS:
+            yield "eval_name", f"{self.eval_name!r} is no sidecar; leave it empty for the run's own evaluations"
+        elif self.eval_name and (problem := folder_name_problem(self.eval_name, ())):
+            yield "eval_name", problem
+
+
+@configclass
+class BestCheckpointConfig(Config):
+    """What is kept as the best under a name of its own, in `best_checkpoints/<name>/`.
+
+    Attributes:
+      metric: that decides; `a|b` is the entry b of the nested metrics a.
+      metric_comp: whether a higher or a lower value is better.
+      keep: how many are kept.
+      min_delta: once so many are kept, another has to be better than the worst of them by more than this.
+    """
+
+    metric: str
+    metric_comp: Literal["higher", "lower"] = "higher"
+    keep: PositiveInt = 1
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """A metric has a name."""
+        if not self.metric:
+            yield "metric", "is empty; name the metric that decides, or remove the entry"
+
+
+def evaluation_name(mode: str, eval_name: str) -> str:
+    """Returns the name of a run that only evaluates, under which it writes its files; "" for a run that trains.
+
+    Raises:
+      UsageError: when `eval_name` cannot name the folder of a sidecar.
+    """
+    if mode == "continuous_eval" and (problem := folder_name_problem(eval_name, OWN_EVALUATIONS)):
+        raise UsageError(f"eval_name: {problem}")
+    return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")

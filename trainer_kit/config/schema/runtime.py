@@ -1,0 +1,128 @@
+"""RuntimeConfig: on what an experiment runs. Names and defaults as in experiment.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.evaluation import Count, PositiveInt, StepsOrAll
+
+ALL_REDUCE_ALGORITHMS = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("ring", "nccl")}
+
+
+@configclass
+class RuntimeConfig(Config):
+    """On what the experiment runs.
+
+    Attributes:
+      distribution_strategy: auto (what the machine has), off, one_device, mirrored, multi_worker_mirrored,
+        parameter_server or tpu.
+      virtual_cpus: splits the CPU into so many devices, for real multi-replica runs without accelerators; 0: not.
+      executor: how TensorFlow runs the operations of a loop: default, on all threads; single_threaded, one after the
+        other, which is faster for tiny models on one CPU (steps of less than 0.2 ms) and slower for all others. Its
+        bits are always the same, and not those of default: a sum of several parts is added up in another order.
+      random_seed: of Python, NumPy, TensorFlow and Keras.
+      deterministic_ops: use TensorFlow's deterministic kernels, where there is a choice.
+      inter_op_threads, intra_op_threads: TensorFlow's thread counts; 0: those that the run was started with, at first
+        one for each core. Another count can give a sum other last bits.
+      enable_xla: compile the train step with XLA.
+      gpu_thread_mode, per_gpu_thread_count: TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT.
+      dataset_num_private_threads: threads that the input pipeline has for itself.
+      tpu: name or address of the TPU.
+      num_gpus: how many GPUs to use; 0 leaves it to the strategy (auto and mirrored: all there are).
+      worker_hosts, task_index: comma-separated host:port list and our place in it, for multi_worker_mirrored.
+      all_reduce_alg, num_packs: how mirrored strategies sum gradients (nccl, hierarchical_copy; ring for workers).
+      mixed_precision_dtype: float32, float16 or bfloat16, also spelt as Keras' policy names.
+      loss_scale: 'dynamic' or a fixed number; for float16.
+      run_eagerly: run tf.functions eagerly, to debug.
+      batchnorm_spatial_persistent: cuDNN's faster batch normalisation.
+      tpu_enable_xla_dynamic_padder, num_cores_per_replica, default_shard_dim, use_tpu_mp_strategy: for TPUs.
+    """
+
+    distribution_strategy: Literal[
+        "auto", "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu"
+    ] = "auto"
+    enable_xla: bool = False
+    gpu_thread_mode: Literal["global", "gpu_private", "gpu_shared"] | None = None
+    dataset_num_private_threads: PositiveInt | None = None
+    per_gpu_thread_count: Count = 0
+    tpu: str | None = None
+    num_gpus: Count = 0
+    worker_hosts: str | None = None
+    task_index: StepsOrAll = -1
+    all_reduce_alg: str | None = None
+    num_packs: Count = 1
+    mixed_precision_dtype: Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None = None
+    loss_scale: Literal["dynamic"] | float | None = None
+    run_eagerly: bool = False
+    batchnorm_spatial_persistent: bool = False
+    tpu_enable_xla_dynamic_padder: bool | None = None
+    num_cores_per_replica: PositiveInt = 1
+    default_shard_dim: int = -1
+    use_tpu_mp_strategy: bool = False
+    virtual_cpus: Count = 0
+    executor: Literal["default", "single_threaded"] = "default"
+    random_seed: Count = 1
+    deterministic_ops: bool = False
+    inter_op_threads: Count = 0
+    intra_op_threads: Count = 0
+
+    def model_parallelism(self) -> dict[str, int]:
+        """Returns the TPU model parallelism settings as keywords."""
+        return {"num_cores_per_replica": self.num_cores_per_replica, "default_shard_dim": self.default_shard_dim}
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Settings that need another setting, or exclude one."""
+        if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
+            yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove it or set that"
+        if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
+            yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
+        if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
+            yield (
+                "num_cores_per_replica",
+                "model parallelism is not supported, with distribution_strategy=tpu either: a replica is one device; "
+                "leave num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false",
+            )
+        if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
+            yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; remove it or set that"
+        if self.random_seed >= 2**32:
+            yield "random_seed", f"{self.random_seed} is too large; use a number below 2**32, the limit of NumPy"
+        yield from self._strategy_rules()
+        yield from self._all_reduce_rules()
+
+    def _strategy_rules(self) -> Iterator[tuple[str, str]]:
+        """What each distribution_strategy can use; what depends on the machine is checked by distribution/."""
+        strategy = self.distribution_strategy
+        if strategy in ("off", "one_device") and self.num_gpus > 1:
+            yield "num_gpus", f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use mirrored"
+        if strategy == "tpu" and self.num_gpus:
+            yield "num_gpus", "distribution_strategy=tpu uses no GPUs; remove num_gpus"
+        if self.virtual_cpus and self.num_gpus:
+            yield "virtual_cpus", "cannot be combined with num_gpus; set one of them"
+        if self.virtual_cpus > 1 and self.executor == "single_threaded":
+            yield "executor", "single_threaded is for one device, not virtual_cpus; use default"
+        if self.virtual_cpus > 1 and strategy not in ("auto", "mirrored"):
+            yield "virtual_cpus", f"distribution_strategy={strategy} does not split the CPU; use mirrored"
+        if self.tpu and strategy not in ("auto", "tpu"):
+            yield "tpu", f"distribution_strategy={strategy} does not use the TPU {self.tpu!r}; remove it, or use tpu"
+        if self.worker_hosts and strategy not in ("auto", "multi_worker_mirrored"):
+            yield "worker_hosts", f"distribution_strategy={strategy} has no workers; use multi_worker_mirrored"
+        hosts = self.worker_hosts.split(",") if self.worker_hosts else []
+        if hosts and self.task_index >= len(hosts):
+            yield "task_index", f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0"
+
+    def _all_reduce_rules(self) -> Iterator[tuple[str, str]]:
+        """Algorithms that the strategy has; one that sums nothing over devices takes any, so that it can be tried."""
+        every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
+        known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
+        if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
+            yield (
+                "all_reduce_alg",
+                f"{self.all_reduce_alg!r} is not an algorithm of distribution_strategy={self.distribution_strategy}; "
+                f"it has: {', '.join(known)}",
+            )
+        if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
+            yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; remove it or set that"
+        if self.virtual_cpus > 1 and self.all_reduce_alg == "nccl":
+            yield "all_reduce_alg", "nccl needs GPUs, not virtual_cpus; use hierarchical_copy or auto"

@@ -1,0 +1,177 @@
+"""Puts bindings into gin and takes ours out of it again. The gin module is handed in by gin_source.py.
+
+gin's state belongs to the process, and it can only forget everything, other people's bindings too. So this module keeps
+the list of what it has bound, and reaches into gin's tables to unbind just that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer_kit.config.schema.base import Config
+from trainer_kit.config.sources.gin_scan import Binding, Scan
+from trainer_kit.errors import Mistake, near_names, suggestion
+
+SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # what gin takes for the modules of our names
+_MACRO = "gin.macro"
+
+
+@dataclass
+class _State:
+    """What is ours in this process, by gin's complete selectors."""
+
+    collectors: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
+    current: dict[str, list[str]] = field(default_factory=dict)  # of the present experiment: the scopes it is read in
+    bound: list[tuple[tuple[str, str], str]] = field(default_factory=list)  # ((scope, selector), argument)
+
+
+_state = _State()
+
+
+def section_selector(config_class: type[Config]) -> str:
+    """Returns gin's complete name of a section."""
+    return f"{SECTIONS}.{config_class.__name__}"
+
+
+def experiment_selector(name: str) -> str:
+    """Returns gin's complete name of an experiment: `vision/cifar-10` is experiment.vision.cifar_10."""
+    words = [re.sub(r"\W", "_", part) for part in name.split("/")]
+    return ".".join([_EXPERIMENTS, *(f"_{word}" if word[0].isdigit() else word for word in words)])
+
+
+def forget(gin: Any) -> None:
+    """Unbinds all that this module has bound, and forgets that its names were ever used."""
+    for key, argument in _state.bound:
+        gin.config._CONFIG.get(key, {}).pop(argument, None)
+        if not gin.config._CONFIG.get(key):
+            gin.config._CONFIG.pop(key, None)
+    for key in [key for key in gin.config._OPERATIVE_CONFIG if key[1] in _state.collectors]:
+        del gin.config._OPERATIVE_CONFIG[key]
+    _state.bound.clear()
+    _state.current.clear()
+
+
+def collect(gin: Any, selector: str, scope: str) -> None:
+    """Makes `selector` a configurable that returns its bound keywords, and notes that it is read in `scope`."""
+    if selector not in _state.collectors:
+
+        def bound(**keywords: Any) -> dict[str, Any]:
+            return keywords
+
+        module, _, name = selector.rpartition(".")
+        _state.collectors[selector] = gin.external_configurable(bound, name=name, module=module)
+    known = _state.current.setdefault(selector, [])
+    if scope not in known:
+        known.append(scope)
+
+
+def call(selector: str) -> dict[str, Any]:
+    """Returns the keywords that are bound for one of our selectors in gin's present scope."""
+    return _state.collectors[selector]()
+
+
+def scopes(selector: str) -> list[str]:
+    """Returns the scopes in which one of our selectors is read."""
+    return _state.current[selector]
+
+
+def ours(binding: Binding) -> str:
+    """Returns which name of the present experiment a binding is for, as a complete selector; "" if for none."""
+    if not binding.argument:
+        return ""
+    return next((known for known in _state.current if f".{known}".endswith(f".{binding.selector}")), "")
+
+
+def bind_ours(gin: Any, found: Scan, beginning: str) -> list[Mistake]:
+    """Binds what is for those of our selectors that begin so; returns what refers to something unknown instead."""
+    mistakes = []
+    macros = [binding.name for binding in found.bindings if not binding.argument]
+    for binding in found.bindings:
+        selector = ours(binding)
+        if not selector.startswith(beginning):
+            continue
+        problems = [
+            (f"refers to @{name}, which is not registered yet", "give a plain value, or import the module before")
+            for name in binding.unknown
+        ]
+        undefined = [macro for macro in binding.macros if not _is_defined(gin, macro)]
+        problems += [
+            (f"%{macro} is not defined", suggestion(macro, macros) if macros else f"define it: {macro} = ...")
+            for macro in undefined
+        ]
+        mistakes += [Mistake(binding.name, problem, advice, binding.origin) for problem, advice in problems]
+        if not problems:
+            _bind(gin, binding, selector)
+    return mistakes
+
+
+def bind_others(gin: Any, found: Scan, strict: bool) -> list[Mistake]:
+    """Binds macros and what other code has registered; returns what is wrong, unknown names only if `strict`."""
+    mistakes = []
+    for binding in found.bindings:
+        if not binding.argument:
+            _bind(gin, binding, _MACRO)
+        elif not ours(binding):
+            mistakes += _bind_other(gin, binding, strict)
+    return mistakes
+
+
+def near_misses(gin: Any, found: Scan) -> list[Mistake]:
+    """Returns the bindings of unknown names that look like one of ours. A module imported later may register them."""
+    known = [selector.rpartition(".")[2] for selector in _state.current]
+    mistakes = []
+    for binding in found.bindings:
+        near = near_names(binding.selector.rpartition(".")[2], known)
+        if near and binding.argument and not ours(binding) and not _matching(gin, binding.selector):
+            problem, advice = f"nothing called {binding.selector} is registered", f"did you mean {' or '.join(near)}?"
+            mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+    return mistakes
+
+
+def _bind_other(gin: Any, binding: Binding, strict: bool) -> list[Mistake]:
+    matching = [known for known in _matching(gin, binding.selector) if known not in _state.collectors]
+    if len(matching) > 1:
+        problem = f"{binding.selector} can be any of {', '.join(sorted(matching))}"
+        return [Mistake(binding.name, problem, "write the whole name", binding.origin)]
+    if not matching or binding.unknown:
+        missing = (*([] if matching else [binding.selector]), *binding.unknown) if strict else ()
+        return [
+            Mistake(binding.name, f"nothing called {name} is registered", _nearest(gin, name), binding.origin)
+            for name in missing
+        ]
+    try:
+        _bind(gin, binding, matching[0])
+    except ValueError:
+        known = list(inspect.signature(gin.get_configurable(matching[0])).parameters)
+        problem = f"{binding.selector} has no argument {binding.argument} that can be bound"
+        return [Mistake(binding.name, problem, suggestion(binding.argument, known), binding.origin)]
+    return []
+
+
+def _bind(gin: Any, binding: Binding, selector: str) -> None:
+    scope = binding.scope if binding.argument else binding.name  # a macro is gin.macro in a scope of its own name
+    argument = binding.argument or "value"
+    gin.bind_parameter((scope, selector, argument), binding.value)
+    _state.bound.append(((scope, selector), argument))
+
+
+def _is_defined(gin: Any, macro: str) -> bool:
+    try:
+        gin.query_parameter(f"{macro}/{_MACRO}.value")
+    except ValueError:
+        return False
+    return True
+
+
+def _matching(gin: Any, selector: str) -> list[str]:
+    return list(gin.config._REGISTRY.matching_selectors(selector))
+
+
+def _nearest(gin: Any, name: str) -> str:
+    others = [known for known, _ in gin.config._REGISTRY.items() if known not in _state.collectors]
+    known = [known.rpartition(".")[2] for known in (*others, *_state.current) if not known.startswith("gin.")]
+    return suggestion(name.rpartition(".")[2], known)

@@ -1,0 +1,131 @@
+"""gin text -> its statements and where each stands. Nothing is bound and nothing imported here.
+
+gin's own reader stops at the first mistake and forgets the lines; this one uses gin's grammar and keeps both.
+The gin module itself is handed in: gin_source.py is the only one that imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tokenize
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer_kit.config.sources.text import read_text
+from trainer_kit.errors import ConfigError, Mistake
+
+PARAMS_FLAG = "--gin_params"
+_ADVICE = "values are Python's: words in quotes, True, False, None, numbers, lists"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One `scope/selector.argument = value`; a macro, `name = value`, has no argument.
+
+    Attributes:
+      scope, selector, argument: as written.
+      value: as gin reads it; references and macros in it are not followed.
+      origin: "conf.gin:3" or "--gin_params".
+      unknown: names that the value refers to and that nothing is registered under.
+      macros: names of the macros in the value.
+    """
+
+    scope: str
+    selector: str
+    argument: str
+    value: Any
+    origin: str
+    unknown: tuple[str, ...]
+    macros: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The left side, as written."""
+        return "/".join(filter(None, [self.scope, ".".join(filter(None, [self.selector, self.argument]))]))
+
+
+@dataclass
+class Scan:
+    """The statements of all gin sources, in order. `imports` are (module, origin)."""
+
+    bindings: list[Binding] = field(default_factory=list)
+    imports: list[tuple[str, str]] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+
+def scan(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
+    """Returns the statements of gin files, those that they include among them, and then of binding texts."""
+    found = Scan()
+    for path in files:
+        _scan_file(gin, path, found, ())
+    for text in bindings:
+        _scan_text(gin, text, "", found, ())
+    return found
+
+
+def _scan_file(gin: Any, path: str, found: Scan, around: tuple[str, ...]) -> None:
+    if os.path.abspath(path) in around:
+        found.mistakes.append(Mistake("", "includes itself", "remove one of the include lines", path))
+        return
+    try:
+        text = read_text(path)
+    except ConfigError as error:
+        found.mistakes += error.mistakes
+        return
+    _scan_text(gin, text, path, found, (*around, os.path.abspath(path)))
+
+
+def _scan_text(gin: Any, text: str, path: str, found: Scan, around: tuple[str, ...]) -> None:
+    try:
+        for statement in gin.config_parser.ConfigParser(text, gin.config.ParserDelegate(skip_unknown=True)):
+            _note(gin, statement, path, found, around)
+    except (SyntaxError, tokenize.TokenError, ValueError) as error:
+        line, column, problem = _where(error)
+        place = ":".join(str(part) for part in (path, line, column) if part) if path else PARAMS_FLAG
+        problem = f"is not gin: {problem}" if path else f"{text.strip()!r} is not gin: {problem}"
+        found.mistakes.append(Mistake("", problem, _ADVICE, place))
+
+
+def _note(gin: Any, statement: Any, path: str, found: Scan, around: tuple[str, ...]) -> None:
+    parser = gin.config_parser
+    origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
+    if isinstance(statement, parser.BindingStatement):
+        names = statement.scope, statement.selector, statement.arg_name
+        found.bindings.append(Binding(*names, statement.value, origin, *_referred(gin, statement.value)))
+    elif isinstance(statement, parser.ImportStatement):
+        if statement.module.startswith("__gin__."):
+            problem = f"{statement.module} is not supported"
+            found.mistakes.append(Mistake("", problem, "register with @gin.configurable instead", origin))
+        else:
+            found.imports.append((statement.module, origin))
+    elif isinstance(statement, parser.IncludeStatement):
+        beside = os.path.join(os.path.dirname(path), statement.filename)
+        _scan_file(gin, beside if os.path.exists(beside) else statement.filename, found, around)
+
+
+def _referred(gin: Any, value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the unknown names and the macros that a value refers to."""
+    unknown, macros, inside = [], [], [value]
+    for item in inside:
+        if isinstance(item, dict):
+            inside += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple)):
+            inside += item
+        elif isinstance(item, gin.config.ConfigurableReference):
+            macros += ["/".join(item.scopes)] if item.selector == "gin.macro" else []
+        elif type(item).__module__ == "gin.config":
+            unknown.append(item.selector)
+    return tuple(unknown), tuple(macros)
+
+
+def _where(error: Exception) -> tuple[int | None, int | None, str]:
+    if isinstance(error, SyntaxError):
+        unread = re.search(r"Failed to parse token '(.*)'", str(error.msg), re.DOTALL)
+        problem = f"{unread[1]} is not a value" if unread else " ".join(str(error.msg).split())
+        from_0 = error.offset is not None and not isinstance(error, IndentationError)  # gin's own count from 0
+        return error.lineno, (error.offset or 0) + from_0, problem
+    if isinstance(error, tokenize.TokenError):
+        return error.args[1][0], error.args[1][1] + 1, str(error.args[0])
+    return None, None, " ".join(str(error).split())

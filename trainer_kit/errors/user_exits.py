@@ -1,0 +1,36 @@
+"""A SystemExit that a user's code raises is an error like others: it does not choose the exit code of the program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from trainer_kit.errors import TrainerKitError
+from trainer_kit.errors.user_frames import translated_function, user_frames
+
+
+def exit_error(error: SystemExit) -> TrainerKitError:
+    """Returns the error that says what has ended the program: the deepest line of the user's own code.
+
+    Of a function that AutoGraph has translated the line is not known, and the error names the function.
+    """
+    users = user_frames(error)
+    if function := translated_function(error):
+        place = f"your code, in {function},"
+    else:
+        place = f"{users[-1].file}:{users[-1].line}: this line" if users else "your code"
+    explained = TrainerKitError(
+        f"{place} ends the program ({error!r}); raise an error there, or, to end a run early, let an action raise "
+        "trainer_kit.StopTraining"
+    )
+    explained.__cause__ = error
+    return explained
+
+
+@contextlib.contextmanager
+def exits_as_errors() -> Iterator[None]:
+    """Raises a TrainerKitError in the place of a SystemExit of the code inside."""
+    try:
+        yield
+    except SystemExit as error:
+        raise exit_error(error) from error

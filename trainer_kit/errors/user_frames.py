@@ -1,0 +1,146 @@
+"""Where an error comes from: the frames of a user's own code, in a traceback or in the text of the error.
+
+TensorFlow runs a step long after Python has left it. What it keeps of the user's lines is in the text of the error: the
+stack in which the failed operation was created, the lines that AutoGraph has translated, the traceback of a Python
+function in a tf.data pipeline. Such text comes first; the traceback of the error is for everything else.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_FRAMEWORKS = {"tensorflow", "keras", "tf_keras", "orbit", "numpy", "absl", "gin", "pydantic", "wrapt", "six"}
+_IN_TEXT = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\s,]+)')
+_OF_AUTOGRAPH = "__autograph_generated_file"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack.
+
+    Attributes:
+      file: path.
+      line: number in the file.
+      function: name of the function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def code(self) -> str:
+        """The line itself; "" if the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}, in {self.function}"
+
+
+def user_frames(error: BaseException) -> list[Frame]:
+    """Returns the frames of the user's code that `error` comes from, the deepest last; [] if there are none.
+
+    A user's code is what is neither installed, nor of Python, nor of trainer_kit. Where there is no such frame, it is
+    the code of installed packages that are not TensorFlow, Keras or what they are made of: a task may be installed.
+    """
+    in_text, in_traceback = frames_in(text_of(error)), list(_traceback_frames(error))
+    for is_users in (is_users_file, _is_installed):
+        for frames in (in_text, in_traceback):
+            if found := [frame for frame in frames if is_users(frame.file)]:
+                return found
+    return []
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file of code is the user's own: neither installed, nor of Python, nor of trainer_kit."""
+    if file.startswith((_PACKAGE, *_STANDARD)) or _OF_AUTOGRAPH in file or any(part in file for part in _INSTALLED):
+        return False
+    # Lines of a notebook's cell are known without a file; of "<string>" and of compiled modules they are not.
+    return os.path.isfile(file) or (file in linecache.cache and not file.startswith("<"))
+
+
+def is_framework(module: str | None) -> bool:
+    """Whether a module, by its dotted name, is of Python, of trainer_kit, or of TensorFlow, Keras and the like.
+
+    Other installed packages are not: a task may be installed.
+    """
+    top = (module or "").partition(".")[0]
+    return top == "trainer_kit" or top in _FRAMEWORKS or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def frames_in(text: str) -> list[Frame]:
+    """Returns the frames that are named in the text of an error, the deepest last."""
+    return [Frame(file, int(line), name) for file, line, name in _IN_TEXT.findall(text)]
+
+
+def own_frames_in(text: str) -> list[Frame]:
+    """Returns those frames of the text that are of the user's own code."""
+    return [frame for frame in frames_in(text) if is_users_file(frame.file)]
+
+
+def own_frames(stack: Iterable[Any]) -> list[Frame]:
+    """Returns those of a stack of Python's or TensorFlow's frame summaries that are of the user's own code."""
+    return [
+        Frame(each.filename, each.lineno, each.name or "<lambda>") for each in stack if is_users_file(each.filename)
+    ]
+
+
+def translated_function(error: BaseException) -> str | None:
+    """Returns the name of the user's function that `error` comes from, where AutoGraph has translated that function.
+
+    AutoGraph adds the user's lines to the text of an Exception, not to that of a SystemExit.
+    """
+    frames = [frame for frame in _traceback_frames(error) if _OF_AUTOGRAPH in frame.file or is_users_file(frame.file)]
+    translated = frames and _OF_AUTOGRAPH in frames[-1].file
+    return frames[-1].function.removeprefix("tf__") if translated else None
+
+
+def our_frames(error: BaseException) -> list[Frame]:
+    """Returns the frames of trainer_kit in the traceback of `error`, the deepest last."""
+    return [frame for frame in _traceback_frames(error) if frame.file.startswith(_PACKAGE)]
+
+
+def values_in(error: BaseException, frame: Frame) -> dict[str, Any]:
+    """Returns the local variables of `frame` by name; {} where Python has left it before the error came."""
+    names, found = {frame.function, f"tf__{frame.function}"}, {}
+    for each, _ in _walk(error):
+        file = each.f_code.co_filename
+        if each.f_code.co_name in names and (file == frame.file or _OF_AUTOGRAPH in file):
+            found = dict(each.f_locals)
+    return found
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the message of an error; TensorFlow's own attribute, where there is one, is without decoration."""
+    message = getattr(error, "message", None)
+    return message if isinstance(message, str) else str(error)
+
+
+def _traceback_frames(error: BaseException) -> Iterator[Frame]:
+    for frame, line in _walk(error):
+        yield Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _walk(error: BaseException) -> Iterable[tuple[FrameType, int]]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _is_installed(file: str) -> bool:
+    part = next((part for part in _INSTALLED if part in file), None)
+    if part is None or file.startswith(_PACKAGE) or not os.path.isfile(file):
+        return False
+    return re.split(r"[/.]", file.rsplit(part, 1)[1], maxsplit=1)[0] not in _FRAMEWORKS

@@ -1,0 +1,65 @@
+"""info.json, which names the best checkpoint: what it has to be, and reading it. No TensorFlow.
+
+It may also be in the form of TF Model Garden, which has the metrics and the step only; what it names is then found by
+the record of the weights of that step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.checkpoints.commit import read_record
+from trainer_kit.telemetry.scalars import from_json_number
+
+INFO, GARDEN_STEP = "info.json", "best_ckpt_global_step"
+_LOG = logging.getLogger(__name__)
+
+
+def read_info(export_dir: str, quiet: bool = False, either_form: bool = True) -> dict[str, Any] | None:
+    """Returns what info.json tells of the best checkpoint; None if there is none or it cannot be read (a warning).
+
+    Args:
+      export_dir: the folder of the best weights.
+      quiet: give no warning.
+      either_form: read Model Garden's form as well.
+    """
+    path = os.path.join(export_dir, INFO)
+    if not os.path.exists(path):
+        return None
+    try:
+        info = files.parse_json(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        info, reason = None, str(error)
+    else:
+        reason = "it is not what trainer_kit writes"
+    told: Any = _noted(export_dir, info) if either_form and not is_info(info) else info
+    if is_info(told):
+        return dict(told)
+    if not quiet:
+        _LOG.warning("%s cannot be read: %s", path, reason)
+    return None
+
+
+def is_info(value: Any) -> bool:
+    """Whether `value` is what trainer_kit writes to info.json."""
+    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
+        return False
+    numbers = (value["step"], value["value"], *value["metrics"].values())
+    if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
+        return False
+    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(from_json_number(value["value"]))
+
+
+def _noted(export_dir: str, info: Any) -> Any:
+    """Returns what is noted of the weights that an info.json in Model Garden's form names; None if nothing is."""
+    step = info.get(GARDEN_STEP) if isinstance(info, dict) else None
+    if not isinstance(step, (int, float)) or not math.isfinite(step):
+        return None
+    noted = (read_record(os.path.join(export_dir, f"ckpt-{int(step)}")) or {}).get("info")
+    return noted if isinstance(noted, dict) and noted.get("step") == step else None

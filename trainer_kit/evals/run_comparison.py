@@ -1,0 +1,166 @@
+"""Whether two finished runs are the same, bit by bit: one that was killed again and again, and one that was not."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS
+from trainer_kit.evals.best_info import INFO, read_info
+from trainer_kit.evals.ledger import Ledger, active_records
+from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS
+
+_LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
+_NOT_COMPARED = ("save_counter",)  # tells how often the process has saved, which is no part of the run
+
+
+def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> list[str]:
+    """Returns how two finished runs differ, a line for each difference; [] when they are the same. Eager, on the host.
+
+    Compared are the variables of the newest checkpoint and of the best ones, bit by bit; info.json, the evaluations
+    that count, metrics.jsonl and final.json, without what the clock has written; and whether either folder holds what
+    a process has left that died while it wrote.
+
+    Args:
+      one, other: folders of the runs.
+    """
+    sides = (os.fspath(one), os.fspath(other))
+    differences = _lines("metrics.jsonl", *(_history(side) for side in sides))
+    differences += _variables("newest checkpoint", *(_newest(side) for side in sides))
+    differences += _values("best info", *(_read(_best_info(side)) for side in sides))
+    differences += _variables("best checkpoint", *(_best_weights(side) for side in sides))
+    for name in sorted({name for side in sides for name in _named_bests(side)}):
+        differences += _named_best(name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides))
+    differences += _lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
+    differences += _values("final.json", *(_final(side) for side in sides))
+    return differences + [f"left over: {path}" for side in sides for path in left_over(side)]
+
+
+def first_different_step(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> int | None:
+    """Returns the first step that the histories of two runs tell differently; None if they tell the same."""
+    sides = [_history(os.fspath(side)) for side in (one, other)]
+    for first, second in zip(*sides, strict=False):
+        if json.dumps(first) != json.dumps(second):
+            return min(int(first["step"]), int(second["step"]))
+    return None
+
+
+def left_over(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns what processes that died while they wrote have left in a run's folder, relative to it."""
+    inside = os.fspath(folder)
+    return sorted(
+        path for pattern in _LEFT_OVER for path in glob.glob(pattern, root_dir=inside, recursive=True)
+    )  # fmt: skip
+
+
+def _newest(folder: str) -> str | None:
+    return next(reversed(complete_checkpoints(folder).values()), None)
+
+
+def _best_info(folder: str) -> str:
+    return next(iter(sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))), os.path.join(folder, "best_ckpt", INFO))
+
+
+def _best_weights(folder: str) -> str | None:
+    place = os.path.dirname(_best_info(folder))
+    info = read_info(place, quiet=True)
+    return os.path.join(place, str(info["checkpoint"])) if info is not None else None
+
+
+def _named_bests(folder: str) -> list[str]:
+    place = os.path.join(folder, BEST_CHECKPOINTS)
+    return os.listdir(place) if os.path.isdir(place) else []
+
+
+def _named_best(name: str, one: str, other: str) -> list[str]:
+    """How the weights that are kept by the best of a name differ, and what info.json tells of them."""
+    sides = [complete_checkpoints(side) for side in (one, other)]
+    differences = _values(f"best {name} info", *(_read(os.path.join(side, INFO)) for side in (one, other)))
+    differences += _values(f"best {name} steps", *(list(side) for side in sides))
+    for step in sides[0].keys() & sides[1].keys():
+        differences += _variables(f"best {name} ckpt-{step}", *(side[step] for side in sides))
+    return differences
+
+
+def _variables(what: str, one: str | None, other: str | None) -> list[str]:
+    """The first variable that differs, and how many do."""
+    if one is None or other is None:
+        return [] if one == other else [f"{what}: {one}, {other}"]
+    try:
+        sides = [tf.train.load_checkpoint(path) for path in (one, other)]
+        shapes = [side.get_variable_to_shape_map() for side in sides]
+        names = [{name for name in side if name.split("/")[0] not in _NOT_COMPARED} for side in shapes]
+        if lone := sorted(names[0] ^ names[1]):
+            return [f"{what}: {lone[0]} is in one of them only (and {len(lone) - 1} more)"]
+        wrong = [name for name in sorted(names[0]) if not _same(*(side.get_tensor(name) for side in sides))]
+    except (tf.errors.OpError, ValueError, IndexError) as error:
+        return [f"{what}: {one}, {other}: one cannot be read ({error})"]
+    if not wrong:
+        return []
+    values = [side.get_tensor(wrong[0]) for side in sides]
+    return [f"{what}: {wrong[0]} differs, {_apart(*values)} ({len(wrong)} of {len(names[0])} variables differ)"]
+
+
+def _same(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    # An array of strings holds their addresses.
+    return bool(np.all(one == other)) if one.dtype == object else one.tobytes() == other.tobytes()
+
+
+def _apart(one: Any, other: Any) -> str:
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape == other.shape and one.dtype.kind in "fiu":
+        return f"by up to {np.max(np.abs(one.astype(np.float64) - other.astype(np.float64))):g}"
+    return f"{one!r:.200} and {other!r:.200}"
+
+
+def _evaluations(folder: str) -> list[Any]:
+    ledger = Ledger(os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash="")
+    # A run that was stopped has saved steps which are not due, and where such a step is evaluated, says so.
+    return [_without(record, ("seconds", "checkpoint")) for record in active_records(ledger.records())]
+
+
+def _history(folder: str) -> list[Any]:
+    return [_without(record, WALL_CLOCK_FIELDS) for record in files.read_lines(os.path.join(folder, "metrics.jsonl"))]
+
+
+def _final(folder: str) -> Any:
+    final = _read(os.path.join(folder, "final.json"))
+    return _without(final, ("time",)) if isinstance(final, dict) else final
+
+
+def _without(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+def _read(path: str) -> Any:
+    """What a JSON file holds; None if there is none, the text of the error if it is not whole."""
+    try:
+        with open(path, "rb") as stream:
+            return files.parse_json(stream.read())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _lines(what: str, one: Sequence[Any], other: Sequence[Any]) -> list[str]:
+    for number, (first, second) in enumerate(zip(one, other, strict=False)):
+        if json.dumps(first) != json.dumps(second):  # as text, since NaN is no other value than NaN
+            return [f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in the other"]
+    return [] if len(one) == len(other) else [f"{what}: {len(one)} lines, {len(other)}"]
+
+
+def _values(what: str, one: Any, other: Any) -> list[str]:
+    first, second = json.dumps(one), json.dumps(other)
+    return [] if first == second else [f"{what}: {first} in one, {second} in the other"]

@@ -1,0 +1,166 @@
+"""Timeline: what a run has told, its history, curves, evaluations and best, kept in step with its checkpoints.
+
+A run that was killed goes on from its last checkpoint and tells the steps after it again; a run that goes back for
+good (a rollback, --from_step) tells others in their place. Either way there is one history.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer_kit.errors import StorageError
+from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
+from trainer_kit.evals.several_best import EXPORTERS, BestCheckpoints
+from trainer_kit.process.lease import lineages_in_evaluation
+from trainer_kit.telemetry.history import JsonLinesWriter, active_history, extent, reported
+
+_LOG = logging.getLogger(__name__)
+
+
+class Timeline:
+    """Takes all that a run tells to the step that it goes on from.
+
+    Args:
+      ledger: of the run's own evaluations.
+      history: metrics.jsonl; None on workers that are not the chief, which only follow.
+      summaries: managers of TensorBoard's folders, of training and of validation; those without a method `resume` are
+        left alone.
+      best: keeps the best checkpoint, if any.
+      flush: has all that was told so far written.
+      recorded: returns the `extent` that the checkpoint of a step records; {} if it records none.
+      put_back: given the step of the checkpoint that the run goes on from, exports best weights that are missing again.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        history: JsonLinesWriter | None,
+        summaries: Sequence[Any],
+        best: BestCheckpoint | BestCheckpoints | None,
+        flush: Callable[[], None] = lambda: None,
+        put_back: Callable[[int], None] = lambda _: None,
+        recorded: Callable[[int], Any] = lambda _: {},
+    ) -> None:
+        self.ledger, self._recorded = ledger, recorded
+        self._history, self._best, self._summaries, self._flush = history, best, summaries, flush
+        self._put_back = put_back
+
+    def extent(self, step: int) -> dict[str, list[int]]:
+        """Returns what history and ledger hold of the steps up to `step`, for the record of its checkpoint.
+
+        Returns:
+          "history": [the last step, bytes up to it]; "evaluations": [how many there are before `step`, the last step].
+          {} on workers that are not the chief.
+        """
+        if self._history is None:
+            return {}
+        return {"history": list(extent(self._history.path, step)), "evaluations": list(self.ledger.extent(step))}
+
+    def begin(self, step: int, anew: bool) -> None:
+        """Takes all to the step that a run begins at, or goes on from.
+
+        Args:
+          step: of the checkpoint that was restored.
+          anew: whether there was none.
+
+        Raises:
+          StorageError: when there is none although the ledger tells of one that was saved.
+        """
+        saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
+        if anew and saved:
+            raise StorageError(
+                f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
+                "from a backup, or start again from step 0 with --from_step=0"
+            )
+        told = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
+        if anew and told and self._history is not None:
+            _LOG.warning(
+                "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
+                self._history.path,
+                told,
+            )
+        if anew and self._history is not None and self._sidecars_know_another_life():
+            _LOG.warning("%s: sidecars know checkpoints that are gone; the run starts again", self.ledger.path)
+            self.ledger.rewind(0)  # by which a sidecar that still runs learns of it
+        if not anew:
+            self._warn_of_loss(step)
+        self.resume(step)
+        if not anew:
+            self._put_back(step)
+
+    def _warn_of_loss(self, step: int) -> None:
+        """Says what history and ledger held when the checkpoint of `step` was saved and do not hold any more."""
+        before = self._recorded(step)
+        if self._history is None or not isinstance(before, dict):
+            return
+        now = self.extent(step)
+        (last, size), (last_now, size_now) = _numbers(before, "history"), now["history"]
+        if size_now < size:
+            left = f"what is left ends at step {last_now}" if last_now < last else f"{size_now:,} bytes are left"
+            _LOG.warning(
+                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved, and %s",
+                *(self._history.path, f"{size:,}", last, step, left if size_now else "nothing is left"),
+            )
+        (count, last), (count_now, last_now) = _numbers(before, "evaluations"), now["evaluations"]
+        if count_now < count:
+            left = f"{count_now} are left, up to step {last_now}" if count_now else "none is left"
+            _LOG.warning(
+                "%s has lost evaluations: it held %d before step %d, up to step %d, and %s",
+                *(self.ledger.path, count, step, last, left),
+            )
+
+    def _sidecars_know_another_life(self) -> bool:
+        """Whether a sidecar has evaluated a checkpoint, or evaluates one now, that no rewind has superseded since."""
+        others = active_records(other_ledgers(self.ledger.path))
+        lineages = [item["lineage"] for item in others if item["step"] > 0]
+        lineages += lineages_in_evaluation(os.path.dirname(self.ledger.path))
+        return max(lineages, default=-1) >= self.ledger.lineage
+
+    def resume(self, step: int) -> None:
+        """Takes all to `step`; what was told for later steps is superseded, and comes again."""
+        if self._history is not None:
+            self._flush()
+            self._history.resume(step)
+            evaluated = step if self.recorded_sets(step) else step - 1  # what is missing comes once more
+            for manager, last in zip(self._summaries, (step, evaluated), strict=True):
+                if hasattr(manager, "resume"):
+                    manager.resume(last)
+        if isinstance(self._best, EXPORTERS):
+            self._best.resume(step, self.ledger.counting())
+
+    def rewind(self, step: int) -> None:
+        """Goes back to `step` for good: what was found later counts no more, the best included."""
+        if isinstance(self._best, EXPORTERS):
+            self._best.rewind(step)  # before the ledger, by which later weights would be some that no record tells of
+        if self._history is not None:
+            self.ledger.rewind(step)
+        self.resume(step)
+        self._put_back(step)
+
+    def metrics_at(self, step: int) -> dict[str, Any]:
+        """Returns the metrics of the evaluation of `step` that is on record; {} if there is none."""
+        found: dict[str, Any] = {}
+        for record in active_records(self.ledger.records()):
+            if record["step"] == step:
+                found.update(record["metrics"])
+        return found
+
+    def recorded_sets(self, step: int) -> set[str]:
+        """Returns the validation sets whose evaluation of `step` is in the ledger, if the history has it too.
+
+        A single set is called "".
+        """
+        if self._history is not None and not reported(self._history.path, "validation", step):
+            return set()
+        return self.ledger.recorded_sets(step)
+
+
+def _numbers(told: dict[str, Any], name: str) -> list[int]:
+    """Returns the two numbers of a name; zeros, which nothing falls short of, where a record is damaged."""
+    value = told.get(name)
+    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
+    return list(value) if isinstance(value, list) and whole else [0, 0]

@@ -1,0 +1,92 @@
+"""Which checkpoint: the latest, the best, a step, or a path."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import tensorflow as tf
+
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.commit import is_foreign, problem
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.best_info import read_info
+from trainer_kit.process.run_directory import read_run_id
+
+INITIAL = "initial"  # the weights as the task initializes them
+_LOG = logging.getLogger(__name__)
+
+
+def newest_checkpoint(directory: str) -> str | None:
+    """Returns the prefix of the newest checkpoint: the greatest step that is whole or, of foreign names, the pointer's.
+
+    The pointer file is no authority: it may be lost, torn, or a step behind when a process died. In the folder of a
+    run, checkpoints that another run has saved do not count.
+
+    Raises:
+      StorageError: when there are checkpoints and none of them is whole and of this run.
+    """
+    there, run_id = list(complete_checkpoints(directory).values()), read_run_id(directory)
+    for prefix in reversed(there):
+        if is_foreign(prefix, run_id):
+            _LOG.warning("%s was saved by another run; it is passed over", prefix)
+        elif not (wrong := problem(prefix)):
+            return prefix
+        else:
+            _LOG.warning("%s is damaged: %s; it is passed over", prefix, wrong)
+    try:
+        pointed = tf.train.latest_checkpoint(directory)
+    except (tf.errors.OpError, ValueError):
+        pointed = None
+    if pointed and os.path.basename(pointed) not in map(os.path.basename, there):
+        return str(pointed)
+    if there:
+        raise StorageError(f"no checkpoint in {directory} is whole and of this run; restore one from a backup")
+    return None
+
+
+def checkpoint_of_folder(directory: str) -> str | None:
+    """Returns the prefix of the checkpoint that a folder stands for: of best weights the best, of others the newest.
+
+    Raises:
+      StorageError: when there are checkpoints and all are damaged.
+    """
+    info = read_info(directory)
+    best = os.path.join(directory, info["checkpoint"]) if info is not None else ""
+    return best if best and not problem(best) else newest_checkpoint(directory)
+
+
+def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
+    """Returns the prefix that `which` means: `latest`, `best`, a step, `ckpt-<step>`, or a path; "" for `initial`.
+
+    Raises:
+      UsageError: when there is no such checkpoint, with those that there are.
+      StorageError: when the latest is asked for and all are damaged.
+    """
+    if which == INITIAL:
+        return ""
+    there = complete_checkpoints(model_dir)
+    listed = f"there are the steps {', '.join(map(str, there))}" if there else f"{model_dir} holds no checkpoint"
+    if which == "latest":
+        newest = newest_checkpoint(model_dir)
+        if newest is None:
+            raise UsageError(
+                f"nothing to evaluate: {listed}; train first, or give another --model_dir, or "
+                "--checkpoint=initial for the weights as the task initializes them"
+            )
+        return newest
+    if which == "best":
+        info = read_info(best_dir)
+        if info is None:
+            raise UsageError(f"no best checkpoint: {best_dir} holds none; {listed}")
+        return os.path.join(best_dir, info["checkpoint"])
+    step = which if tf.io.gfile.exists(f"{which}.index") else which.removeprefix("ckpt-")
+    if step.isdigit():
+        if int(step) not in there:
+            raise UsageError(f"no checkpoint of step {step}: {listed}")
+        return there[int(step)]
+    if not tf.io.gfile.exists(f"{which}.index"):
+        raise UsageError(
+            f"no checkpoint at {which}; give latest, best, a step or a path without .index, or initial; {listed}"
+        )
+    return which

@@ -1,0 +1,194 @@
+"""A dataset and its iterator, made when first needed: after a checkpoint has been restored.
+
+The destructor of a tf.data iterator can wait for a minute: it tells tf.data's tuner to stop while the tuner sleeps,
+and the tuner, woken too early to see it, sleeps on, each time twice as long as before. (An evaluation of 0.7 s took
+50 s that way, the end of a process on two replicas two minutes.) So iterators are deleted in threads, those of one pass
+as soon as it ends, while the pauses are short; and those that live to the end of the process are not deleted at all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import DataError
+from trainer_kit.errors.user_frames import user_frames
+from trainer_kit.inputs.transformations import never_ends
+from trainer_kit.process.error_report import reason
+
+_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
+_MISSING = (
+    FileNotFoundError,
+    PermissionError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.InvalidArgumentError,  # Dataset.list_files raises it for a pattern without a match
+)
+_NO_MATCH = re.compile(r"No files matched pattern: [^'\"\n]*")
+_ALIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+class Feed:
+    """Hands out the iterator of one dataset.
+
+    Args:
+      name: of the config's section, for messages.
+      make: returns the dataset; called when it is first needed, and again after `forget`.
+      given: a ready-made dataset in its place, which `forget` keeps.
+      begin: returns what to iterate over in place of a ready-made dataset: it from some batch on.
+      replaced: called after another ready-made dataset was set.
+
+    Attributes:
+      given: the ready-made dataset; None if there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        given: Any = None,
+        *,
+        begin: Callable[[Any], Any] = lambda given: given,
+        replaced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.given = name, given
+        self._make, self._begin, self._replaced = make, begin, replaced
+        self._made: Any = None
+        self._iterator: Any = None
+        self._one_pass = False
+        _ALIVE.add(self)
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset; a ready-made one as it was given. Raises DataError when a file that it needs is not there."""
+        if self.given is not None:
+            return self.given
+        if self._made is None:
+            with missing_files_told(self.name):
+                self._made = self._make()
+        return self._made
+
+    @property
+    def started(self) -> bool:
+        """Whether there is an iterator."""
+        return self._iterator is not None
+
+    def check_not_empty(self) -> None:
+        """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
+        if _cardinality(self.dataset) == 0:
+            raise DataError(no_batch(self.name))
+
+    def check_ends(self, steps_field: str) -> None:
+        """Raises DataError when the dataset is known to have no end; `steps_field` is what asks for all of it."""
+        if is_endless(self.dataset):
+            raise DataError(endless(self.name, steps_field))
+
+    def cardinality(self) -> int | None:
+        """Returns how many elements the dataset has that was made of the task's data; from any thread.
+
+        Under several replicas an element is the batch of one of them. None before it is made, where it does not tell,
+        and for a ready-made one, which may be distributed in any way.
+        """
+        known = None if self.given is not None or self._made is None else _cardinality(self._made)
+        return None if known is None or known < 0 else known
+
+    def replace(self, dataset: Any) -> None:
+        """Uses `dataset` from the next iterator on, which is made at the next call of `iterator`."""
+        self.given = dataset
+        self.forget()
+        self._replaced()
+
+    def forget(self) -> None:
+        """Drops the iterator and the made dataset, because the position that they stand at no longer counts."""
+        self._made = None
+        self._let_go()
+
+    def iterator(self, *, fresh: bool = False) -> Any:
+        """Returns the iterator; a new one at the first example if `fresh`, which the end of a pass lets go."""
+        self._one_pass = fresh
+        if fresh:
+            self._let_go()
+        if self._iterator is None:
+            self._iterator = iter(self.dataset if self.given is None else self._begin(self.given))
+        return self._iterator
+
+    def end_pass(self) -> None:
+        """To be called after an evaluation: lets a fresh iterator go, which no one needs any more."""
+        if self._one_pass:
+            self._let_go()
+
+    def leave(self) -> None:
+        """Leaves the iterator to the operating system, at the end of the process: its destructor never runs."""
+        if self._iterator is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._iterator))
+
+    def _let_go(self) -> None:
+        if self._iterator is not None:
+            last_reference, self._iterator = [self._iterator], None
+            threading.Thread(target=last_reference.clear).start()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._let_go()
+
+
+def _cardinality(dataset: Any) -> int | None:
+    known = getattr(dataset, "cardinality", None)  # a method; of a distributed dataset a property
+    known = known() if callable(known) else known
+    return None if known is None else int(known)
+
+
+def is_endless(dataset: Any) -> bool:
+    """Whether a dataset, distributed or not, is known to have no end."""
+    return _cardinality(dataset) == _INFINITE or never_ends(dataset)
+
+
+@atexit.register
+def _leave_all() -> None:
+    for feed in list(_ALIVE):
+        feed.leave()
+
+
+@contextlib.contextmanager
+def missing_files_told(section: str, note: str = "") -> Iterator[None]:
+    """Has an error of the data of `section` say that a file is not there, or may not be read.
+
+    Args:
+      section: of the config.
+      note: a last line of the message.
+
+    Raises:
+      DataError: in place of it.
+    """
+    try:
+        yield
+    except _MISSING as error:
+        unmatched = _NO_MATCH.search(str(error))
+        if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
+            raise
+        told = unmatched.group() if unmatched else reason(error)[0]
+        place = "".join(f"\n  {frame}: {frame.code}" for frame in user_frames(error)[-1:])
+        last = f"\n  {note}" if note else ""
+        raise DataError(f"task.{section} cannot be opened: {told}{place}{last}") from error
+
+
+def no_batch(section: str) -> str:
+    """Returns the message for a section of data without a batch."""
+    return f"task.{section} has no batch: no files, no examples, or fewer than a batch of them"
+
+
+def endless(section: str, steps_field: str) -> str:
+    """Returns the message for validation data without end, all of which `steps_field` asks for."""
+    return (
+        f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to a number of "
+        f"batches, or let the data end: no repeat() in build_inputs, and task.{section}.is_training=false for a Source"
+    )

@@ -1,0 +1,184 @@
+"""What a command prints when an error ends it: a message, or the user's line, the reason and the shapes, in 15 lines.
+
+The whole traceback goes to a file. Only commands print: in a program that calls trainer_kit errors are exceptions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.errors import ConfigError, ExitCode, StorageError, explained
+from trainer_kit.errors.user_exits import exit_error
+from trainer_kit.errors.user_frames import Frame, our_frames, text_of, user_frames, values_in
+from trainer_kit.process.startup import ends_with
+
+LINES = 15
+_WIDTH = 300  # characters of a line
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NOISE = (
+    (re.compile(r"\{\{function_node [^}]*\}\} "), ""),
+    (re.compile(r" for '\{\{node [^}]*\}\} = (\w+)[^']*'"), r" for the operation \1"),
+    (re.compile(r" \[Op:\w+\]( name: \S*)?$"), ""),
+    (re.compile(r"^\s*\(0\) [A-Z_]+:\s+"), ""),
+)
+_NO_REASON = re.compile(
+    r"(\w+: )?(in user code:|Graph execution error:|Detected at node|Traceback \(most recent|<stack traces unavail|"
+    r"Exception encountered when calling|\d+ root error\(s\) found|Error encountered:|"
+    r"Could not automatically infer the output shape)|[\s~^]*$"
+)
+_ADVICE = {  # by what TensorFlow says
+    "OOM when allocating": "the device is out of memory: make task.train_data.global_batch_size smaller, or the model",
+    "Unable to lift tensor": "the step makes a variable, and its first value depends on the step: make variables in "
+    "build_model, and those of an optimizer by optimizer.build(variables)",
+}
+_END = re.compile(r"\n\s*\[\[|\n\s*Arguments received by")
+_FRAME = re.compile(r'(\s*)File "')
+
+
+def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir: str | None = None) -> int:
+    """Prints what ended the command to standard error, and returns the exit code.
+
+    The process ends with that code from now on, even if a signal comes while this prints. An explained error is its
+    message. Any other is described in at most LINES lines, and its traceback goes to `model_dir`/errors if a run is
+    recorded there, else to the folder for temporary files. A SystemExit is one of the user's code. Its exit code counts
+    for nothing: 0 would say that the run is done, and 75 that it was preempted.
+
+    Args:
+      error: what was raised.
+      debug: print the traceback, too, and write no file.
+      model_dir: of the run, if there is one.
+    """
+    if isinstance(error, SystemExit):
+        error = exit_error(error)
+    mistake = explained(error)
+    ends_with(ExitCode.BUG if mistake is None else mistake.exit_code)
+    if debug:
+        traceback.print_exception(error)
+    if mistake is not None:
+        print_line("\n  ".join([f"error: {mistake}", *_places(mistake)]))
+        return mistake.exit_code
+    place = "above" if debug else _keep(error, model_dir)
+    lines = [*list(_describe(error))[: LINES - 1], f"  the whole traceback: {place}"]
+    print_line("error: " + "\n".join(lines))
+    return ExitCode.BUG
+
+
+def _places(mistake: BaseException) -> list[str]:
+    """Returns where code has given a config its wrong values. The cause of a report of several mistakes knows it."""
+    found = [error for error in (mistake, mistake.__cause__) if isinstance(error, ConfigError)]
+    return [note for error in found for note in getattr(error, "__notes__", ())]
+
+
+def print_line(text: str) -> None:
+    """Prints to standard error; does nothing where nobody reads it, as after `2>&1 | head`."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
+
+
+def reason(error: BaseException) -> list[str]:
+    """Returns what went wrong in one or two lines: the error's type and text without stacks, node names and colours."""
+    text = _END.split(_COLOURS.sub("", text_of(error)), maxsplit=1)[0]
+    found = [_plain(line) for line in _without_stacks(text.splitlines())]
+    kind = type(error).__name__
+    if not found:
+        return [kind]
+    named = re.match(r"[\w.]+(Error|Exception|Warning|Interrupt|Stop): ", found[0])
+    return [found[0] if named else f"{kind}: {found[0]}", *found[1:2]]
+
+
+def _describe(error: BaseException) -> Iterator[str]:
+    frames = user_frames(error)
+    if frames:
+        yield str(frames[-1])
+        yield f"    {frames[-1].code}"
+    else:
+        yield _without_user(error)
+    yield from (f"  {line}"[:_WIDTH] for line in reason(error))
+    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in text_of(error))
+    if frames:
+        if values := described_values(values_in(error, frames[-1])):
+            yield f"  where {values}"[:_WIDTH]
+        yield from _callers(frames)
+    else:
+        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in our_frames(error)[-3:])
+    for note in getattr(error, "__notes__", ()):
+        yield from (f"  {line}"[:_WIDTH] for line in note.splitlines())
+
+
+def _without_user(error: BaseException) -> str:
+    """Says where an error comes from that no line of the user's code is a part of."""
+    ours, last = our_frames(error), traceback.extract_tb(error.__traceback__)[-1:]
+    if ours and last and ours[-1].file == last[0].filename:
+        return "no line of your code is in this traceback, so it may be a bug in trainer_kit"
+    return "no line of your code is in this traceback; trainer_kit called what failed"
+
+
+def described_values(values: Mapping[str, Any]) -> str:
+    """Returns which of the values are arrays or tensors, or structures of them: "x is float32 [20, 8], y is ..."."""
+    found = {name: described(value) for name, value in values.items()}
+    return ", ".join(f"{name} is {text}" for name, text in list(found.items())[:8] if text)
+
+
+def described(value: Any, depth: int = 0) -> str:
+    """Returns structure, dtypes and shapes of nested tensors, arrays or their specs; "" for what is none of them."""
+    if isinstance(value, Mapping) and value and depth < 4:
+        parts = {key: described(one, depth + 1) for key, one in list(value.items())[:12]}
+        return f"{{{', '.join(f'{key}: {text}' for key, text in parts.items())}}}" if all(parts.values()) else ""
+    if isinstance(value, (tuple, list)) and value and depth < 4:
+        texts = [described(one, depth + 1) for one in value[:12]]
+        return f"({', '.join(texts)})" if all(texts) else ""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or shape is None or callable(shape) or hasattr(value, "assign"):
+        return ""
+    name = getattr(dtype, "name", None) or str(dtype)
+    rank = getattr(shape, "rank", 0)
+    return f"{name} [?]" if rank is None else f"{name} [{', '.join(str(size) for size in shape)}]"
+
+
+def _callers(frames: list[Frame]) -> Iterator[str]:
+    """The user's functions that called the deepest one, at most two."""
+    own = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function]
+    yield from (f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(own[-2:]))
+
+
+def _without_stacks(lines: list[str]) -> Iterator[str]:
+    """Leaves out frames, the lines of code below them, and what only announces them."""
+    inside: int | None = None  # the indentation of the frame that the lines are below
+    for line in lines:
+        if match := _FRAME.match(line):
+            inside = len(match[1])
+        elif _NO_REASON.match(line.lstrip()):
+            continue
+        elif inside is None or len(line) - len(line.lstrip()) <= inside:
+            inside = None
+            yield line
+
+
+def _plain(line: str) -> str:
+    for pattern, instead in _NOISE:
+        line = pattern.sub(instead, line)
+    return line.strip()
+
+
+def _keep(error: BaseException, model_dir: str | None) -> str:
+    """Writes the whole traceback to a file and returns its path, or says why there is none and prints it."""
+    text = "".join([f"command: {' '.join(sys.argv)}\n\n", *traceback.format_exception(error)])
+    name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.txt"
+    places = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
+    if model_dir and os.path.exists(os.path.join(model_dir, "params.yaml")):
+        places.insert(0, os.path.join(model_dir, "errors", name))
+    for place in places:
+        with contextlib.suppress(StorageError):
+            files.write_text(place, text, point="error")
+            return place
+    print(text, file=sys.stderr)
+    return "above, as no file can be written"

@@ -1,0 +1,80 @@
+"""The folder of mode continuous_train_and_eval: a run of its own for each checkpoint of another, and what it found.
+
+`finetune-<step>/` is the run that began with the other run's checkpoint of that step; `metrics-<step>.json`, written
+when it is finished, is what it ended with. No TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import Mistake
+from trainer_kit.process.run_directory import FINETUNE
+
+_METRICS = re.compile(r"metrics-(\d+)\.json")
+_RUN = re.compile(re.escape(FINETUNE) + r"(\d+)")
+
+
+class FinetuneDirectory:
+    """Names and reads what lies in `model_dir`.
+
+    Args:
+      model_dir: a local folder.
+    """
+
+    def __init__(self, model_dir: str) -> None:
+        self.path = model_dir
+
+    def run(self, step: int) -> str:
+        """Returns the folder of the run that begins with the checkpoint of `step`."""
+        return os.path.join(self.path, f"{FINETUNE}{step}")
+
+    def done(self) -> set[int]:
+        """Returns the steps whose metrics are there."""
+        return self._steps(_METRICS)
+
+    def begun(self) -> dict[int, str]:
+        """Returns step -> folder of the runs that have a checkpoint of their own and are not done, by step."""
+        steps = sorted(self._steps(_RUN) - self.done())
+        return {step: folder for step in steps if complete_checkpoints(folder := self.run(step))}
+
+    def metrics(self, step: int) -> dict[str, Any]:
+        """Returns the metrics of `step`; {} when there are none."""
+        record = files.read_json(self._metrics_file(step)) or {}
+        metrics = record.get("metrics")
+        return metrics if isinstance(metrics, dict) else {}
+
+    def write_metrics(self, step: int, record: dict[str, Any]) -> None:
+        """Writes metrics-<step>.json: the step is done.
+
+        Raises:
+          StorageError: when it cannot be written.
+        """
+        files.write_json(self._metrics_file(step), record, point="metrics")
+
+    def _metrics_file(self, step: int) -> str:
+        return os.path.join(self.path, f"metrics-{step}.json")
+
+    def _steps(self, names: re.Pattern[str]) -> set[int]:
+        there = os.listdir(self.path) if os.path.isdir(self.path) else []
+        return {int(match.group(1)) for name in there if (match := names.fullmatch(name))}
+
+
+def pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:
+    """Returns what is wrong with task.init_checkpoint, which names the folder of the run to fine-tune from."""
+    path, folder = "task.init_checkpoint", config.task.init_checkpoint
+    advice = "name the folder of the run whose checkpoints are to be fine-tuned; it may be yet to come"
+    if not folder:
+        return [Mistake(path, "is needed in mode continuous_train_and_eval", advice)]
+    if files.is_remote(folder):
+        return [Mistake(path, f"{folder!r} is a remote folder", "mount it, and give the path that it is mounted at")]
+    if os.path.isfile(folder) or (os.path.exists(f"{folder}.index") and not os.path.isdir(folder)):
+        return [Mistake(path, f"{folder!r} is no folder", f"{advice}; mode train_and_eval takes a single checkpoint")]
+    if os.path.realpath(folder) == os.path.realpath(model_dir):
+        return [Mistake(path, f"{folder!r} is --model_dir itself", "give the fine-tuning a folder of its own")]
+    return []

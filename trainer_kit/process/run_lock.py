@@ -1,0 +1,398 @@
+"""At most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that tells who trains there.
+
+`trainer.lock` is locked by flock(2): however the process ends, kill -9 included, the kernel releases it. The file
+itself stays; only a run that leaves nothing behind removes it, while it holds the lock. So two processes could lock two
+files of the same name: whoever has locked one looks whether it is still there under that name. `heartbeat.json` says
+who holds the lock, and stands in for it between machines whose shared file system does not carry flock from one to the
+other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from trainer_kit import files
+from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
+from trainer_kit.held_folder import HeldFolder
+from trainer_kit.process.watchdog import ProgressReader, call_within
+
+LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
+Ended = Literal["done", "stopped", "failed"]
+
+_LOG = logging.getLogger(__name__)
+_KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
+_NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_BEATS_TO_WATCH = 4
+_GRACE = 1.0  # seconds in which whoever holds the lock writes its first heartbeat, or finishes ending
+_LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
+_LAST_MOMENT = 2.0  # seconds that all locks may take before the process is ended
+_TIMES = 3  # that the lock is opened again at once, when whoever had it has just removed it
+
+
+def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> dict[str, Any] | None:
+    """Returns who trains, or has trained, in `model_dir`; None when heartbeat.json is missing or not whole.
+
+    Args:
+      model_dir: of the run.
+      name: of the file, if it is another lock's.
+
+    Returns:
+      "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its clock (compare them for change
+      only); "phase" and "step"; "ended": None while it lives, else "done", "stopped" or "failed". A process that was
+      killed leaves None.
+    """
+    try:
+        value = files.parse_json((Path(model_dir) / name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
+    return value if whole and "ended" in value else None
+
+
+def runs(pid: int) -> bool:
+    """Whether this machine has a process of this number; True where there is no telling."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # somebody else's; or no number of a process, which tells nothing
+    return True
+
+
+def check_not_held(model_dir: str | os.PathLike[str]) -> None:
+    """Raises ModelDirInUseError when another process of this machine trains in `model_dir` right now; takes nothing.
+
+    For an early answer: only RunLock is sure.
+    """
+    lock = RunLock(model_dir)
+    with contextlib.suppress(OSError):
+        descriptor = os.open(Path(model_dir) / LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise lock._in_use(read_heartbeat(model_dir)) from None
+        finally:
+            os.close(descriptor)
+
+
+class RunLock:
+    """While entered, this process is the only trainer in `model_dir`, and says so every `beat_seconds`.
+
+    When the lock is free but the last heartbeat is another machine's and has no end, it is watched for four beats:
+    one that changes is a trainer that flock does not see. The same is done where the file system has no flock at all;
+    two that start there at the same moment are not told apart.
+
+    The lock is this process's alone: programs that it starts do not inherit it (O_CLOEXEC), and a forked child drops
+    it. So no child that outlives the trainer keeps it.
+
+    Args:
+      model_dir: a local folder; made if it is missing.
+      progress: returns (phase, step); called in a thread, where it may be slow or raise.
+      host: name of this machine; default: what it calls itself.
+      beat_seconds: between two heartbeats.
+      recorded: whether the run has left anything to go on from; asked when an error ends the block. If not, lock and
+        heartbeat are removed, and the folder if nothing else is in it.
+      names: of the lock and of the heartbeat.
+      more: returns what else the heartbeat tells.
+      on_lost: called once, in a thread, when a beat finds that the folder was moved or removed.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | os.PathLike[str],
+        progress: Callable[[], tuple[str, int]] = lambda: ("start", 0),
+        *,
+        host: str | None = None,
+        beat_seconds: float = 5.0,
+        recorded: Callable[[], bool] = lambda: True,
+        names: tuple[str, str] = (LOCK, HEARTBEAT),
+        more: Callable[[], Mapping[str, Any]] = dict,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder = Path(model_dir)
+        self._lock_name, self._heartbeat_name = names
+        self._more, self._writing, self._on_lost = more, threading.Lock(), on_lost
+        self._host = host or socket.gethostname()
+        self._seconds = beat_seconds
+        self._recorded = recorded
+        self._started = _now()
+        self._ended: Ended | None = None
+        self._failed = False
+        self._descriptor = -1
+        self._locked = False
+        self._held = HeldFolder(self._folder)
+        self._left, self._releasing = threading.Event(), threading.Lock()
+        self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
+        self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
+
+    @property
+    def phase(self) -> str:
+        """What `progress` has told last; "start" at first."""
+        return self._reader.latest[0]
+
+    @property
+    def step(self) -> int:
+        """What `progress` has told last; 0 at first."""
+        step = self._reader.latest[1]
+        assert isinstance(step, int)
+        return step
+
+    def __enter__(self) -> RunLock:
+        """Takes the lock.
+
+        Raises:
+          ModelDirInUseError: when another trainer has it; within two seconds if it is on this machine.
+          StorageError: when the folder cannot be written.
+        """
+        self._descriptor = _open(self._folder / self._lock_name)
+        _held.add(self)
+        try:
+            self._claim()
+            self._held.__enter__()
+            call_within(_GRACE, self._reader.read)
+            self._write()
+        except BaseException:
+            self._close()
+            raise
+        self._reader.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release(_end_of(error), withdraw=error is not None and not self._recorded())
+
+    def release(self, ended: Ended, *, withdraw: bool = False) -> None:
+        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once, in any thread.
+
+        Args:
+          ended: how.
+          withdraw: remove lock and heartbeat before, and the folder if nothing else is in it. They stay where the file
+            system has no locks: by then they may be another trainer's.
+        """
+        with self._releasing:
+            if self._descriptor < 0:
+                return
+            self._reader.stop()
+            call_within(_GRACE, self._reader.read)
+            self._ended = ended
+            self._left.set()
+            self._thread.join(_LAST_BEAT)
+            if withdraw and self._locked and not self._thread.is_alive() and not self._held.look():
+                self._remove()
+            self._close()
+
+    @property
+    def lost(self) -> str:
+        """What to tell once it was seen that the folder was moved or removed; "" before."""
+        return self._held.lost
+
+    def beat(self) -> None:
+        """Writes the heartbeat now; an error is logged, as that of every other beat is."""
+        self._try_to_write()
+
+    def _heartbeat(self) -> dict[str, Any] | None:
+        return read_heartbeat(self._folder, self._heartbeat_name)
+
+    def _remove(self) -> None:
+        for name in (
+            self._heartbeat_name,
+            self._lock_name,
+        ):  # in this order: without the lock another trainer may come and write both
+            with contextlib.suppress(OSError):
+                os.remove(self._folder / name)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
+
+    def _claim(self) -> None:
+        """Returns when the folder is ours: it is locked, and nobody lives there whom the lock does not see."""
+        self._locked = self._lock()
+        there = self._heartbeat()
+        if there is not None and not there["ended"]:
+            who = f"{there['host']} pid {there['pid']}"
+            if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
+                return
+            _LOG.warning("taking over from %s, whose last heartbeat told of step %d", who, there["step"])
+        for path in self._folder.glob(
+            f".{self._heartbeat_name}.*.tmp"
+        ):  # of trainers that were killed while they wrote
+            path.unlink(missing_ok=True)
+
+    def _lock(self) -> bool:
+        """Takes the lock; returns whether the file system has locks at all."""
+        give_up = time.monotonic() + _GRACE
+        try:
+            while not self._try_lock():
+                holder = self._heartbeat()
+                known = holder is not None and not holder["ended"] and self._may_live(holder)
+                if known or time.monotonic() > give_up:
+                    raise self._in_use(holder if known else None)
+                time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise StorageError(
+                    f"{self._folder / self._lock_name} cannot be locked: {error.strerror or error}"
+                ) from error
+            _LOG.warning(
+                "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
+                "and not when two start at the same moment",
+                self._folder,
+                error.strerror,
+                self._heartbeat_name,
+            )
+            return False
+        return True
+
+    def _try_lock(self) -> bool:
+        """Locks the file that has the name now, if nobody else has; it may have been removed since it was opened."""
+        for _ in range(_TIMES):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            path = self._folder / self._lock_name
+            if _is_at(path, self._descriptor):
+                return True
+            removed, self._descriptor = self._descriptor, _open(path)
+            os.close(removed)
+        return False
+
+    def _may_live(self, heartbeat: dict[str, Any]) -> bool:
+        return heartbeat["host"] != self._host or runs(heartbeat["pid"])
+
+    def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
+        """Watches a heartbeat: True when it has stopped, False when its run ends meanwhile; raises when it beats."""
+        seconds = _BEATS_TO_WATCH * self._seconds
+        _LOG.warning("%s was in use by %s; watching for %g s whether it still is", self._folder, who, seconds)
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            time.sleep(self._seconds / 10)
+            now = self._heartbeat()
+            if now is not None and now["ended"]:
+                return False
+            if now is not None and now["beat"] != there["beat"]:
+                raise self._in_use(now)
+        return True
+
+    def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+        other = "or give another --model_dir"
+        if holder is None:
+            return ModelDirInUseError(
+                f"{self._folder} is in use by another trainer; {HEARTBEAT} does not tell which: "
+                f"`fuser -v {self._folder / LOCK}` does; wait until it ends, stop it, {other}"
+            )
+        host, pid = holder["host"], holder["pid"]
+        return ModelDirInUseError(
+            f"{self._folder} is in use: {host} pid {pid} has trained there since {holder['started']} (step "
+            f"{holder['step']} at its last heartbeat); wait until it ends, stop it (`kill {pid}` on {host}), {other}"
+        )
+
+    def _serve(self) -> None:
+        while not self._left.wait(self._seconds) and not self._held.look():
+            self._try_to_write()
+        if not self._held.look():
+            self._try_to_write()
+        elif not self._left.is_set():
+            _LOG.warning("%s is gone; no heartbeat is written any more", self._folder)
+            self._on_lost()
+
+    def _try_to_write(self) -> None:
+        try:
+            self._write()
+        except StorageError as error:
+            if not self._failed:
+                _LOG.warning("no heartbeat, others cannot tell that this run is alive: %s", error)
+            self._failed = True
+
+    def _write(self) -> None:
+        record = {
+            "host": self._host,
+            "pid": os.getpid(),
+            "started": self._started,
+            "step": self.step,
+            "phase": self.phase,
+            "beat": _now(),
+            "ended": self._ended,
+        }
+        with self._writing:
+            files.write_json(self._folder / self._heartbeat_name, {**record, **self._more()}, point="heartbeat")
+
+    def _close(self) -> None:
+        _held.discard(self)
+        self._held.__exit__(None, None, None)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+_held: set[RunLock] = set()
+
+
+def release_all() -> None:
+    """Gives back all locks of this process, which a signal is about to end; in any thread, within two seconds.
+
+    Locks of runs that are not recorded are removed with their heartbeats.
+    """
+
+    def release() -> None:
+        for lock in list(_held):
+            lock.release("stopped", withdraw=not lock._recorded())
+
+    call_within(_LAST_MOMENT, release)
+
+
+def _drop_in_child() -> None:
+    # Closing keeps the parent's lock: it lasts as long as any descriptor of the same open file.
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+
+
+def _open(path: Path, times: int = _TIMES) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
+            return _open(path, times - 1)  # whoever trained there may have just removed the folder
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write"
+        ) from error
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _end_of(error: BaseException | None) -> Ended:
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "done"
+    if isinstance(error, SystemExit):
+        return "stopped" if error.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED) else "failed"
+    return "stopped" if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)) else "failed"
+
+
+def _typed(phase: str, step: int) -> tuple[str, int]:
+    return str(phase), int(step)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")

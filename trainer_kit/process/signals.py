@@ -1,0 +1,220 @@
+"""SIGTERM, SIGHUP and Ctrl-C, seen at once although Python's own handlers wait for the running TensorFlow call.
+
+A thread reads the pipe that `signal.set_wakeup_fd` writes to. The first signal asks the run to stop. Launchers forward
+SIGTERM and SIGINT together, and one key press may arrive twice: only a second SIGINT, at least a second after the first
+one, ends the process at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from trainer_kit.errors import InterruptedRunError, PreemptedError
+from trainer_kit.process.startup import exit_code, stop_signals
+
+_LOG = logging.getLogger(__name__)
+_SAVED, _LOST = "nothing is lost", "what came after the last checkpoint is lost"
+_MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
+_BUILDING = 1.0  # seconds in which a run that is still being built may end by itself, and remove what it has made
+_GLANCE = 0.05  # seconds between two looks at whether it has
+BEFORE_FIRST_STEP = "before the first step; the same command starts it again"
+KEY_PRESSES_APART = 1.0  # seconds; two SIGINT that are closer are one key press, which was forwarded
+
+
+def deciding(before: signal.Signals | None, number: signal.Signals) -> signal.Signals:
+    """Returns which signal decides the exit code: the first SIGTERM or SIGHUP if any came, else SIGINT."""
+    return number if before in (None, signal.SIGINT) else before
+
+
+class StopSignals:
+    """While entered, calls `on_stop` from a thread when SIGTERM, SIGHUP or SIGINT arrives; in the main thread only.
+
+    Whoever sends SIGTERM follows it up with SIGKILL. So when the main thread is still at work after half of the grace
+    time, in a compilation or in one very long step, `on_late` saves what can be saved. The process ends as soon as it
+    has, and at the end of the grace time if it cannot, with the exit code of the signal. A run that is still being
+    built has nothing to save: the process ends a second after the signal. SIGHUP does nothing where it was ignored
+    before, as below nohup. Forked children keep none of this.
+
+    One inside another hears of the same signals, of one that came before it was entered too: none is lost between two
+    runs of a longer job.
+
+    Args:
+      on_stop: makes the run stop soon; called once.
+      grace_seconds: how long the process may last after the first signal; None: as long as it takes.
+      on_late: called in a thread, once, after half of them; returns whether all is saved, so that nothing is left to
+        wait for.
+      withdraw: called in a thread, a second after the first signal. If the run is still being built, it removes what
+        the run has made, and returns True: the process ends at once.
+      clock: returns seconds; read at each SIGINT.
+    """
+
+    def __init__(
+        self,
+        on_stop: Callable[[], None],
+        grace_seconds: float | None = None,
+        on_late: Callable[[], bool] = lambda: False,
+        withdraw: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_stop, self._grace, self._on_late, self._withdraw = on_stop, grace_seconds, on_late, withdraw
+        self._clock = clock
+        self._received: signal.Signals | None = None
+        self._interrupted: float | None = None  # when the first SIGINT came
+        self._left = threading.Event()
+        self._handlers: dict[int, object] = {}
+        self._reader, self._writer, self._wakeup = -1, -1, -1
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The signal that decides the exit code: SIGTERM or SIGHUP if one arrived, else SIGINT; None: no signal."""
+        return self._received
+
+    def check(self, where: str) -> None:
+        """Raises PreemptedError, or InterruptedRunError for SIGINT, when a signal has arrived.
+
+        Args:
+          where: the run stops, for the message: "stopped by SIGTERM <where>".
+        """
+        if self._received is not None:
+            kind = InterruptedRunError if self._received == signal.SIGINT else PreemptedError
+            raise kind(f"stopped by {self._received.name} {where}")
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            with _telling:
+                _entered.append(self)
+                outermost = _entered[0]
+                if outermost is self:
+                    self._listen()
+                elif outermost.received is not None:
+                    self._hear(outermost.received)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Gives the signals back.
+
+        Raises:
+          PreemptedError: in the place of an InterruptedRunError, when a SIGTERM has come since that was raised.
+        """
+        self._left.set()
+        with _telling:
+            if self in _entered:
+                _entered.remove(self)
+        if self._writer >= 0:
+            for number, handler in self._handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+            signal.set_wakeup_fd(self._wakeup)
+            os.close(self._writer)  # ends the thread, which closes the reader
+        if isinstance(error, InterruptedRunError) and self._received not in (None, signal.SIGINT):
+            raise PreemptedError(str(error)) from error
+
+    def _listen(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        # The pipe comes first: a signal between these two statements is answered by the handler of before, or here.
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, _leave_it_to_the_thread) for number in stop_signals()}
+        threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
+
+    def _watch(self) -> None:
+        with os.fdopen(self._reader, "rb", buffering=0) as pipe:
+            while numbers := pipe.read(1):
+                if numbers[0] in self._handlers:
+                    self._answer(signal.Signals(numbers[0]))
+
+    def _answer(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT:
+            now = self._clock()
+            if self._interrupted is None:
+                self._interrupted = now
+            elif now - self._interrupted >= KEY_PRESSES_APART:
+                self._leave("left at once: what came after the last checkpoint is lost")
+        before = self._received
+        with _telling:
+            for one in (self, *(inner for inner in _entered if inner is not self)):
+                one._hear(number)
+        if before is None:
+            again = "; Ctrl-C once more, after a second, leaves at once" if number == signal.SIGINT else ""
+            _LOG.warning("%s: stopping%s", number.name, again)
+        elif before != self._received:
+            _LOG.warning("%s came as well: the exit code will be %d", number.name, exit_code(number))
+
+    def _hear(self, number: signal.Signals) -> None:
+        first, self._received = self._received is None, deciding(self._received, number)
+        if first:
+            threading.Thread(target=self._end_in_time, name="grace-time", daemon=True).start()
+            self._on_stop()
+
+    def _end_in_time(self) -> None:
+        begin = time.monotonic()
+        half = math.inf if self._grace is None else self._grace / 2
+        if self._left.wait(min(_BUILDING, half)):
+            return
+        if self._withdraw():
+            assert self._received is not None
+            self._leave(f"stopped by {self._received.name} {BEFORE_FIRST_STEP}")
+        if self._grace is None or self._left.wait(max(0.0, begin + half - time.monotonic())):
+            return
+        saved = threading.Event()
+
+        def save() -> None:
+            if self._on_late():
+                saved.set()
+
+        threading.Thread(target=save, name="late-save", daemon=True).start()
+        while time.monotonic() < begin + self._grace - _MOMENT and not saved.is_set():
+            if self._left.wait(_GLANCE):
+                return
+        if self._left.wait(_MOMENT):
+            return
+        self._leave(
+            f"ended after {time.monotonic() - begin:.1f} s of the grace time, {self._grace:g} s "
+            f"(trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
+        )
+
+    def _leave(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            print(text, file=sys.stderr, flush=True)
+        assert self._received is not None
+        os._exit(exit_code(self._received))
+
+
+_entered: list[StopSignals] = []  # by the main thread; the outermost, which listens, comes first
+_telling = threading.Lock()  # held while one of them is told, or the list changes
+
+
+def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
+    """Python's handler: only there so that the signal reaches the pipe."""
+
+
+def _before_fork() -> None:
+    global _mask
+    _mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
+
+
+def _in_child() -> None:
+    """A forked child shares the pipe: its signals would stop the run, and a pool could not end its processes."""
+    if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+        _entered.clear()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ctrl-C on the terminal reaches all: the run saves with its data
+    _after_fork()
+
+
+_mask: set[int | signal.Signals] = set()  # of the thread that forks; a signal to the new child waits until it is ready
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -1,0 +1,289 @@
+"""Mode continuous_train_and_eval: fine-tunes and evaluates each checkpoint of another run, as it comes.
+
+Each of them gets a whole run of train_and_eval, in a folder of its own with all that a run has: so it may be killed at
+any moment and goes on where it was. A step is done when its metrics are written, after everything else that tells of
+it; a run that has ended before that is only noted. Nothing of the steps before is left in the process when the next one
+begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoint_names import step_of
+from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.folder import remove_saved
+from trainer_kit.config.modes import CONTINUOUS_FINETUNE
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.distribution.fresh_state import forget_models
+from trainer_kit.distribution.workers import worker_count
+from trainer_kit.errors import (
+    ConfigError,
+    ModelDirInUseError,
+    StorageError,
+    UsageError,
+)
+from trainer_kit.evals.checkpoint_watcher import Arrivals
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.process.finetune_directory import FinetuneDirectory, pretraining_mistakes
+from trainer_kit.process.lease import Lease
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir, read_run_id
+from trainer_kit.process.run_lock import HEARTBEAT, RunLock, read_heartbeat
+from trainer_kit.process.signals import StopSignals
+from trainer_kit.run.finish import recorded
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.telemetry.tensorboard import SummaryManager
+
+_LOG = logging.getLogger(__name__)
+NewTask = Callable[[ExperimentConfig, str], Any]
+_BETWEEN = "between two checkpoints; the same command goes on"
+_OF_ONE_RUN = ("trainer", "summary_manager", "eval_summary_manager", "from_step")
+
+
+def finetune_checkpoints(
+    strategy: tf.distribute.Strategy,
+    new_task: NewTask,
+    config: ExperimentConfig,
+    model_dir: str,
+    *,
+    experiment: str = "",
+    allow_config_change: Iterable[str] = (),
+    records: Callable[[], Mapping[str, str]] = dict,
+    **arguments: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished. Eager.
+
+    Args:
+      strategy: for all of it; of one worker.
+      new_task: returns the task of a config, whose run has the given folder.
+      config: of the fine-tuning.
+      model_dir: gets metrics-<step>.json and finetune-<step>/ for each step.
+      experiment, allow_config_change, records: as run_experiment takes them.
+      **arguments: further ones of run_experiment, for each run.
+
+    Returns:
+      (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics of the last step.
+
+    Raises:
+      UsageError: for several workers, arguments of a single run, or a config that does not fit what is in model_dir.
+      NothingToWaitForError: when no checkpoint came in time although more were to come.
+      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped it.
+    """
+    _check_arguments(strategy, arguments)
+    if mistakes := pretraining_mistakes(config, model_dir):
+        raise ConfigError(mistakes)
+    directory, allowed = RunDirectory(model_dir, config.trainer), tuple(allow_config_change)
+    for change in check_model_dir(directory, config, experiment, allowed):
+        _LOG.info("changed since the run was started: %s", change)
+    own = {"experiment": experiment, "allow_config_change": allowed, "records": records, **arguments}
+    signals = StopSignals(lambda: None, config.trainer.preemption_grace_seconds)
+    with signals, contextlib.ExitStack() as run:
+        each = Finetuning(strategy, new_task, config, directory, own, signals)
+        lock = run.enter_context(RunLock(model_dir, each.progress, recorded=directory.is_recorded))
+        run.enter_context(recorded(directory, config, experiment, CONTINUOUS_FINETUNE, records()))
+        pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
+        run.enter_context(contextlib.closing(each.curves))
+        each.resume(pretraining)
+        for path in _arrivals(pretraining, config.trainer, signals, lock):
+            each.fine_tune(step_of(path), path)
+        signals.check(_BETWEEN)
+        last = max(each.directory.done(), default=0)
+        directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
+        _LOG.info("finished: %s has no more checkpoints; fine-tuned are %s", pretraining.path, each.told_done())
+        return each.model, each.directory.metrics(last)
+
+
+class Pretraining(Sidecar):
+    """The run whose checkpoints are fine-tuned, as `Arrivals` asks about it.
+
+    Args:
+      folder: of that run; may be yet to come.
+      model_dir: of the fine-tuning.
+      each: the fine-tuning.
+      run: holds the lease in the folder, once it turns out to be that of a run of ours.
+    """
+
+    def __init__(self, folder: str, model_dir: str, each: Finetuning, run: contextlib.ExitStack) -> None:
+        directory = RunDirectory(os.path.abspath(folder), TrainerConfig())
+        name = f"finetune-{hashlib.sha256(os.path.realpath(model_dir).encode()).hexdigest()[:8]}"
+        lease = Lease(directory.evals, name, each.progress, recorded=lambda: True)
+        super().__init__(
+            directory=directory,
+            ledger=Ledger(directory.training_ledger, dataset="", config_hash=""),
+            best=None,
+            summaries=None,
+            lease=lease,
+            train_steps=-1,
+            step=lambda: max(each.directory.done(), default=-1),
+        )
+        self.path, self._each, self._run = directory.path, each, run
+        self._leased, self._refused = False, False
+
+    def went_back_to(self) -> int | None:
+        """Returns None: what was fine-tuned stays, whatever becomes of the checkpoint; a warning says so."""
+        before = self._ledger.lineage
+        self._ledger.lineage = max([before, *(item["lineage"] for item in self._ledger.records())])
+        if self._ledger.lineage > before and (done := self._each.directory.done()):
+            _LOG.warning(
+                "%s has gone back to an earlier step; what was fine-tuned stays (%s): remove metrics-<step>.json and "
+                "finetune-<step>/ of what is to be done again",
+                *(self.path, ", ".join(map(str, sorted(done)))),
+            )
+        return None
+
+    def evaluated(self) -> set[int]:
+        """Returns the steps that are done."""
+        return self._each.directory.done()
+
+    def need(self, after: int | None, reads: int | None) -> None:
+        """Keeps the run from removing checkpoints, if it is one of ours that can be told."""
+        if not self._leased and not self._refused and os.path.exists(os.path.join(self.path, HEARTBEAT)):
+            try:
+                self._run.enter_context(self._lease)
+                self._leased = True
+            except (StorageError, ModelDirInUseError) as error:
+                self._refused = True
+                _LOG.warning(
+                    "%s cannot be told which checkpoints are needed, and may remove them: %s", self.path, error
+                )
+        if self._leased:
+            super().need(after, reads)
+
+
+class Finetuning:
+    """Runs the fine-tunings of a model_dir, one after the other.
+
+    Args:
+      strategy, new_task, config: as `finetune_checkpoints` takes them.
+      directory: of model_dir.
+      arguments: of run_experiment.
+      signals: around all of them; a run hears of the same ones.
+
+    Attributes:
+      directory: what is there.
+      curves: writes the metrics over the steps of the pretraining run.
+      model: that was fine-tuned last.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        new_task: NewTask,
+        config: ExperimentConfig,
+        directory: RunDirectory,
+        arguments: Mapping[str, Any],
+        signals: StopSignals,
+    ) -> None:
+        self._strategy, self._new_task, self._config = strategy, new_task, config
+        self._arguments, self._signals = arguments, signals
+        self.directory = FinetuneDirectory(directory.path)
+        self.curves = SummaryManager(directory.eval_summaries)
+        self.model: Any = None
+        self._step: int | None = None
+
+    def progress(self) -> tuple[str, int]:
+        """Returns (phase, steps taken in all fine-tunings), for the heartbeat; from any thread."""
+        step = self._step
+        before = len(self.directory.done() - {step}) * max(self._config.trainer.train_steps, 0)
+        if step is None:
+            return "wait", before
+        now = read_heartbeat(self.directory.run(step)) or {"phase": "start", "step": 0}
+        return f"finetune-{step}: {now['phase']}", before + int(now["step"])
+
+    def resume(self, pretraining: Pretraining) -> None:
+        """Ends what an earlier process has begun: its runs first, whose first checkpoints may be gone by now."""
+        for step in self.directory.done():
+            self._remove_needless(step)
+        newest_only = self._config.trainer.continuous_eval.policy == "latest"
+        for step in self.directory.begun():
+            pretraining.need(None if newest_only else step - 1, step)
+            self.fine_tune(step, os.path.join(pretraining.path, f"ckpt-{step}"))
+
+    def fine_tune(self, step: int, checkpoint: str) -> None:
+        """Fine-tunes and evaluates one checkpoint, and notes what was found; a damaged one is left out.
+
+        Raises:
+          PreemptedError, InterruptedRunError: when a signal came before it, or stopped it.
+        """
+        self._signals.check(_BETWEEN)
+        folder, config = self.directory.run(step), self._config.replace(task={"init_checkpoint": checkpoint})
+        own = RunDirectory(folder, config.trainer)
+        if not _has_ended(own.read_final(), config.trainer.train_steps):
+            if step not in self.directory.begun() and (wrong := problem(checkpoint)):
+                _LOG.warning("skipped: %s is damaged: %s", checkpoint, wrong)
+                return
+            self._train(step, folder, config)
+        self._record(step, checkpoint, own.read_final() or {})
+        self._step = None
+        self._remove_needless(step)
+
+    def _train(self, step: int, folder: str, config: ExperimentConfig) -> None:
+        _LOG.info("fine-tuning %s in %s", config.task.init_checkpoint, folder)
+        self.model, self._step = None, step  # the model of the step before goes before the next one comes
+        forget_models(config.runtime)
+        task = self._new_task(config, folder)
+        self.model, _ = run_experiment(self._strategy, task, "train_and_eval", config, folder, **self._arguments)
+
+    def told_done(self) -> str:
+        """Returns the steps that are done, for messages."""
+        return ", ".join(map(str, sorted(self.directory.done()))) or "none"
+
+    def _record(self, step: int, checkpoint: str, final: Mapping[str, Any]) -> None:
+        """Curve, then metrics: by these the step is done."""
+        metrics = dict(final.get("metrics", {}))
+        self.curves.resume(step - 1)  # a process that died here wrote it already
+        self.curves.write_summaries(metrics, step)
+        for later in sorted(other for other in self.directory.done() if other > step):
+            self.curves.write_summaries(self.directory.metrics(later), later)
+        self.curves.flush()
+        record = {"step": step, "checkpoint": checkpoint, "metrics": metrics, "finetune_steps": final.get("step")}
+        best = {"best": final["best"]} if "best" in final else {}
+        self.directory.write_metrics(step, {**record, **best})
+
+    def _remove_needless(self, step: int) -> None:
+        """Removes the checkpoints that a finished run was to go on from; where no best one is kept, the last stays."""
+        folder = self.directory.run(step)
+        final = RunDirectory(folder, self._config.trainer).read_final()
+        if final is not None:  # else it is no run of ours
+            remove_saved(folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder))
+
+
+def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, Any]) -> None:
+    if worker_count(strategy) > 1:
+        raise UsageError(
+            f"{CONTINUOUS_FINETUNE} runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
+        )
+    if given := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
+        raise UsageError(
+            f"{given[0]} is of one run, and {CONTINUOUS_FINETUNE} has one for each checkpoint: leave it out"
+        )
+
+
+def _has_ended(final: Mapping[str, Any] | None, train_steps: int) -> bool:
+    """Whether a run has nothing left to do; one that an action has stopped too, which by itself would go on."""
+    return final is not None and (bool(final.get("stopped")) or final["step"] >= train_steps)
+
+
+def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSignals, lock: RunLock) -> Iterator[str]:
+    """Yields the prefixes of checkpoints as they come; a signal ends it at once.
+
+    Raises:
+      StorageError: when model_dir was moved or removed meanwhile.
+    """
+
+    def stopping() -> bool:
+        if lock.lost:
+            raise StorageError(lock.lost)
+        return signals.received is not None
+
+    newest_only = options.continuous_eval.policy == "latest"
+    arrivals = Arrivals(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
+    return arrivals.follow(stopping, contextlib.nullcontext)

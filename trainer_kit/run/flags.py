@@ -1,0 +1,169 @@
+"""The flags of `python -m trainer_kit.train`, and the run that they ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from trainer_kit.config.modes import MODES
+from trainer_kit.config.resolve import Sources
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.run.preflight import Request
+
+TEXTS = {
+    "experiment": (None, "Name of the experiment; `trainer-kit list` shows those that there are."),
+    "mode": (None, "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())),
+    "model_dir": (None, "Folder of the run: checkpoints, records, summaries."),
+    "checkpoint": (
+        "latest",
+        "What mode eval evaluates: latest, best, initial (none), a step, or the path of a checkpoint.",
+    ),
+    "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
+    "profile": (None, "Steps to trace for TensorBoard, the first and the last: 10:20. Into model_dir/train."),
+    "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
+    "tf_data_service": (
+        None,
+        "Address of a tf.data service, for tasks that read with one, as TF Model Garden's do.",
+    ),
+}
+REPEATED = {
+    "config_file": "YAML or JSON file with config values; later ones win.",
+    "gin_file": "gin file with bindings.",
+    "gin_params": "A gin binding.",
+    "params_override": "Config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file; later ones win.",
+    "import_module": "Module, dotted name or .py file, that registers experiments or gin names.",
+    "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
+}
+SUPERVISION, ONCE = "max_restarts", "from_step"
+FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start again."
+PARTIAL = "Restore what fits of a checkpoint of another model or optimizer, and list what does not."
+RESTARTS = (
+    "Run under a supervisor, which restarts a run that was preempted, and one that crashed or stalled up to this many "
+    "times; 0: run in this process, once."
+)
+
+
+class _StepParser(flags.ArgumentParser):
+    """Takes a step, or the name of its checkpoint."""
+
+    syntactic_help = "a step, or ckpt-<step>"
+
+    def parse(self, argument: Any) -> int:
+        """Returns the step.
+
+        Raises:
+          ValueError: for anything else, with what to give instead.
+        """
+        text = str(argument).strip().removeprefix("ckpt-")
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts again"
+        if os.sep in text:
+            advice += "; to begin with the weights of another run set task.init_checkpoint"
+        raise ValueError(f"it is not a whole number of 0 or more; {advice}")
+
+    def flag_type(self) -> str:
+        """Returns the name of the type, for --help."""
+        return "step"
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of this command, which are defined nowhere else."""
+    values = flags.FlagValues()
+    for name, (default, meaning) in TEXTS.items():
+        flags.DEFINE_string(name, default, meaning, flag_values=values)
+    for name, meaning in REPEATED.items():
+        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
+    flags.DEFINE_integer(SUPERVISION, 0, RESTARTS, lower_bound=0, flag_values=values)
+    flags.DEFINE(_StepParser(), ONCE, None, FROM_STEP, flag_values=values)
+    flags.DEFINE_boolean("allow_partial_restore", False, PARTIAL, flag_values=values)
+    flags.DEFINE_boolean("debug", False, "Print the whole traceback of an error.", flag_values=values)
+    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
+    return values
+
+
+def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
+    """Returns the parsed flags of `argv`, which begins with the program's name.
+
+    Raises:
+      UsageError: for an unknown flag, a wrong value or an argument that is no flag.
+    """
+    values = define_flags()
+    try:
+        rest = values(list(argv))[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
+    except flags.Error as error:
+        raise UsageError(_reworded(str(error))) from error
+    if rest:
+        raise UsageError(f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help")
+    return values
+
+
+def _reworded(text: str) -> str:
+    """Returns what absl says of a flag's value, in words of ours where its own are Python's."""
+    if "Non-boolean argument" in text:
+        return f"{text.partition(': ')[0]}: it is neither true nor false; give the flag without a value for true"
+    return text.replace("invalid literal for int() with base 10", "not a whole number")
+
+
+def unsupervised(values: flags.FlagValues) -> list[str]:
+    """Returns the arguments that give the same flags without --max_restarts, for each run under the supervisor.
+
+    --from_step is not among them: see `until_begun`.
+    """
+    arguments: list[str] = []
+    for name in values:
+        flag = values[name]
+        if not flag.present or name in (SUPERVISION, ONCE, flag.short_name):
+            continue
+        if flag.boolean:
+            arguments.append(f"--{name}" if flag.value else f"--no{name}")
+        else:
+            arguments += [f"--{name}={value}" for value in (flag.value if name in REPEATED else [flag.value])]
+    return arguments
+
+
+def until_begun(values: flags.FlagValues) -> list[str]:
+    """Returns further arguments, for the runs under the supervisor up to the one that begins to train.
+
+    That is --from_step: each restart after that would go back again.
+    """
+    return [] if values.from_step is None else [f"--{ONCE}={values.from_step}"]
+
+
+def sources(values: flags.FlagValues) -> Sources:
+    """Returns the sources of config values that the flags name; flags of a value's own win over every other source."""
+    given: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    origins = {"runtime.tpu": "--tpu"} if given else {}
+    if values.tf_data_service is not None:
+        address = {"tf_data_service_address": values.tf_data_service}
+        given["task"] = {"train_data": address, "validation_data": address}
+        origins["task"] = "--tf_data_service"
+    return Sources(
+        config_files=tuple(values.config_file),
+        gin_files=tuple(values.gin_file),
+        gin_params=tuple(values.gin_params),
+        params_overrides=tuple(values.params_override),
+        flags=Layer(given, origins),
+    )
+
+
+def request(values: flags.FlagValues) -> Request:
+    """Returns the run that the flags ask for."""
+    return Request(
+        values.experiment,
+        values.mode,
+        values.model_dir,
+        sources(values),
+        tuple(values.import_module),
+        tuple(values.allow_config_change),
+        values.checkpoint,
+        values.eval_name,
+        values.from_step,
+        values.profile,
+    )

@@ -1,0 +1,176 @@
+"""What can be told about a run before TensorFlow is imported: from flags, files, the config and model_dir."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import complete_checkpoints, require_step
+from trainer_kit.config import discovery
+from trainer_kit.config.merge import Resolved
+from trainer_kit.config.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
+from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.resume_check import unknown_paths
+from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_problem
+from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
+from trainer_kit.distribution.cluster import parameter_server_mistakes, worker_number
+from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.process.finetune_directory import pretraining_mistakes
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
+from trainer_kit.process.run_lock import check_not_held
+from trainer_kit.telemetry.profile_window import profile_steps
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that is asked for; the attributes are those of the flags.
+
+    Attributes:
+      experiment, mode, model_dir: what to run, how, and where its files go; None when not given.
+      sources: of config values.
+      import_modules: modules to import first.
+      allow_config_change: paths of values that may differ from the run in model_dir.
+      checkpoint: what mode eval evaluates.
+      eval_name: of a continuous_eval sidecar.
+      from_step: of the checkpoint to go on from; None: the newest.
+      profile: steps to trace, as "10:20"; None: none.
+    """
+
+    experiment: str | None
+    mode: str | None
+    model_dir: str | None
+    sources: Sources = field(default_factory=Sources)
+    import_modules: tuple[str, ...] = ()
+    allow_config_change: tuple[str, ...] = ()
+    checkpoint: str = "latest"
+    eval_name: str = "continuous_eval"
+    from_step: int | None = None
+    profile: str | None = None
+
+
+def check_request(request: Request) -> Resolved:
+    """Returns the config of the run that is asked for, from all that can be known without TensorFlow.
+
+    Raises:
+      ConfigError: with every mistake in flags, files and config.
+      UsageError: when model_dir holds another run, or nothing to evaluate.
+      StorageError: when model_dir cannot be written.
+      ModelDirInUseError: when another trainer works there.
+    """
+    mistakes = list(_flag_mistakes(request))
+    resolved: Resolved | None = None
+    cause: UsageError | None = None
+    try:
+        if request.experiment:
+            discovery.find_experiment(request.experiment, request.import_modules)
+            resolved = resolve(request.experiment, request.sources)
+            mistakes += _path_mistakes(request, resolved)
+            mistakes += _service_mistakes(resolved)
+            mistakes += parameter_server_mistakes(resolved.config.runtime)
+            mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
+            if request.mode == CONTINUOUS_FINETUNE:
+                mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
+    except ConfigError as error:
+        mistakes += error.mistakes
+        cause = error
+    except UsageError as error:
+        mistakes.append(Mistake("", str(error)))
+        cause = error
+    if mistakes or resolved is None:
+        raise ConfigError(mistakes) from cause
+    _check_directory(request, resolved)
+    return resolved
+
+
+def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
+    """Returns why a run of this mode could not be stopped early although its config asks for it; [] when it can."""
+    early = options.early_stopping
+    if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
+        return []
+    problem = f"the mode {mode} evaluates nothing while it trains"
+    advice = "use train_and_eval, name a sidecar in trainer.early_stopping.eval_name, or remove trainer.early_stopping"
+    return [Mistake("trainer.early_stopping", problem, advice)]
+
+
+def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
+    """Returns why a run of this mode cannot trace the steps that `profile` names; [] when it can."""
+    if profile is None:
+        return []
+    try:
+        profile_steps(profile)
+    except UsageError as error:
+        return [Mistake("--profile", str(error))]
+    if mode in MODES and not MODES[mode].trains:
+        return [Mistake("--profile", f"traces training steps, and the mode {mode} does not train", "leave it out")]
+    return []
+
+
+def _flag_mistakes(request: Request) -> Iterator[Mistake]:
+    for name in ("experiment", "mode", "model_dir"):
+        if not getattr(request, name):
+            yield Mistake(f"--{name}", "is needed", "see --help")
+    if request.mode:
+        try:
+            mode = lookup_mode(request.mode)
+        except UsageError as error:
+            yield Mistake("--mode", str(error))
+        else:
+            if request.from_step is not None and not (mode.trains and mode.single):
+                yield _from_step_mistake(request.mode, request.from_step)
+    yield from profile_mistakes(request.profile, request.mode or "")
+    if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
+        yield Mistake("--eval_name", problem)
+
+
+def _from_step_mistake(mode: str, step: int) -> Mistake:
+    if mode == CONTINUOUS_FINETUNE:
+        advice = "remove metrics-<step>.json and finetune-<step>/ of what is to be done again"
+        return Mistake("--from_step", f"is of one run, and {mode} has one for each checkpoint", advice)
+    instead = f"--checkpoint={step} evaluates that step" if mode == "eval" else "leave it out"
+    return Mistake("--from_step", f"is where training goes on, and the mode {mode} does not train", instead)
+
+
+def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:
+    """What --allow_config_change names has to be in this config, or in that of the run in model_dir."""
+    directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
+    old = _text(directory.params) if request.model_dir else ""
+    return unknown_paths(request.allow_config_change, resolved.config, old)
+
+
+def _service_mistakes(resolved: Resolved) -> list[Mistake]:
+    """The flag is for tasks with a data section of another framework, whose readers use it; ours do not."""
+    flag, data = "--tf_data_service", getattr(resolved.config.task, "train_data", None)
+    if flag not in resolved.origins.values() or not isinstance(data, DataConfig):
+        return []
+    advice = "leave it out, or set task.train_data.tf_data_service_address if your task reads it"
+    return [Mistake(flag, "no reader of this release uses the tf.data service yet", advice)]
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except (OSError, ValueError):
+        return ""  # there is no run yet, or check_model_dir tells what is wrong with it
+
+
+def _check_directory(request: Request, resolved: Resolved) -> None:
+    model_dir, experiment = str(request.model_dir), str(request.experiment)
+    if MODES[str(request.mode)].trains:
+        directory = RunDirectory(model_dir, resolved.config.trainer)
+        runtime = resolved.config.runtime
+        if worker_number(runtime.worker_hosts, runtime.task_index) == 0:  # another one takes no lock
+            check_not_held(model_dir)
+        if request.from_step:
+            require_step(request.from_step, complete_checkpoints(model_dir))
+        check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
+        return
+    if request.mode == "eval" and request.checkpoint == "latest":
+        if not complete_checkpoints(model_dir) and not os.path.exists(os.path.join(model_dir, "checkpoint")):
+            raise UsageError(
+                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir, or "
+                "--checkpoint=initial for the weights as the task initializes them"
+            )
+    files.check_writable(model_dir)  # for what the evaluation finds

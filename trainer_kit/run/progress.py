@@ -1,0 +1,163 @@
+"""Where a run is, as its heartbeat and its watchdog ask from their threads, and what is saved when time runs out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainer_kit.process.signals import StopSignals
+from trainer_kit.telemetry.report import EVALUATING, TRAINING
+from trainer_kit.telemetry.time_ledger import TimeLedger
+
+BETWEEN = "report"  # the phase between loops: actions, reports, and what decides how to go on
+_LOG = logging.getLogger(__name__)
+
+
+class Phases:
+    """What the main thread of a run is doing, and how long it did what.
+
+    Args:
+      times: counts the time of each phase.
+
+    Attributes:
+      now: start, train, evaluate, save, wait (for a checkpoint), report (between loops) or end.
+      times: as given.
+    """
+
+    def __init__(self, times: TimeLedger) -> None:
+        self.now, self.times = "start", times
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Sets the phase; after an error it stays, to tell where that came from."""
+        before, self.now = self.now, phase
+        with self.times.during(phase):
+            yield
+        self.now = before
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Names the phase between loops, and that after all of them."""
+        self.times.end_start()
+        self.now = BETWEEN
+        with self.times.during(BETWEEN):
+            yield
+        self.now = "end"
+
+
+class Progress:
+    """Tells phase and step; before there is a controller, that the run is starting.
+
+    Args:
+      release: gives back the locks of a run that is still being built.
+
+    Attributes:
+      controller: set once it is made.
+      trainer: set with it.
+      times: what the run spends its time on, from now on.
+      doing: what it does before its first loop or evaluation, in words.
+    """
+
+    def __init__(self, release: Callable[[], None] = lambda: None) -> None:
+        self._release = release
+        self.times = TimeLedger()
+        self.controller: Any = None
+        self.trainer: Any = None
+        self.doing = "building the model"
+        self._has_trained = False
+
+    def follow(self, controller: Any, trainer: Any) -> None:
+        """Tells of a run from now on."""
+        self.controller, self.trainer = controller, trainer
+        self.doing = "preparing the data"
+
+    def stop_signals(self, grace_seconds: float | None) -> StopSignals:
+        """Returns what stops the run by a signal; for each moment of it, its building included."""
+        return StopSignals(self.stop, grace_seconds, self.save_late, self.withdraw)
+
+    def withdraw(self) -> bool:
+        """Gives the locks back if the run is still being built; returns whether it is, and the process may end."""
+        if self.controller is None:
+            self._release()
+        return self.controller is None
+
+    def stop(self) -> None:
+        """Makes the trainer stop before its next step; without one, whoever builds it looks at the signals."""
+        if self.trainer is not None:
+            self.trainer.request_stop()
+
+    def request_stop(self) -> None:
+        """Ends the running loop or evaluation before its next step, if the controller is ours; from any thread."""
+        if hasattr(self.controller, "phase"):
+            self.trainer.request_stop()
+
+    def of_step(self) -> tuple[str, int]:
+        """Returns (phase, global step), for the heartbeat."""
+        step = 0 if self.trainer is None else int(self.trainer.global_step.numpy())
+        return getattr(self.controller, "phase", "start"), step
+
+    def of_work(self) -> tuple[str, object]:
+        """Returns (phase, token): the token changes with every training and evaluation step, for the watchdog.
+
+        Waiting for a checkpoint has its own limit and counts as progress.
+        """
+        phase, step = self.of_step()
+        if phase == "wait":
+            return phase, time.monotonic()
+        batches = getattr(self.trainer, "evaluated_batches", None)
+        return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
+
+    def of_activity(self) -> tuple[str, int, int, int]:
+        """Returns what the run is doing, for the console; see ActivityWatch.
+
+        Returns:
+          (what, the global step at which it began, the global step now, batches evaluated so far); `what` is "" where
+          nothing needs showing.
+        """
+        phase = getattr(self.controller, "phase", "start")
+        what = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}.get(phase, "")
+        if self.trainer is None:
+            return what, 0, 0, 0
+        step, batches = self.of_step()[1], getattr(self.trainer, "evaluated_batches", None)
+        begun = getattr(self.controller, "running", (step, step))[0] if phase == "train" else step
+        if phase == "train" and not self._has_trained:
+            self._has_trained = step > begun
+            what = TRAINING if self._has_trained else "compiling the training loop, and its first step"
+        return what, begun, step, 0 if batches is None else int(batches.numpy())
+
+    def total_of(self, what: str) -> int | None:
+        """Returns how many batches an evaluation has, or steps the run, as far as that is known."""
+        if what == TRAINING:
+            return getattr(self.controller, "total", None)
+        tell = getattr(self.trainer, "evaluation_batches", None)
+        return None if tell is None or what != EVALUATING else tell()
+
+    def save_late(self) -> bool:
+        """Saves what can be saved while the main thread does not come back; in another thread.
+
+        Between training loops the variables hold still: what an evaluation changes is put back first. In the middle of
+        a training step nothing can be saved.
+
+        Returns:
+          Whether all is saved, and nothing is left to wait for.
+        """
+        controller, trainer = self.controller, self.trainer
+        if getattr(controller, "phase", "start") not in ("train", "evaluate", BETWEEN):
+            return False
+        if getattr(trainer, "stop_agreed", None) is not None:
+            _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
+            return False  # a save takes all workers
+        step, saved = int(trainer.global_step.numpy()), controller.saved_step
+        if controller.phase == "train":
+            if step > max(saved, 0):
+                _LOG.warning("a training step takes long: if it takes longer, the steps after %d are lost", saved)
+            return False
+        trainer.end_averaging()
+        if step > max(saved, 0):
+            controller.save_checkpoint()
+            _LOG.warning("stopped in the middle of an evaluation or a report; saved step %d", step)
+        controller.sync()
+        return True

@@ -1,0 +1,90 @@
+"""What a trainer needs of its config, its model, its strategy and its training step, checked when it has them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+
+_LOG = logging.getLogger(__name__)
+
+
+def check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
+    """Raises AttributeError when `config` lacks a section: trainer, task, runtime, and the data that is needed."""
+    for name in ("trainer", "task", "runtime"):
+        if not hasattr(config, name):
+            raise AttributeError(f"the trainer needs a config with a section {name!r}")
+    for wanted, name in ((train_data, "train_data"), (validation_data, "validation_data")):
+        if wanted and not hasattr(config.task, name):
+            raise AttributeError(f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset")
+
+
+def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raises UsageError when the model has no variables yet, or `runtime` asks for what the devices cannot do."""
+    if not getattr(model, "variables", None):
+        raise UsageError(
+            f"the model {type(model).__name__} has no variables yet; build it in build_model, "
+            "for instance by calling it once on a batch of zeros"
+        )
+    if runtime.enable_xla and strategy.num_replicas_in_sync > 1:
+        raise UsageError(
+            f"runtime.enable_xla needs one replica, and there are {strategy.num_replicas_in_sync}: XLA "
+            "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
+        )
+    if getattr(runtime, "executor", "default") == "single_threaded" and (problem := problem_of_one_thread(strategy)):
+        raise UsageError(f"runtime.executor=single_threaded: {problem}; set executor=default")
+
+
+def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
+    """Returns why runtime.executor=single_threaded cannot be used; "" if it can.
+
+    That executor hands nothing from device to device.
+    """
+    if strategy.num_replicas_in_sync > 1:
+        return f"it is for one device, and there are {strategy.num_replicas_in_sync} replicas"
+    if accelerators := [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("TPU")]:
+        return f"it is for one CPU, and there is {accelerators[0].name}"
+    return ""
+
+
+def tell_dropped_assertions(graph: tf.Graph) -> None:
+    """Warns when the graph of a fused loop holds assertions: XLA leaves them out, and what they guard goes on."""
+    if any(node.op == "Assert" for node in nodes(graph.as_graph_def())):
+        _LOG.warning(
+            "the training step has assertions, such as tf.debugging.assert_less, which XLA leaves out: with "
+            "trainer.fuse_steps above 1 what they would stop goes on"
+        )
+
+
+def check_exact_resume(graph: tf.Graph, required: bool) -> None:
+    """Warns of ops in a training loop whose state is in no checkpoint: after a resume they go on otherwise.
+
+    Args:
+      graph: of the loop.
+      required: whether to refuse them.
+
+    Raises:
+      UsageError: when there are some and `required` is set.
+    """
+    ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
+    found = sorted(op for op in ops if unsaved_state(op, op_def_registry.get(op)))
+    if not found:
+        return
+    text = (
+        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may not be the "
+        "same as one that was never stopped; draw from a keras.random.SeedGenerator or a tf.random.Generator that the "
+        "model holds, and compute in TensorFlow"
+    )
+    if required:
+        raise UsageError(f"trainer.require_exact_resume: {text}")
+    _LOG.warning("%s", text)
+
+
+def _is_recurrent_without_dropout(node: Any) -> bool:
+    """Whether a node is a recurrent layer of cuDNN that draws nothing; tf_keras has one beside its own, for GPUs."""
+    return node.op.startswith("CudnnRNN") and "dropout" in node.attr and node.attr["dropout"].f == 0

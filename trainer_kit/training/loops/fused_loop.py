@@ -1,0 +1,246 @@
+"""Fused loops: many training steps as one program of XLA, which for small models is several times as fast.
+
+The steps are the same Python code as in every other loop. What a program cannot do stays around it: metrics are reset
+and read, batches fetched and stops seen between two programs. On a CPU, and for one replica: XLA cannot update mirrored
+variables.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.stateful_ops import nodes
+from trainer_kit.training.loops.elements import OneElement, WaitingClock, known_waits, no_waits
+from trainer_kit.training.loops.host_variables import as_int32, flags
+from trainer_kit.training.loops.readback import Readback
+from trainer_kit.training.loops.tracing import LoopFunction, graph_function
+from trainer_kit.training.loops.train_loop import Begin, Results, Step
+
+# What users call the operations that XLA lacks.
+_SPELLED = {
+    "EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function",
+    "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
+}  # fmt: skip
+
+_OVERDRAWN = "a training step takes more than one batch from its iterator, and fused steps take one each"
+
+
+class UnfusableError(UsageError):
+    """Steps that cannot be fused, which is known as soon as they are traced.
+
+    Args:
+      reason: why.
+      advice: what to do about it, beside not to fuse.
+    """
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(f"trainer.fuse_steps: {reason}; {advice}set trainer.fuse_steps to 1")
+        self.reason = reason
+
+
+class Stack:
+    """What a loop has left of the batches that came as one element of the data.
+
+    The data stands behind the last of them, the run at the first that is not used.
+    """
+
+    def __init__(self) -> None:
+        self._iterator: Any = None
+        self._left: tuple[Any, Any, Any] | None = None
+        self._known = True
+
+    def of(self, iterator: Any) -> tuple[Any, Any, Any]:
+        """Returns (batches, how many of them are used, how many there are); none of another iterator."""
+        if self._left is None or self._iterator is None or self._iterator() is not iterator:
+            self._iterator = weakref.ref(iterator)  # where and when an iterator is deleted is decided elsewhere
+            self._left, self._known = (_no_batches(iterator), tf.constant(0), tf.constant(0)), True
+        return self._left
+
+    def forget(self) -> None:
+        """Drops the batches; how many the iterator has given that are not used is not known any more."""
+        self._left, self._iterator, self._known = None, None, False
+
+    def clear(self) -> None:
+        """Drops the batches with their iterator."""
+        self._left, self._iterator, self._known = None, None, True
+
+    def put(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
+        """Keeps what is left."""
+        self._left = batches, used, count
+
+    @property
+    def empty(self) -> bool:
+        """Whether all is used that the iterator has given; as far as that is known."""
+        return self._known and (self._left is None or int(self._left[1]) >= int(self._left[2]))
+
+    def next_batch(self, iterator: Any) -> Any:
+        """Returns the next batch that a loop would use, and counts it as used. Eager, on the host."""
+        batches, used, count = self.of(iterator)
+        if self.empty:
+            count, batches = next(iterator)
+            used = tf.constant(0)
+        self.put(batches, used + 1, count)
+        return tf.nest.map_structure(lambda stack: stack[int(used)], batches)
+
+
+class FusedLoop:
+    """Runs steps like a TrainLoop, up to `fuse_steps` of them in one program.
+
+    Args:
+      begin: called first, in graph: resets metrics.
+      step: takes an iterator over one batch; all in it has to be what XLA compiles.
+      results: returns nested scalars and tensors after the last step.
+      stop: of stop_variable; seen between programs.
+      stack: where the loop keeps what it has left of its batches.
+      fuse_steps: how many batches come as one element.
+
+    Attributes:
+      waited: seconds that the last call waited for batches; None with TensorFlow's op determinism, which has no clock.
+      fuse_steps: as given.
+    """
+
+    def __init__(
+        self, begin: Begin, step: Step, results: Results, stop: tf.Variable, stack: Stack, fuse_steps: int
+    ) -> None:
+        self._results, self._stack = Readback(results, graph_function), stack
+        self.whole = LoopFunction(
+            self._graph(begin, step, self._results.pack, stop),
+            "the fused training loop",
+            _of_any_size,
+            _refuse_summaries,
+        )
+        self.waited: float | None = 0.0
+        self.fuse_steps, self._flags = fuse_steps, flags()
+
+    def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
+        """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
+
+        The iterator gives (how many, batches) of inputs.stacking.
+
+        Raises:
+          tf.errors.OutOfRangeError: when the data ends first; the steps done so far are done.
+        """
+        wanted = as_int32(num_steps)
+        left = self._stack.of(iterator)
+        try:
+            left, packed = self.whole(iterator, wanted, self._flags[fresh], left)
+        except Exception:
+            self._stack.forget()
+            raise
+        self._stack.put(*left)
+        results, (done, waited) = self._results.unpack(packed)
+        self.waited = known_waits(waited)
+        return int(done), results
+
+    def graph(self, iterator: Any) -> tf.Graph:
+        """Returns the graph of the whole loop, traced as its next call will be."""
+        return self.whole.graph(iterator)
+
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph of the whole loop that was made last; None if there is none."""
+        return self.whole.newest_graph
+
+    def results(self) -> Any:
+        """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
+        return self._results()
+
+    @staticmethod
+    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
+        program = tf.function(_program(step), jit_compile=True, autograph=False)
+
+        def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
+            def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
+                return tf.logical_and(done < num_steps, tf.logical_not(stop))
+
+            def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
+                def more() -> Any:
+                    clock = WaitingClock(iterator, tf.identity(waited))  # of this branch
+                    count, batches = next(clock)
+                    return (batches, tf.constant(0), count), clock.waited
+
+                (batches, used, count), waited = tf.cond(left[1] < left[2], lambda: (left, waited), more)
+                end = tf.minimum(count, used + num_steps - done)
+                program(batches, used, end)
+                return done + end - used, (batches, end, count), waited
+
+            tf.cond(fresh, begin, lambda: None)
+            begun = (tf.constant(0), left, no_waits())
+            shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
+            done, left, waited = tf.while_loop(go_on, one_program, begun, shapes)
+            return left, results(done, waited)
+
+        return loop
+
+
+def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
+    """Returns what XLA compiles: a step with each batch from `begin` to `end` (excluded)."""
+
+    def program(batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
+        def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
+            batch = OneElement(tf.nest.map_structure(lambda stack: stack[number], batches))
+            try:
+                with tf.name_scope(""):
+                    step(batch)
+            except Exception:
+                if batch.overdrawn:
+                    raise UnfusableError(_OVERDRAWN) from None
+                raise
+            return (number + 1,)
+
+        tf.while_loop(lambda number: number < end, one_step, (begin,))
+
+    return program
+
+
+def _of_any_size(elements: Any) -> tuple[Any, ...]:
+    """Returns the specs of what a loop takes beside the iterator, for stacks of any size that the data may have."""
+    number, (count, batches) = tf.TensorSpec([], tf.int32), elements
+    return number, tf.TensorSpec([], tf.bool), (batches, number, count)
+
+
+def _no_batches(iterator: Any) -> Any:
+    _, spec = iterator.element_spec
+    return tf.nest.map_structure(lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec)
+
+
+def _refuse_summaries(graph: tf.Graph) -> None:
+    """Raises UsageError when the steps write summaries: XLA's own message would not say so."""
+    for node in nodes(graph.as_graph_def()):
+        if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
+            raise UnfusableError(
+                f"XLA cannot compile the training step: it writes a tf.summary ({node.name})",
+                "report it as a metric, or ",
+            )
+
+
+def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:
+    """Returns what to tell of an error of a loop with so many steps in a program, if it is that XLA refused them."""
+    if size == 1 or (reason := refusal_of_xla(error)) is None:
+        return None
+    return UsageError(
+        f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; "
+        "change the step, or set trainer.fuse_steps to 1"
+    )
+
+
+def refusal_of_xla(error: BaseException) -> str | None:
+    """Returns why XLA did not compile a program, in one line; None for an error of another kind."""
+    text = getattr(error, "message", "")
+    if not any(mark in text for mark in ("tf2xla conversion failed", "unsupported operations when trying to compile")):
+        return None
+    first = text.split("tf2xla conversion failed", 1)[0]
+    places = re.findall(r'File "[^"]+", line \d+, in \S+', first)
+    own = [place for place in places if "site-packages" not in place] or places
+    where = f" ({own[-1]})" if own else ""
+    if missing := dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text)):
+        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not have"
+    lines = (line.strip() for line in text.splitlines())
+    told = (line for line in lines if line and not line.startswith(("Graph execution error", "Detected at", "<stack")))
+    return f"{next(told, 'no reason is known')}{where}"

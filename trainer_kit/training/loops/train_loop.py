@@ -1,0 +1,117 @@
+"""The training loop as a tf.function: many steps in one call, results read back once.
+
+A loop tests a stop variable before each step, so that a signal ends it within a step although Python waits for the
+call. Nothing here knows what a step does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.training.loops.elements import WaitingClock, known_waits, no_waits
+from trainer_kit.training.loops.host_variables import as_int32, flags
+from trainer_kit.training.loops.readback import Readback
+from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
+
+Begin = Callable[[], None]
+Step = Callable[[Any], Any]
+Results = Callable[[], Any]
+
+
+class TrainLoop:
+    """Runs steps until enough are done or a stop is asked for.
+
+    Args:
+      begin: called first, in graph: resets metrics.
+      step: takes the iterator, uses exactly one element of it.
+      results: returns nested scalars and tensors after the last step.
+      stop: of stop_variable.
+      use_tf_function: compile; otherwise all is eager.
+      use_tf_while_loop: compile the loop too, not only the step.
+      exact_waits: as of a WaitingClock.
+
+    Attributes:
+      waited: seconds that the last call waited for batches; None where the loop is not compiled, and with
+        TensorFlow's op determinism, which has no clock.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        step: Step,
+        results: Results,
+        stop: tf.Variable,
+        *,
+        use_tf_function: bool = True,
+        use_tf_while_loop: bool = True,
+        exact_waits: bool = True,
+    ) -> None:
+        compiled = graph_function if use_tf_function else eager
+        self._begin, self._stop = compiled(begin), stop
+        self._step = LoopFunction(step, "the training step") if use_tf_function else step
+        self._results = Readback(results, compiled)
+        self.waited: float | None = None
+        self._flags = flags()
+        whole = self._graph(begin, step, self._results.pack, stop, exact_waits)
+        self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
+
+    def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
+        """Returns the number of steps done and the results, as NumPy values.
+
+        Args:
+          iterator: over the data.
+          num_steps: how many to do.
+          fresh: whether metrics are reset first; False goes on with a loop that was stopped in the middle.
+
+        Raises:
+          tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps done so far are done.
+        """
+        if self.whole is not None:
+            results, (done, waited) = self._results.unpack(
+                self.whole(iterator, as_int32(num_steps), self._flags[fresh])
+            )
+            self.waited = known_waits(waited)
+            return int(done), results
+        if fresh:
+            self._begin()
+        done = 0
+        while done < int(num_steps) and not self._stop.numpy():
+            self._step(iterator)
+            done += 1
+        return done, self.results()
+
+    def graph(self, iterator: Any) -> tf.Graph | None:
+        """Returns the graph of the whole loop, or of a step, as its next call will use it; None if none is compiled."""
+        if self.whole is not None:
+            return self.whole.graph(iterator, tf.constant(1), self._flags[True])
+        return self._step.graph(iterator) if isinstance(self._step, LoopFunction) else None
+
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The graph of the whole loop, or of the step, that was made last; None if there is none."""
+        return getattr(self.whole or self._step, "newest_graph", None)
+
+    def results(self) -> Any:
+        """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
+        return self._results()
+
+    @staticmethod
+    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable, exact_waits: bool) -> Any:
+        def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
+            def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
+                return tf.logical_and(done < num_steps, tf.logical_not(stop))
+
+            def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                clock = WaitingClock(iterator, waited, exact_waits)
+                with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+                    step(clock)
+                return done + 1, clock.waited
+
+            tf.cond(fresh, begin, lambda: None)
+            done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), no_waits()))
+            return results(done, waited)
+
+        return loop

@@ -1,0 +1,130 @@
+"""The metrics of training or of validation: a loss and the task's metrics, reset and read together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.telemetry.scalars import flat_scalars
+
+
+class _Loss(keras.metrics.Mean):
+    """A mean that knows whether a step has reported a loss: a step of a user's may update it by itself."""
+
+    reported = False
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> Any:
+        """Adds values; in graph, on a replica."""
+        self.reported = True
+        return super().update_state(values, sample_weight)
+
+
+class MetricSet:
+    """Metrics that belong together. Made in the scope of the strategy.
+
+    Args:
+      loss_name: under which the mean of the loss is reported.
+      metrics: Keras metrics, of either version.
+      exact: sum up the loss in float64; in float32 its mean over a million examples, by 32, is off by 3 millionths.
+
+    Raises:
+      UsageError: when two have one name.
+    """
+
+    def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
+        self.loss = _Loss(loss_name, dtype="float64" if exact else "float32")
+        self.metrics = list(metrics)
+        names = Counter(metric.name for metric in [*self.metrics, self.loss])
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise UsageError(f"several metrics are called {', '.join(twice)}; give each a name of its own")
+
+    @tf.autograph.experimental.do_not_convert
+    def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
+        """Adds the loss of one batch; in graph, on a replica.
+
+        Args:
+          loss: its mean over the batch.
+          inputs: the batch, whose number of examples weighs the loss, so that ragged and empty batches count rightly;
+            None: every batch counts the same.
+        """
+        if inputs is None:
+            self.loss.update_state(loss)
+            return
+        examples = _examples(inputs)
+        loss = tf.cast(loss, self.loss.dtype)
+        mean = tf.where(examples > 0, loss, tf.zeros_like(loss))  # the mean of no examples is NaN
+        self.loss.update_state(mean, sample_weight=examples)
+
+    @tf.autograph.experimental.do_not_convert
+    def reset(self) -> None:
+        """Starts all anew; eager or in graph, in cross-replica context."""
+        for metric in [*self.metrics, self.loss]:
+            metric.reset_state()
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns all results by name; the loss only if a step reported one; in cross-replica context."""
+        logs: dict[str, Any] = {}
+        for metric in self.metrics:
+            result = metric.result()
+            logs.update(result if isinstance(result, Mapping) else {metric.name: result})
+        if self.loss.reported:
+            logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
+        return logs
+
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, always in the same order."""
+        return [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
+
+    def names(self) -> list[str] | None:
+        """Returns the names of the single numbers in `results`, nested ones joined by `|`; eager.
+
+        None if they are not known yet: the metrics of a compiled model are built by its first batch.
+        """
+        if any(getattr(metric, "built", True) is False for metric in self.metrics):
+            return None
+        found = flat_scalars(to_numpy(self.results()), "|")
+        return [*(name for name in found if name != self.loss.name), self.loss.name]
+
+
+def model_metrics(model: Any) -> list[Any]:
+    """Returns the metrics that a compiled model has, without the tracker of its loss."""
+    return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
+
+
+def task_metrics(task: Any, training: bool) -> list[Any]:
+    """Returns the metrics that `task.build_metrics` makes; in strategy scope.
+
+    Raises:
+      UsageError: when it returns something else than a list of metrics.
+    """
+    made = task.build_metrics(training=training)
+    if not isinstance(made, (list, tuple)):
+        kind = "None" if made is None else f"a {type(made).__name__}"
+        raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
+    for one in made:
+        if isinstance(one, type) or not hasattr(one, "result"):
+            kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+            raise UsageError(
+                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is no metric; give each as "
+                "an object, such as keras.metrics.SparseCategoricalAccuracy()"
+            )
+    return list(made)
+
+
+def to_numpy(values: Any) -> Any:
+    """Returns nested dicts of tensors as NumPy values."""
+    if isinstance(values, Mapping):
+        return {name: to_numpy(value) for name, value in values.items()}
+    return values.numpy() if hasattr(values, "numpy") else values
+
+
+def _examples(inputs: Any) -> tf.Tensor:
+    """The number of examples in a replica's batch, float32: the first dimension of its first tensor."""
+    first = tf.nest.flatten(inputs)[0]
+    return tf.cast(tf.shape(first)[0], tf.float32) if first.shape.rank else tf.constant(1.0)

@@ -1,0 +1,289 @@
+"""Task: what is learned. A single-replica view of model, data, losses, metrics and the two steps.
+
+A task knows nothing of strategies, files or the trainer. Four methods are enough to train: build_model, build_inputs,
+build_losses and build_metrics; every other one has a sound default. Names and meanings are TF Model Garden's.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.errors import TrainerKitError, UsageError, add_note
+from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.source import Source
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
+from trainer_kit.process.error_report import described_values
+from trainer_kit.training.warm_start import load_initial_weights
+
+
+class Task(abc.ABC):
+    """What is learned.
+
+    Args:
+      params: the task's config.
+      logging_dir: where the run keeps its files; the same as model_dir.
+      name: of the task; default: `params.name`, else the class's name.
+    """
+
+    loss = "loss"  # the key of the loss in the logs of train_step and validation_step
+    validation_set = ""  # the name of the one that is evaluated, of several; steps are traced for each of them
+
+    def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
+        self._task_config = params
+        self._logging_dir = logging_dir or ""
+        self.name = name or getattr(params, "name", None) or type(self).__name__
+
+    @property
+    def task_config(self) -> Any:
+        """The config this task was made of.
+
+        Raises:
+          UsageError: when a subclass has an `__init__` that leaves out this one.
+        """
+        if not hasattr(self, "_task_config"):
+            name = type(self).__name__
+            raise UsageError(f"{name}.__init__ has to call super().__init__(params, logging_dir=logging_dir)")
+        return self._task_config
+
+    @property
+    def logging_dir(self) -> str:
+        """Where the run keeps its files; empty outside a run."""
+        return self._logging_dir
+
+    @classmethod
+    def create_optimizer(cls, optimizer_config: OptimizationConfig, runtime_config: RuntimeConfig | None = None) -> Any:
+        """Returns the optimizer, in strategy scope: a Keras 3 optimizer, or a dict of them by name.
+
+        Raises:
+          UsageError: when the config names no optimizer.
+        """
+        return create_optimizer(
+            optimizer_config,
+            mixed_precision_dtype=runtime_config.mixed_precision_dtype if runtime_config else None,
+            loss_scale=runtime_config.loss_scale if runtime_config else None,
+        )
+
+    def initialize(self, model: Any) -> None:
+        """Loads `task_config.init_checkpoint`, a checkpoint or a folder of them, into `model`; nothing if it is empty.
+
+        Called, eagerly, only when model_dir has no checkpoint.
+
+        Raises:
+          UsageError: when there is no such checkpoint, or it lacks a variable of the model or has it in another shape.
+        """
+        path = getattr(self.task_config, "init_checkpoint", "")
+        if path:
+            load_initial_weights(model, path)
+
+    @abc.abstractmethod
+    def build_model(self) -> Any:
+        """Returns the model, in strategy scope: of Keras 3 or tf_keras, or a tf.Module.
+
+        One without variables is built afterwards: the task calls it in a graph on the specs of a batch.
+        """
+
+    @abc.abstractmethod
+    def build_inputs(
+        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset | Source:
+        """Returns the data of `params` (the config's train_data or validation_data), in batches for one replica.
+
+        Args:
+          params: a DataConfig, or what the task has in its place.
+          input_context: this worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
+        """
+
+    @tf.autograph.experimental.do_not_convert
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
+        """Returns the total loss, a float scalar: by default the sum of `aux_losses`, what the model's layers added.
+
+        Args:
+          labels: as in the batch.
+          model_outputs: what `inference_step` or the model returned.
+          aux_losses: `model.losses`; an override has to add them.
+        """
+        del labels, model_outputs
+        return tf.add_n(list(aux_losses)) if aux_losses else tf.constant(0.0)
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        """Returns new Keras metrics, for training or for validation; none by default."""
+        del training
+        return []
+
+    @tf.autograph.experimental.do_not_convert
+    def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
+        """Updates the metrics of `build_metrics` by one batch; in graph, on a replica."""
+        del kwargs
+        for metric in metrics:
+            try:
+                converted(metric.update_state)(labels, model_outputs)
+            except Exception as error:
+                given = described_values({"labels": labels, "model_outputs": model_outputs})
+                add_note(error, f"the metric {metric.name} ({type(metric).__name__}) got this batch: {given}")
+                raise
+
+    @tf.autograph.experimental.do_not_convert
+    def process_compiled_metrics(self, model: Any, features: Any, labels: Any, model_outputs: Any) -> None:
+        """Updates the metrics that the model was compiled with by one batch; in graph, on a replica."""
+        converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Does one forward and backward pass and updates the weights; in graph, on a replica.
+
+        The gradient is that of the mean loss over all replicas. Losses that layers added are in it, once. An override
+        has to divide its loss by the number of replicas, whose gradients are summed, and with float16 to multiply it by
+        `optimizer.scale_loss`, which `apply_gradients` undoes.
+
+        Args:
+          inputs: one batch: (features, labels), or features that are their own labels.
+          model: of build_model.
+          optimizer: of create_optimizer.
+          metrics: of build_metrics.
+
+        Returns:
+          Logs; `self.loss` names the loss before scaling.
+        """
+        features, labels = split_batch(inputs)
+        with tf.GradientTape() as tape:
+            outputs = full_precision(converted(model)(features, training=True))
+            loss = self._total_loss(model, features, labels, outputs)
+            replica_loss = scale_loss(optimizer, loss / tf.distribute.get_strategy().num_replicas_in_sync)
+        gradients = tape.gradient(replica_loss, model.trainable_variables)
+        apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+        self._update_metrics(metrics, model, features, labels, outputs)
+        return {self.loss: loss}
+
+    @tf.autograph.experimental.do_not_convert
+    def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Does one forward pass and updates the metrics; in graph, on a replica.
+
+        Returns:
+          Logs; `self.loss`, if it is there, is the mean loss over the batch.
+        """
+        features, labels = split_batch(inputs)
+        outputs = full_precision(converted(self.inference_step)(features, model))
+        loss = self._total_loss(model, features, labels, outputs)
+        self._update_metrics(metrics, model, features, labels, outputs)
+        return {self.loss: loss}
+
+    @tf.autograph.experimental.do_not_convert
+    def inference_step(self, inputs: Any, model: Any) -> Any:
+        """Returns the model's outputs for `inputs` (features only), not in training; in graph, on a replica."""
+        return converted(model)(inputs, training=False)
+
+    def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
+        """Returns `state` with the logs of one validation step added; state is None at the first; on the host, eager.
+
+        Values of `step_logs` are tuples with one entry for each replica. Override it together with
+        `reduce_aggregated_logs` for what a Keras metric cannot hold. Without an override nothing is kept.
+        """
+        del state, step_logs
+        return None
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
+        """Returns the metrics that follow from the aggregated logs at the end of an evaluation; on the host, eager."""
+        del aggregated_logs, global_step
+        return {}
+
+    def aggregates(self) -> bool:
+        """Whether this task aggregates logs over an evaluation."""
+        return type(self).aggregate_logs is not Task.aggregate_logs
+
+    def _total_loss(self, model: Any, features: Any, labels: Any, outputs: Any) -> tf.Tensor:
+        added, build_losses = list(getattr(model, "losses", None) or []), converted(self.build_losses)
+        if is_compiled(model):  # Keras' own loss holds what the layers added
+            loss = converted(model.compute_loss)(x=features, y=labels, y_pred=outputs)
+            loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
+        else:
+            loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
+        return _scalar(loss, type(self).__name__)
+
+    def _update_metrics(
+        self, metrics: Sequence[Any] | None, model: Any, features: Any, labels: Any, outputs: Any
+    ) -> None:
+        if metrics:
+            converted(self.process_metrics)(metrics, labels, outputs)
+        if is_compiled(model):
+            converted(self.process_compiled_metrics)(model, features, labels, outputs)
+
+
+@tf.autograph.experimental.do_not_convert
+def _scalar(loss: Any, task: str) -> tf.Tensor:
+    """Returns the loss in float32; the gradient of a loss for each example would be of their sum, not of their mean."""
+    return tf.cast(scalar_loss(loss, f"{task}.build_losses"), tf.float32)
+
+
+@tf.autograph.experimental.do_not_convert
+def scalar_loss(loss: Any, method: str) -> tf.Tensor:
+    """Returns the loss, which has to be a scalar, as a tensor.
+
+    Args:
+      loss: what `method` returned; where its rank is not known before the step runs, the step checks it.
+      method: name of what returned it, for the message.
+
+    Raises:
+      UsageError: when it is none.
+    """
+    try:
+        given = tf.convert_to_tensor(loss)
+    except (TypeError, ValueError):  # None, a dict
+        given = None
+    if given is None or given.dtype in (tf.string, tf.bool):
+        returned = f"{loss!r:.80}, which is no number"
+    elif given.shape.rank in (0, None):
+        return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
+    else:
+        returned = f"a tensor of shape {given.shape}: take tf.reduce_mean of it"
+    raise UsageError(f"{method} has to return a scalar; it returned {returned}")
+
+
+@tf.autograph.experimental.do_not_convert
+def step_loss(task: Any, logs: Any) -> tf.Tensor:
+    """Returns the loss among the logs of a training step; in graph, on a replica.
+
+    Of a `Task` it has to be a scalar. Tasks of Model Garden may report a loss for each example, whose mean is shown.
+
+    Raises:
+      TrainerKitError: when there is no loss among the logs.
+      UsageError: when it is no scalar.
+    """
+    method = f"{type(task).__name__}.train_step"
+    if not isinstance(logs, Mapping) or task.loss not in logs:
+        given = f"a dict of {', '.join(map(str, logs)) or 'nothing'}" if isinstance(logs, Mapping) else repr(logs)
+        raise TrainerKitError(f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}")
+    loss = logs[task.loss]
+    return scalar_loss(loss, f"as {task.loss!r}, {method}") if isinstance(task, Task) else loss
+
+
+@tf.autograph.experimental.do_not_convert
+def split_batch(inputs: Any) -> tuple[Any, Any]:
+    """Returns (features, labels) of a batch; features are their own labels when there are no others."""
+    if isinstance(inputs, tuple) and len(inputs) == 2:
+        return inputs
+    return inputs, inputs
+
+
+@tf.autograph.experimental.do_not_convert
+def full_precision(outputs: Any) -> Any:
+    """Returns nested `outputs` with float16 and bfloat16 tensors as float32: losses and metrics need its precision."""
+    low = (tf.float16, tf.bfloat16)
+    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in low else x, outputs)
+
+
+@tf.autograph.experimental.do_not_convert
+def is_compiled(model: Any) -> bool:
+    """Whether `model` is a Keras model, of either version, with a loss of its own from `compile`."""
+    if hasattr(model, "compiled"):  # Keras 3
+        return bool(model.compiled)
+    return getattr(model, "compiled_loss", None) is not None  # tf_keras
