@@ -13,8 +13,8 @@ from official.core import base_task, config_definitions, task_factory
 from official.modeling import performance
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.compat.model_garden.config import convert
-from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
 from trainer_kit.run import build
 
 BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5

@@ -10,21 +10,21 @@ import importlib
 from typing import Any
 
 _OURS = {
-    "actions": (
+    "actions.actions": (
         "EMACheckpointing", "PruningAction", "RecoveryAction", "RecoveryCondition", "get_eval_actions",
         "get_train_actions",
     ),
-    "best": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
-    "flags": ("define_flags",),
-    "gin_record": ("save_gin_config",),
-    "model_stats": ("try_count_flops", "try_count_params", "write_model_params"),
-    "nested": ("cast_leaf_nested_dict", "get_leaf_nested_dict"),
-    "optimizers": ("create_optimizer",),
-    "parsing": ("ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"),
-    "results": ("read_global_step_from_checkpoint", "remove_ckpts", "write_json_summary", "write_summary"),
-    "runner": ("OrbitExperimentRunner", "run_experiment"),
-    "strategy": ("configure_cluster", "get_distribution_strategy", "get_strategy_scope"),
-    "trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
+    "actions.best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
+    "config.flags": ("define_flags",),
+    "files.gin_record": ("save_gin_config",),
+    "training.model_stats": ("try_count_flops", "try_count_params", "write_model_params"),
+    "training.nested_logs": ("cast_leaf_nested_dict", "get_leaf_nested_dict"),
+    "training.optimizers": ("create_optimizer",),
+    "config.parsing": ("ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"),
+    "files.results": ("read_global_step_from_checkpoint", "remove_ckpts", "write_json_summary", "write_summary"),
+    "training.runner": ("OrbitExperimentRunner", "run_experiment"),
+    "training.strategy": ("configure_cluster", "get_distribution_strategy", "get_strategy_scope"),
+    "training.trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }  # fmt: skip
 _THEIRS = {
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),

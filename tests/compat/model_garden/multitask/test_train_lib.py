@@ -17,7 +17,7 @@ from official.modeling.multitask import train_lib as theirs
 from tests.compat.model_garden.multitask import registered
 from tests.compat.model_garden.tiny import multi_task
 from tests.compat.model_garden.tiny.curves import read_curves
-from trainer_kit.compat.model_garden.best import BestCheckpointExporter
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.multitask import train_lib as ours
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import ConfigError, DataError, UsageError

@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.config import Sections, convert
+from trainer_kit.compat.model_garden.config.conversion import Sections, convert
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, build_parts
 from trainer_kit.compat.model_garden.multitask.task_data import TaskData
 from trainer_kit.compat.model_garden.multitask.task_metrics import TOTAL, TaskMetrics
-from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.inputs.autograph import converted

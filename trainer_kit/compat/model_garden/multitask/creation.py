@@ -9,16 +9,16 @@ from official.core import task_factory
 from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.best import BestCheckpointExporter
-from trainer_kit.compat.model_garden.gin_names import bindings_of
-from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.config.build_errors import sections_of, told
+from trainer_kit.compat.model_garden.config.config_classes import original
+from trainer_kit.compat.model_garden.config.gin_names import bindings_of
 from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBaseTrainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluator
 from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
-from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
-from trainer_kit.compat.model_garden.refusals import sections_of, told
-from trainer_kit.compat.model_garden.tasks import folder
+from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer
+from trainer_kit.compat.model_garden.training.tasks import folder
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggestion

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_kit.compat.model_garden.building import build_model
-from trainer_kit.compat.model_garden.refusals import TaskSections, sections_of
+from trainer_kit.compat.model_garden.config.build_errors import TaskSections, sections_of
+from trainer_kit.compat.model_garden.training.model_building import build_model
 from trainer_kit.errors import UsageError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_kit.compat.model_garden.config.build_errors import TaskSections
 from trainer_kit.compat.model_garden.multitask.engine_task import part_for
-from trainer_kit.compat.model_garden.refusals import TaskSections
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import Feed

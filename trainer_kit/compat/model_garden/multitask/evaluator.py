@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer_kit.compat.model_garden.multitask.base_trainer import sections_of
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, build_parts
-from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.compat.model_garden.training.trainer import Trainer
 
 
 class MultiTaskEvaluator(Trainer):

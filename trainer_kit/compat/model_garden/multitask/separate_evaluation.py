@@ -7,14 +7,14 @@ from typing import Any
 from official.core import task_factory
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden.adopted import adopted
-from trainer_kit.compat.model_garden.best import BestCheckpointExporter
-from trainer_kit.compat.model_garden.mirror import original
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.config.build_errors import TaskSections, told
+from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.multitask.creation import MultiTaskTrainers
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
-from trainer_kit.compat.model_garden.refusals import TaskSections, told
-from trainer_kit.compat.model_garden.trainer import create_trainer
+from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.training.trainer import create_trainer
 from trainer_kit.config.schema.experiment import ExperimentConfig
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import tensorflow as tf
 from official.core import train_utils
 
-from trainer_kit.compat.model_garden.best import maybe_create_best_ckpt_exporter
-from trainer_kit.compat.model_garden.config import convert
+from trainer_kit.compat.model_garden.actions.best_checkpoint import maybe_create_best_ckpt_exporter
+from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_trainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
 from trainer_kit.compat.model_garden.multitask.factories import actions_of
 from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
-from trainer_kit.compat.model_garden.runner import evaluating_as_theirs
+from trainer_kit.compat.model_garden.training.runner import evaluating_as_theirs
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.process.run_directory import RunDirectory

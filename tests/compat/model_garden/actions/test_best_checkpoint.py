@@ -1,0 +1,357 @@
+"""The best checkpoint by Model Garden's names: beside theirs, read by theirs, and in a run of ours."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from official.core import train_utils
+
+from trainer_kit import files
+from trainer_kit.compat.model_garden.actions.best_checkpoint import (
+    BestCheckpointExporter,
+    maybe_create_best_ckpt_exporter,
+    numbers,
+)
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.best_info import read_info
+from trainer_kit.evals.several_best import BestCheckpoints
+from trainer_kit.run.build import create_trainer
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.testing.tiny import TinyTask, tiny_experiment
+
+NAN = math.nan
+METRIC = "val|accuracy"
+
+
+class _Run:
+    """Evaluations that give values in turn, told to an exporter of theirs or ours."""
+
+    def __init__(self, folder: Path, theirs: bool = False, comp: str = "higher") -> None:
+        kind = train_utils.BestCheckpointExporter if theirs else BestCheckpointExporter
+        self.folder, self.exporter = folder, kind(str(folder), METRIC, comp)
+        self.step, self.value = tf.Variable(0, dtype=tf.int64), tf.Variable(0.0)
+        self.checkpoint = tf.train.Checkpoint(global_step=self.step, value=self.value)
+
+    def evaluate(self, step: int, value: Any, **options: Any) -> bool:
+        self.step.assign(step)
+        self.value.assign(float(step))
+        logs = {"val": {"accuracy": value, "image": tf.zeros([2, 2, 1])}, "loss": tf.constant(1.5), "note": "x"}
+        if isinstance(self.exporter, train_utils.BestCheckpointExporter):
+            del logs["note"]  # which ends theirs with an error
+        return bool(self.exporter.maybe_export_checkpoint(self.checkpoint, logs, step, **options))
+
+    @property
+    def kept(self) -> tuple[int, float, float]:
+        """The step of the weights that are kept, and step and metric that info.json tells of them."""
+        info = json.loads((self.folder / "info.json").read_text())
+        return _step_of(self.exporter.best_ckpt_path), info["best_ckpt_global_step"], info["val"]["accuracy"]
+
+
+def _step_of(path: str | None) -> int:
+    step, value = tf.Variable(0, dtype=tf.int64), tf.Variable(0.0)
+    tf.train.Checkpoint(global_step=step, value=value).restore(path).assert_consumed()
+    assert int(step) == int(value)
+    return int(step)
+
+
+@pytest.mark.parametrize("comp", ["higher", "lower"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.5, 0.7, 0.6, 0.8],
+        [0.5, 0.5, 0.4],
+        [lambda: tf.constant(0.5), np.float32(0.25), 0.75],
+        [0.5, NAN, 0.6],
+        [0.3, 0.2, 0.1],
+    ],
+)
+def test_every_decision_and_what_is_told_of_it_is_theirs(tmp_path: Path, comp: str, values: list[Any]) -> None:
+    ours, theirs = _Run(tmp_path / "ours", comp=comp), _Run(tmp_path / "theirs", theirs=True, comp=comp)
+    assert ours.exporter.best_ckpt_logs is theirs.exporter.best_ckpt_logs is None
+    assert ours.exporter.best_ckpt_path is theirs.exporter.best_ckpt_path is None
+    for step, given in enumerate(values, 1):
+        value = given() if callable(given) else given  # no tensor while tests are collected
+        assert ours.evaluate(step, value) == theirs.evaluate(step, value)
+        assert ours.kept == theirs.kept
+        assert ours.exporter.best_ckpt_logs["val"]["accuracy"] == float(
+            theirs.exporter.best_ckpt_logs["val"]["accuracy"]
+        )
+    assert Path(ours.exporter.best_ckpt_logs_path).name == Path(theirs.exporter.best_ckpt_logs_path).name == "info.json"
+    assert (tmp_path / "ours" / "info.json").read_bytes() == (tmp_path / "theirs" / "info.json").read_bytes()
+
+
+def test_theirs_goes_on_from_what_ours_has_kept_and_ours_from_theirs(tmp_path: Path) -> None:
+    assert _Run(tmp_path).evaluate(10, 0.5)
+    for step, value, kind, better in [
+        (20, 0.4, True, False),
+        (30, 0.6, True, True),
+        (40, 0.55, False, False),
+        (50, 0.7, False, True),
+        (60, 0.65, True, False),
+        (70, 0.6, False, False),
+    ]:
+        run = _Run(tmp_path, theirs=kind)
+        assert run.evaluate(step, value) == better
+        expected = max([(0.5, 10), (0.6, 30), (0.7, 50)], key=lambda one: one if one[1] <= step else (0.0, 0))
+        assert run.kept == (expected[1], float(expected[1]), expected[0])
+    left = {path.name for path in tmp_path.glob("*.index")}
+    assert "ckpt-50.index" in left and len([name for name in left if name.startswith("best_ckpt")]) == 1
+
+
+@pytest.mark.parametrize("values", [[NAN, 0.5, 0.4], [math.inf, 0.5, NAN], [NAN, -math.inf, 0.5]])
+def test_what_is_not_finite_never_stands_in_the_way(tmp_path: Path, values: list[float]) -> None:
+    run = _Run(tmp_path)
+    for step, value in enumerate(values, 1):
+        assert run.evaluate(step, value) == (value == 0.5)
+    assert run.kept == (values.index(0.5) + 1, values.index(0.5) + 1, 0.5)
+
+
+def test_before_there_is_a_best_the_logs_are_the_last_that_were_refused(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.evaluate(1, NAN)
+    assert math.isnan(run.exporter.best_ckpt_logs["val"]["accuracy"])  # what Model Garden's Trainer asks for
+    assert run.exporter.best is None
+    assert not (tmp_path / "info.json").exists()
+
+
+def test_a_first_nan_of_theirs_is_overcome(tmp_path: Path) -> None:
+    theirs = _Run(tmp_path, theirs=True)
+    theirs.evaluate(1, NAN)
+    assert not theirs.evaluate(2, 0.5)
+    run = _Run(tmp_path)
+    assert run.evaluate(3, 0.4)
+    assert run.kept == (3, 3.0, 0.4)
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"val": {"accuracy": 0.', "[1]", '{"step": 3}'])
+def test_a_damaged_info_json_stops_no_start_and_is_made_again(tmp_path: Path, damage: str) -> None:
+    _Run(tmp_path).evaluate(10, 0.5)
+    whole = (tmp_path / "info.json").read_bytes()
+    (tmp_path / "info.json").write_text(damage)
+    run = _Run(tmp_path)
+    assert (tmp_path / "info.json").read_bytes() == whole
+    assert not run.evaluate(20, 0.4)
+    assert run.kept == (10, 10.0, 0.5)
+
+
+def test_a_damaged_info_json_of_theirs_stops_no_start_either(tmp_path: Path) -> None:
+    _Run(tmp_path, theirs=True).evaluate(10, 0.5)
+    (tmp_path / "info.json").write_text("{")
+    with pytest.raises(json.JSONDecodeError):
+        _Run(tmp_path, theirs=True)
+    run = _Run(tmp_path)
+    assert run.evaluate(20, 0.4)
+    assert run.kept == (20, 20.0, 0.4)
+
+
+POINTS = ("best.weights", "best.record.open", "best.record.rename", "best.pointer.open", "best.pointer.rename")
+MORE_POINTS = ("best.info.open", "best.info.flush", "best.info.rename", "best.remove")
+
+
+@pytest.mark.parametrize("point", POINTS + MORE_POINTS)
+def test_a_process_that_dies_at_any_point_leaves_weights_and_record_of_one_step(
+    tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(reached: str, path: str) -> None:
+        if reached == point:
+            raise Killed
+
+    run = _Run(tmp_path)
+    run.evaluate(10, 0.5)
+    monkeypatch.setattr(files, "on_write_point", die)
+    with pytest.raises(Killed):
+        run.evaluate(20, 0.6)
+    monkeypatch.undo()
+    known = read_info(str(tmp_path))
+    assert known is not None
+    assert _read_step(tmp_path / known["checkpoint"]) == known["step"]
+    again = _Run(tmp_path)
+    best = again.kept
+    assert best in [(10, 10.0, 0.5), (20, 20.0, 0.6)]
+    assert again.evaluate(20, 0.6) == (best[0] == 10)
+    assert again.kept == (20, 20.0, 0.6)
+    assert len(list(tmp_path.glob("best_ckpt-*.index"))) == 1
+    assert again.evaluate(30, 0.7)
+    assert [path.name for path in tmp_path.glob("ckpt-*.index")] == ["ckpt-30.index"]
+
+
+def _read_step(prefix: Path) -> int:
+    return int(tf.train.load_checkpoint(str(prefix)).get_tensor("global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+def test_a_step_that_is_evaluated_again_and_is_better_is_exported_as_theirs(tmp_path: Path) -> None:
+    ours, theirs = _Run(tmp_path / "ours"), _Run(tmp_path / "theirs", theirs=True)
+    for value in (0.5, 0.4, 0.6, 0.6):
+        assert ours.evaluate(10, value) == theirs.evaluate(10, value)
+        assert ours.kept == theirs.kept
+
+
+def test_without_logs_the_weights_are_kept_and_the_next_start_tells_of_them(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    assert run.evaluate(10, 0.5, write_logs=False)
+    assert _step_of(run.exporter.best_ckpt_path) == 10
+    assert not (tmp_path / "info.json").exists()
+    assert _Run(tmp_path).kept == (10, 10.0, 0.5)
+
+
+def test_a_metric_that_is_missing_is_a_value_error_at_once(tmp_path: Path) -> None:
+    exporter = BestCheckpointExporter(str(tmp_path), "acuracy", "higher")
+    with pytest.raises(ValueError, match=r"did you mean accuracy\?"):
+        exporter.maybe_export_checkpoint(tf.train.Checkpoint(), {"accuracy": 0.5}, 1)
+
+
+@pytest.mark.parametrize("comp", ["more", "Higher", None])
+def test_another_comparison_is_a_value_error_as_theirs(tmp_path: Path, comp: Any) -> None:
+    for kind in (BestCheckpointExporter, train_utils.BestCheckpointExporter):
+        with pytest.raises(ValueError, match="higher"):
+            kind(str(tmp_path), "accuracy", comp)
+
+
+def test_a_remote_folder_is_refused() -> None:
+    with pytest.raises(UsageError, match="local folder, not in gs://bucket/best"):
+        BestCheckpointExporter("gs://bucket/best", "accuracy", "higher")
+
+
+def test_logs_alone_are_written_as_theirs(tmp_path: Path) -> None:
+    logs = {"val": {"accuracy": tf.constant(0.5), "image": tf.zeros([4, 4, 3])}, "loss": np.float32(2.0)}
+    for name, kind in (("ours", BestCheckpointExporter), ("theirs", train_utils.BestCheckpointExporter)):
+        kind(str(tmp_path / name), METRIC, "higher").export_best_eval_metric(logs, 100)
+    ours, theirs = (json.loads((tmp_path / name / "info.json").read_text()) for name in ("ours", "theirs"))
+    assert ours == theirs == {"val": {"accuracy": 0.5}, "loss": 2.0, "best_ckpt_global_step": 100.0}
+
+
+def test_a_subclass_that_tells_elsewhere_is_called_after_each_export(tmp_path: Path) -> None:
+    class Telling(BestCheckpointExporter):
+        told: list[int]
+
+        def export_best_eval_metric(self, eval_logs: Any, global_step: Any) -> None:
+            super().export_best_eval_metric(eval_logs, global_step)
+            self.told.append(global_step)
+
+    run = _Run(tmp_path)
+    run.exporter = Telling(str(tmp_path), METRIC, "higher")
+    run.exporter.told = []
+    for step, value in enumerate((0.5, 0.4, 0.6), 1):
+        run.evaluate(step, value)
+    assert run.exporter.told == [1, 3]
+
+
+def test_the_best_logs_are_found_nested_and_by_joined_names(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.evaluate(10, 0.5)
+    logs = run.exporter.best_ckpt_logs
+    assert logs == {"val": {"accuracy": 0.5}, "loss": 1.5}
+    assert (logs[METRIC], logs["best_ckpt_global_step"]) == (0.5, 10.0)
+    with pytest.raises(KeyError):
+        logs["val|recall"]
+
+
+@pytest.mark.parametrize(
+    ("subdir", "metric", "model_dir", "there"),
+    [
+        *(("best", "accuracy", "run", True), ("", "accuracy", "run", False)),
+        *(("best", "", "run", False), ("best", "accuracy", "", False)),
+    ],
+)
+def test_the_config_of_either_framework_says_whether_there_is_one(
+    tmp_path: Path, subdir: str, metric: str, model_dir: str, there: bool
+) -> None:
+    options = {"best_checkpoint_export_subdir": subdir, "best_checkpoint_eval_metric": metric}
+    params = SimpleNamespace(trainer=SimpleNamespace(**options, best_checkpoint_metric_comp="lower"))
+    folder = str(tmp_path / model_dir) if model_dir else ""
+    ours = maybe_create_best_ckpt_exporter(params, folder)
+    theirs = train_utils.maybe_create_best_ckpt_exporter(params, folder)
+    assert (ours is not None) == (theirs is not None) == there
+    if there:
+        assert ours.best_ckpt_logs_path == theirs.best_ckpt_logs_path
+
+
+def test_only_single_numbers_are_taken_from_logs() -> None:
+    logs = {"a": tf.constant([2.0]), "b": {"c": True, "d": [1, [2]]}, "e": "5", "f": None, "g": np.zeros(3)}
+    assert numbers(logs) == {"a": 2.0, "b": {"c": 1.0}}
+
+
+# ---- in a run of ours
+
+
+def _run(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckpointExporter, Any]:
+    config = tiny_experiment(
+        train_steps=steps, best_checkpoint_eval_metric="accuracy", best_checkpoint_metric_comp="higher"
+    )
+    exporter = maybe_create_best_ckpt_exporter(config, str(model_dir))
+    task = TinyTask(config.task)
+    trainer = create_trainer(config, task, checkpoint_exporter=exporter)
+    _, logs = run_experiment(
+        tf.distribute.get_strategy(), task, "train_and_eval", config, str(model_dir), trainer=trainer, **options
+    )
+    return exporter, logs
+
+
+def test_our_runner_keeps_and_resumes_it_and_theirs_reads_it(tmp_path: Path) -> None:
+    _, logs = _run(tmp_path, 20)
+    exporter, logs = _run(tmp_path, 40)
+    folder = tmp_path / "best_ckpt"
+    ledger = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
+    best = max(ledger, key=lambda one: one["metrics"]["accuracy"])
+    assert exporter.best == ("accuracy", best["metrics"]["accuracy"], best["step"])
+    assert logs["best_accuracy"] == best["metrics"]["accuracy"]
+    theirs = train_utils.BestCheckpointExporter(str(folder), "accuracy", "higher")
+    assert theirs.best_ckpt_logs["accuracy"] == best["metrics"]["accuracy"]
+    assert theirs.best_ckpt_logs["best_ckpt_global_step"] == best["step"]
+    assert os.path.basename(theirs.best_ckpt_path).startswith("best_ckpt-")
+    assert _read_step(Path(theirs.best_ckpt_path)) == best["step"]
+
+
+def test_our_runner_takes_it_back_with_the_run(tmp_path: Path) -> None:
+    exporter, _ = _run(tmp_path, 40)
+    assert exporter.best is not None and exporter.best[2] > 10
+    exporter, _ = _run(tmp_path, 10, from_step=10)
+    assert exporter.best is not None and exporter.best[2] == 10
+    assert (exporter.best_ckpt_logs or {})["best_ckpt_global_step"] == 10.0
+    assert exporter.best_ckpt_path is None or _read_step(Path(exporter.best_ckpt_path)) == 10
+    assert list((tmp_path / "best_ckpt" / "archived").glob("ckpt-*.index"))
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"file/best cannot be made"):
+        BestCheckpointExporter(str(tmp_path / "file" / "best"), "accuracy", "higher")
+
+
+def test_several_bests_of_ours_may_hold_it(tmp_path: Path) -> None:
+    exporter = BestCheckpointExporter(str(tmp_path), "a|accuracy", "higher")
+    several = BestCheckpoints(exporter, {})
+    checkpoint = tf.train.Checkpoint(global_step=tf.Variable(1, dtype=tf.int64), value=tf.Variable(1.0))
+    assert not several.maybe_export_checkpoint(checkpoint, {"b": {"accuracy": 0.5}}, 1, ["a"])
+    assert several.maybe_export_checkpoint(checkpoint, {"a": {"accuracy": 0.5}}, 2, ["b"])
+    assert several.best == ("a|accuracy", 0.5, 2)
+    assert (tmp_path / "info.json").exists()
+
+
+def test_another_checkpoint_object_is_exported_under_the_first_name_as_theirs(tmp_path: Path) -> None:
+    for cls, folder in ((train_utils.BestCheckpointExporter, "theirs"), (BestCheckpointExporter, "ours")):
+        exporter, weights = cls(str(tmp_path / folder), "accuracy", "higher"), tf.Variable(0.0)
+        for step in (1, 2, 3):
+            checkpoint = tf.train.Checkpoint(weights=tf.Variable(float(step)))
+            assert exporter.maybe_export_checkpoint(checkpoint, {"accuracy": step / 10}, step)
+            assert os.path.basename(exporter.best_ckpt_path or "") == "best_ckpt-1"
+            tf.train.Checkpoint(weights=weights).restore(str(tmp_path / folder / "best_ckpt-1"))
+            assert weights.numpy() == step
+
+
+def test_a_metric_that_is_missing_is_a_key_error_too(tmp_path: Path) -> None:
+    exporter = BestCheckpointExporter(str(tmp_path), "accuracy", "higher")
+    with pytest.raises(KeyError) as caught:
+        exporter.check_metric(["acuracy"])
+    assert str(caught.value).startswith("trainer.best_checkpoint_eval_metric: 'accuracy' is no validation metric")

@@ -1,0 +1,153 @@
+"""Going back after a divergence, beside Model Garden's; real checkpoints."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from official.core import actions as theirs
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.compat.model_garden.actions.recovery import RecoveryAction, RecoveryCondition
+from trainer_kit.errors import DivergedError
+
+NAN = math.nan
+
+
+def _answers(condition: Any, step: tf.Variable, losses: list[tuple[int, Any]]) -> list[Any]:
+    """What the condition says of the loss at each step, up to the error, if there is one."""
+    answers: list[Any] = []
+    for number, loss in losses:
+        step.assign(number)
+        try:
+            answers.append(bool(condition({"training_loss": loss() if callable(loss) else loss})))
+        except RuntimeError:
+            return [*answers, RuntimeError]
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("options", "losses"),
+    [
+        ({}, [(1, 0.4), (2, 0.6), (3, 0.5), (4, 0.7), (5, 0.8), (6, 0.9)]),
+        ({}, [(1, NAN), (2, 0.1), (3, lambda: tf.constant([NAN])), (4, lambda: tf.constant(NAN)), (5, NAN)]),
+        ({"recovery_begin_steps": 3}, [(1, 9.0), (2, 9.0), (3, 9.0), (4, NAN), (5, 9.0), (6, 9.0)]),
+        ({"recovery_begin_steps": 3}, [(1, NAN), (2, NAN), (2, NAN), (2, NAN)]),
+        ({"recovery_max_trials": 0}, [(1, 0.1), (2, 0.6)]),
+        ({"recovery_max_trials": 1}, [(1, NAN), (2, 0.1), (3, 0.6)]),
+        ({"recovery_max_trials": -1}, [(1, NAN)]),
+    ],
+)
+def test_the_decisions_are_theirs(options: dict[str, int], losses: list[tuple[int, Any]]) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    ours = _answers(RecoveryCondition(step, 0.5, **options), step, losses)
+    assert ours == _answers(theirs.RecoveryCondition(step, 0.5, **options), step, losses)
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf])
+def test_an_infinite_loss_has_diverged_at_every_step_where_theirs_says_not(loss: float) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    options = {"loss_upper_bound": math.inf, "recovery_begin_steps": 10, "recovery_max_trials": 1}
+    assert _answers(RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [True, RuntimeError]  # type: ignore[arg-type]
+    assert _answers(theirs.RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [False, False]
+
+
+def test_the_error_tells_loss_and_step_and_is_a_divergence_to_our_command() -> None:
+    condition = RecoveryCondition(tf.Variable(7), 0.5, recovery_max_trials=0)
+    with pytest.raises(
+        DivergedError, match=r"training_loss is 0\.75 at step 7, more than 0\.5, and recovery_max_trials=0"
+    ):
+        condition({"training_loss": 0.75})
+    with pytest.raises(RuntimeError, match="training_loss is nan at step 7, not finite"):
+        condition({"training_loss": NAN})
+    assert condition.recover_counter == 2
+
+
+def test_outputs_without_a_training_loss_are_an_error_that_says_what_there_is() -> None:
+    with pytest.raises(KeyError, match="did you mean train_loss"):
+        RecoveryCondition(tf.Variable(7), 0.5)({"train_loss": 0.75})
+
+
+class _Run:
+    """Weights and a step, with checkpoints of either manager."""
+
+    def __init__(self, folder: Path, own: bool = False) -> None:
+        self.step, self.weights = tf.Variable(0, dtype=tf.int64), tf.Variable([0.0, 0.0])
+        self.checkpoint = tf.train.Checkpoint(global_step=self.step, weights=self.weights)
+        options: dict[str, Any] = {"max_to_keep": 5, "step_counter": self.step, "checkpoint_interval": 10}
+        self.initialized = 0
+        options["init_fn"] = self._initialize
+        if own:
+            self.manager = CheckpointManager(self.checkpoint, str(folder), **options)
+        else:
+            self.manager = tf.train.CheckpointManager(self.checkpoint, str(folder), **options)
+
+    def _initialize(self) -> None:
+        self.initialized += 1
+
+    def save(self, step: int, weights: list[float]) -> None:
+        self.step.assign(step)
+        self.weights.assign(weights)
+        assert self.manager.save(checkpoint_number=step)
+
+    @property
+    def now(self) -> tuple[int, list[float]]:
+        return int(self.step), self.weights.numpy().tolist()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_newest_checkpoint_comes_back(tmp_path: Path, own: bool) -> None:
+    run = _Run(tmp_path, own)
+    run.save(10, [1.0, 1.0])
+    run.save(20, [2.0, 2.0])
+    run.step.assign(27)
+    run.weights.assign([NAN, 3.0])
+    RecoveryAction(run.manager)({})
+    assert run.now == (20, [2.0, 2.0])
+
+
+@pytest.mark.parametrize("bad", [[NAN, 3.0], [3.0, math.inf]])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_checkpoint_that_is_not_finite_is_passed_over_where_theirs_restores_it(
+    tmp_path: Path, own: bool, bad: list[float]
+) -> None:
+    run = _Run(tmp_path / "ours", own)
+    other = _Run(tmp_path / "theirs")
+    for one in (run, other):
+        one.save(10, [1.0, 1.0])
+        one.save(20, [2.0, 2.0])
+        one.save(30, bad)
+        one.step.assign(37)
+    theirs.RecoveryAction(other.manager)({})
+    assert other.now[0] == 30
+    RecoveryAction(run.manager)({})
+    assert run.now == (20, [2.0, 2.0])
+    run.step.assign(29)
+    assert run.manager.save(checkpoint_number=29) is None  # an interval after what was restored, as ever
+    run.save(31, [4.0, 4.0])
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.save(10, [1.0, 1.0])
+    run.save(20, [2.0, 2.0])
+    (tmp_path / "ckpt-20.data-00000-of-00001").write_bytes(b"")
+    RecoveryAction(run.manager)({})
+    assert run.now == (10, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("bad_one", [False, True])
+def test_with_nothing_to_go_back_to_it_is_an_error_where_theirs_goes_on_with_nan(tmp_path: Path, bad_one: bool) -> None:
+    run = _Run(tmp_path)
+    if bad_one:
+        run.save(10, [NAN, 1.0])
+    run.weights.assign([NAN, 3.0])
+    theirs.RecoveryAction(run.manager)({})
+    assert math.isnan(run.now[1][0])
+    initialized = run.initialized
+    with pytest.raises(RuntimeError, match="holds no checkpoint of finite numbers to go back to"):
+        RecoveryAction(run.manager)({})
+    assert run.initialized == initialized

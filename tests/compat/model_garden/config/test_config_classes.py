@@ -1,0 +1,428 @@
+"""Config objects of Model Garden as config classes of ours, and back: what may be written, and what reaches theirs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import pickle
+import weakref
+from collections.abc import Iterator
+from typing import Any, Optional, Union
+
+import pytest
+from official.core import config_definitions
+from official.modeling.hyperparams import base_config, oneof
+from official.modeling.optimization import OptimizationConfig
+
+from trainer_kit.compat.model_garden.config import config_classes as module
+from trainer_kit.compat.model_garden.config.config_classes import mirror, original
+from trainer_kit.config.merge import apply
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import ConfigError
+
+
+@dataclasses.dataclass
+class Head(base_config.Config):
+    name: str = ""
+    size: int = 1
+
+
+@dataclasses.dataclass
+class Neck(base_config.Config):
+    depth: int = 2
+    heads: list[Head] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Part(oneof.OneOfConfig):
+    type: Optional[str] = None  # noqa: UP045 - as theirs are written
+    head: Head = dataclasses.field(default_factory=Head)
+    neck: Neck = dataclasses.field(default_factory=Neck)
+
+
+@dataclasses.dataclass
+class Whole(base_config.Config):
+    """Every kind of field that Model Garden's own classes have."""
+
+    count: int = 3
+    rate: float = 1  # written without a point, as often
+    broken: int = 0.5  # type: ignore[assignment]
+    untold: str = None  # type: ignore[assignment]
+    on: bool = False
+    several: tuple[int, ...] = (1, 2)
+    words: Optional[list[str]] = None  # noqa: UP045
+    either: Union[int, str] = "x"  # noqa: UP007
+    anything: Any = None
+    there: Head | None = dataclasses.field(default_factory=Head)
+    absent: Head | None = None
+    heads: list[Head] = dataclasses.field(default_factory=lambda: [Head(name="a"), Head(name="b", size=2)])
+    part: Part = dataclasses.field(default_factory=lambda: Part(type="neck"))
+    free: Part = dataclasses.field(default_factory=Part)
+    data: config_definitions.DataConfig = dataclasses.field(default_factory=config_definitions.DataConfig)
+
+
+@dataclasses.dataclass
+class Tree(base_config.Config):
+    size: int = 1
+    inside: Optional[Tree] = None  # noqa: UP045
+
+
+@dataclasses.dataclass(kw_only=True)
+class Needy(base_config.Config):
+    size: int
+
+
+@dataclasses.dataclass
+class Outer(base_config.Config):
+    needy: Needy | None = None
+
+
+def _overridden(theirs: Any, *layers: dict[str, Any]) -> Any:
+    return apply(mirror(theirs), [Layer(values) for values in layers]).config
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in other.items() if name not in one or one[name] != value}
+
+
+def test_what_is_not_touched_comes_back_as_it_was() -> None:
+    theirs = Whole()
+    theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
+    back = original(mirror(theirs))
+    assert type(back) is Whole and back is not theirs
+    assert back == theirs and back.as_dict() == theirs.as_dict()
+    assert isinstance(back.several, tuple) and isinstance(back.rate, int) and back.rate == 1
+    assert isinstance(back.heads[1], Head) and isinstance(back.part.neck, Neck)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"count": 5}, {"count": 5}),
+        ({"rate": 2}, {"rate": 2.0}),
+        ({"broken": "word"}, {"broken": "word"}),
+        ({"untold": "word"}, {"untold": "word"}),
+        ({"words": ["a"]}, {"words": ["a"]}),
+        ({"either": 4}, {"either": 4}),
+        ({"anything": [1, 2]}, {"anything": [1, 2]}),
+        ({"anything": {"a": {"b": 1}}}, {"anything": {"a": {"b": 1}}}),
+        ({"there": {"size": 4}}, {"there": {"name": "", "size": 4}}),
+        ({"there": None}, {"there": None}),
+        ({"absent": {"size": 4}}, {"absent": {"name": "", "size": 4}}),
+        ({"heads": []}, {"heads": []}),
+        ({"heads": [{"name": "c"}]}, {"heads": [{"name": "c", "size": 1}]}),
+        ({"heads": [{}, {"size": 5}]}, {"heads": [{"name": "a", "size": 1}, {"name": "b", "size": 5}]}),
+        ({"part": {"neck": {"depth": 7}}}, {"part": {"type": "neck", "neck": {"depth": 7, "heads": []}}}),
+        ({"part": {"type": "head"}}, {"part": {"type": "head", "head": {"name": "", "size": 1}}}),
+        ({"part": {"type": None}}, {"part": {"type": None}}),
+        ({"free": {"type": "head", "head": {"size": 4}}}, {"free": {"type": "head", "head": {"name": "", "size": 4}}}),
+    ],
+    ids=str,
+)
+def test_what_is_written_reaches_their_object_as_if_it_was_written_to_theirs(
+    given: dict[str, Any], found: dict[str, Any]
+) -> None:
+    theirs, mirrored = Whole(), _overridden(Whole(), given)
+    back = original(mirrored)
+    theirs.override(given)
+    assert back.as_dict() == theirs.as_dict()
+    assert _differences(Whole().as_dict(), back.as_dict()) == found
+    for name, value in found.items():
+        kind = float if isinstance(value, float) else type(getattr(theirs, name))  # a rate of 2 is 2.0
+        assert type(getattr(back, name)) is kind
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"count": 1.5}, "count: 1.5 is not a whole number"),
+        ({"count": "3"}, "write 3 without quotes"),
+        ({"count": None}, "count: null is not a whole number"),
+        ({"rate": "1"}, "rate: '1' is not a number"),
+        ({"heads": [{"nome": "c"}]}, "heads.0.nome: there is no such key; did you mean .*name"),
+        ({"heads": [{}, {"size": "2"}]}, "heads.1.size: '2' is not a whole number"),
+        ({"on": 1}, "on: 1 is not true or false"),
+        ({"several": ["a"]}, "several: .* is not a list"),
+        ({"words": "a"}, "words: 'a' is not a list"),
+        ({"either": 1.5}, "either: 1.5 is not a whole number or text"),
+        ({"there": 3}, "there: 3 is not a section"),
+        ({"cuont": 3}, "cuont: there is no such key; did you mean count"),
+        ({"there": {"sise": 3}}, "there.sise: there is no such key; did you mean there.size"),
+        ({"absent": {"sise": 3}}, "absent.sise: there is no such key; did you mean absent.size"),
+        ({"part": {"type": "nek"}}, "part.type: 'nek' is not one of head, neck or null; did you mean neck"),
+        ({"part": {"head": {"size": 4}}}, "part.head .*: has no effect while part.type is 'neck'"),
+        ({"data": {"input_pahts": "a"}}, "did you mean data.input_path"),
+    ],
+    ids=str,
+)
+def test_what_their_classes_would_take_is_refused_with_its_path(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        _overridden(Whole(), given)
+
+
+def test_a_tuple_of_theirs_stays_a_tuple() -> None:
+    assert original(_overridden(Whole(), {"several": [4]})).several == (4,)  # their code may add tuples
+
+
+@dataclasses.dataclass
+class Routine(base_config.Config):
+    name: str = ""
+    part: base_config.Config | None = None
+    head: Head | None = None
+
+
+@dataclasses.dataclass
+class Routines(base_config.Config):
+    routines: tuple[Routine, ...] = ()
+
+
+@dataclasses.dataclass
+class LargeHead(Head):
+    depth: int = 5
+
+
+def test_items_of_a_list_may_have_fields_that_their_class_does_not_have() -> None:
+    theirs = Routines(routines=(Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck())))
+    back = original(mirror(theirs))
+    assert back == theirs and isinstance(back.routines[0].head, LargeHead) and isinstance(back.routines[1].part, Neck)
+    changed = original(_overridden(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
+    assert isinstance(changed.routines[0].head, LargeHead) and changed.routines[0].head.depth == 7
+    assert changed.routines[0].name == "a" and changed.routines[1] == theirs.routines[1]
+
+
+def test_only_what_changed_is_put_on_their_object() -> None:
+    given: list[Any] = []
+
+    @dataclasses.dataclass
+    class Noting(Head):
+        def override(self, override_params: Any, is_strict: bool = True) -> None:
+            given.append(override_params)
+            super().override(override_params, is_strict)
+
+    mirrored = _overridden(Noting(), {"name": "n", "size": 1})
+    given.clear()
+    assert original(mirrored).name == "n"
+    assert given == [{"name": "n"}]
+
+
+def test_true_is_another_value_than_one() -> None:
+    theirs = Whole()
+    theirs.override({"anything": 1})
+    assert original(_overridden(theirs, {"anything": True})).anything is True
+
+
+@pytest.mark.parametrize("given", ["q", ["q", "r"], {"a": "q"}, {"a": "q", "b": ["r"]}], ids=str)
+@pytest.mark.parametrize("before", ["", ["p"], {"a": "x", "b": ["y", "z"]}], ids=str)
+def test_an_input_path_may_be_text_a_list_or_a_mapping_whatever_it_was(before: Any, given: Any) -> None:
+    theirs = config_definitions.DataConfig(input_path=before)
+    back = original(_overridden(theirs, {"input_path": given}))
+    theirs.override({"input_path": given})
+    assert back.as_dict() == theirs.as_dict()
+    assert type(back.input_path) is type(theirs.input_path)
+
+
+def test_a_key_that_their_mapping_does_not_have_is_refused() -> None:
+    theirs = config_definitions.DataConfig(input_path={"train": "x"})
+    with pytest.raises(ConfigError, match=r"input_path.trian: .* did you mean input_path.train\?"):
+        _overridden(theirs, {"input_path": {"trian": "y"}})
+
+
+def test_keys_that_they_do_not_annotate_can_be_written() -> None:
+    theirs = Whole()
+    theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
+    back = original(_overridden(theirs, {"extra": "six", "more": {"a": 2}}))
+    assert (back.extra, back.more.a) == ("six", 2)
+    with pytest.raises(ConfigError, match=r"more.b: there is no such key"):
+        _overridden(theirs, {"more": {"b": 2}})
+
+
+def _trainer(theirs: config_definitions.TrainerConfig) -> Any:
+    return mirror(theirs, TrainerConfig, optimizer_config=mirror(theirs.optimizer_config))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fuse_steps": 4},
+        {"continuous_eval": {"policy": "latest"}},
+        {"early_stopping": {"metric": "loss"}},
+        {"best_checkpoints": {"mine": {"metric": "loss"}}},
+    ],
+    ids=str,
+)
+def test_an_option_of_ours_goes_with_their_object_and_comes_back_as_ours(given: dict[str, Any]) -> None:
+    before = _trainer(config_definitions.TrainerConfig()).replace(**given)
+    back = original(before)
+    assert type(back) is config_definitions.TrainerConfig
+    after = _trainer(back)
+    assert after.as_dict() == before.as_dict() != _trainer(config_definitions.TrainerConfig()).as_dict()
+    (name,) = given
+    assert type(getattr(after, name)) is type(getattr(before, name))
+    assert not any(hasattr(back, other) for other in {"fuse_steps", "early_stopping"} - {name})  # only what changed
+
+
+def test_an_option_of_ours_on_their_object_is_checked() -> None:
+    theirs = config_definitions.TrainerConfig()
+    theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
+    with pytest.raises(ConfigError, match=r"continuous_eval.policy .*: Input should be 'all' or 'latest'"):
+        _trainer(theirs)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_locked_object_is_mirrored_and_what_comes_back_can_be_changed(inner: bool) -> None:
+    theirs = Whole(count=70 + inner)  # of which there is no mirror yet
+    for part in (theirs.heads[0], theirs.part.neck, theirs.data) if inner else ():
+        part.lock()
+    theirs.lock()
+    given = {"count": 4, "heads": [{"size": 7}, {}], "part": {"neck": {"depth": 5}}, "data": {"cache": True}}
+    back = original(_overridden(theirs, given))
+    assert (back.count, back.heads[0].size, back.part.neck.depth, back.data.cache) == (4, 7, 5, True)
+    back.data.cache = back.on = False
+    with pytest.raises(ValueError, match="locked"):
+        theirs.on = True
+
+
+def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
+    back = original(_overridden(Tree(inside=Tree(size=2)), {"inside": {"size": 3, "inside": {"size": 4}}}))
+    assert back.as_dict() == {"size": 1, "inside": {"size": 3, "inside": {"size": 4, "inside": None}}}
+    assert type(back.inside.inside) is Tree
+    assert original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
+
+
+def test_a_missing_section_whose_class_has_no_defaults_can_be_given() -> None:
+    assert original(mirror(Outer())) == Outer()
+    assert _overridden(Outer(), {"needy": {"size": 3}}).needy == {"size": 3}
+
+
+def test_a_choice_of_what_is_not_there_is_told_with_what_there_is() -> None:
+    theirs = OptimizationConfig({"optimizer": {"type": "mine"}})
+    with pytest.raises(ConfigError, match=r"optimizer.type .*OptimizerConfig\): Input should be 'sgd'.*'adamw'"):
+        mirror(theirs)
+
+
+def test_a_value_that_the_base_forbids_is_told_with_their_class() -> None:
+    theirs = config_definitions.TrainerConfig({"summary_interval": 7, "steps_per_loop": 5})
+    with pytest.raises(ConfigError, match=r"summary_interval .*TrainerConfig\): 7 is not a multiple of steps_per_loop"):
+        mirror(theirs, TrainerConfig)
+
+
+def test_a_value_that_their_class_refuses_is_told() -> None:
+    @dataclasses.dataclass
+    class Strict(base_config.Config):
+        size: int = 1
+
+        def override(self, override_params: Any, is_strict: bool = True) -> None:
+            if override_params.get("size", 1) > 2:
+                raise ValueError("too large")
+            super().override(override_params, is_strict)
+
+    with pytest.raises(ConfigError, match=r"Strict of Model Garden does not take \{'size': 3\}; too large"):
+        original(_overridden(Strict(), {"size": 3}))
+
+
+def test_only_a_mirror_has_an_original() -> None:
+    @configclass
+    class Own(Config):
+        size: int = 1
+
+    with pytest.raises(AssertionError, match="Own was not made by mirror"):
+        original(Own())
+
+
+def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
+    first, second = mirror(Whole()), mirror(Whole())
+    assert first == second and first is not second
+    first.heads.append("mine")
+    assert mirror(Whole()).as_dict()["heads"] == second.as_dict()["heads"] == Whole().as_dict()["heads"]
+    back = original(second)
+    back.heads[0].size = 100
+    back.data.input_path = "mine"
+    assert original(mirror(Whole())) == original(second) == Whole()
+
+
+def test_what_is_done_to_their_object_later_does_not_reach_the_mirror() -> None:
+    theirs = Whole()
+    mirrored = mirror(theirs)
+    theirs.count = 100
+    theirs.heads[0].size = 100
+    assert original(mirrored) == Whole()
+    assert mirror(theirs).count == 100
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"anything": 1}, {"anything": True}),
+        ({"anything": 1}, {"anything": 1.0}),
+        ({"several": (1,)}, {"several": [1]}),
+    ],
+    ids=str,
+)
+def test_objects_that_differ_in_the_type_of_a_value_have_mirrors_of_their_own(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    for given in (one, other, one):
+        theirs = Whole()
+        theirs.override(given)
+        ((name, value),) = given.items()
+        found = getattr(original(mirror(theirs)), name)
+        assert found == value and type(found) is type(value)
+
+
+def test_objects_of_two_classes_of_one_name_have_mirrors_of_their_own() -> None:
+    made = []
+    for default in (1, 2):
+
+        @dataclasses.dataclass
+        class Same(base_config.Config):
+            size: int = default
+
+        made.append(mirror(Same()))
+    assert [one.size for one in made] == [1, 2]
+
+
+_CHANGES: dict[str, Any] = {
+    "count": 9,
+    "there": None,
+    "absent": {"size": 4},
+    "free": {"type": "head", "head": {"size": 4}},
+    "heads": [{"name": "c"}],
+    "data": {"input_path": {"a": "b"}},
+}
+
+
+@pytest.mark.parametrize("given", [{}, _CHANGES], ids=["as it was", "changed"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_mirror_is_copied_and_pickled(copied: Any, given: dict[str, Any]) -> None:
+    mirrored = _overridden(Whole(), given)
+    again = copied(mirrored)
+    assert again == mirrored and again is not mirrored
+    assert original(again) == original(mirrored)
+    assert apply(again, [Layer({"count": 11})]).config.count == 11
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """The newest mirrors are not kept."""
+    module._newest.clear()
+    yield
+    module._newest.clear()
+
+
+def test_a_class_goes_with_its_last_object(forgotten: None) -> None:
+    mirrored = mirror(Head(name="only here"))
+    seen = weakref.ref(type(mirrored))
+    gc.collect()
+    assert seen() is not None
+    del mirrored
+    module._newest.clear()
+    gc.collect()
+    assert seen() is None
+
+
+def test_equal_objects_have_one_class() -> None:
+    assert type(mirror(Head(name="same"))) is type(mirror(Head(name="same")))  # making one costs milliseconds
+    assert type(mirror(Head(name="same"))) is not type(mirror(Head(name="another")))

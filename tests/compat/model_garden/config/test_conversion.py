@@ -1,0 +1,208 @@
+"""Model Garden's ExperimentConfig becomes ours: what is kept, what means something else, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from official.core import base_task, config_definitions, exp_factory, task_factory
+from official.modeling.hyperparams import Config as TheirConfig
+from official.modeling.optimization.configs import learning_rate_config, optimizer_config
+from official.utils.testing import mock_task
+
+from trainer_kit.compat.model_garden.config.config_classes import original
+from trainer_kit.compat.model_garden.config.conversion import convert, sections
+from trainer_kit.compat.model_garden.training.tasks import create_task
+from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.config.experiments import task_class, trainer_class
+from trainer_kit.config.merge import apply
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.config.serialize import from_yaml, to_yaml
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import ConfigError
+
+OPTIMIZERS = [
+    *("sgd", "sgd_experimental", "adam", "adam_experimental", "adamw", "adamw_experimental", "lamb", "rmsprop"),
+    *("lars", "adagrad", "slide", "adafactor", "adafactor_keras"),
+]
+RATES = {
+    "constant": {"learning_rate": 0.2},
+    "stepwise": {"boundaries": [2, 4], "values": [0.1, 0.2, 0.3]},
+    "exponential": {"initial_learning_rate": 0.1, "decay_steps": 5, "decay_rate": 0.5, "staircase": True},
+    "polynomial": {"initial_learning_rate": 0.1, "decay_steps": 5},
+    "cosine": {"initial_learning_rate": 0.1, "decay_steps": 5},
+    "power": {"initial_learning_rate": 0.1},
+    "power_linear": {"initial_learning_rate": 0.1, "total_decay_steps": 5},
+    "power_with_offset": {"initial_learning_rate": 0.1},
+    "step_cosine_with_offset": {"boundaries": [0, 4], "values": [0.1, 0.2]},
+}
+
+
+def _mock(**changes: Any) -> Any:
+    theirs = exp_factory.get_exp_config("mock")
+    theirs.override(changes)
+    return theirs
+
+
+def _optimization(**parts: Any) -> Any:
+    return _mock(trainer={"optimizer_config": parts})
+
+
+def test_the_sections_are_ours_with_their_values() -> None:
+    theirs = _mock(
+        trainer={"train_steps": 7, "max_to_keep": 2}, runtime={"num_gpus": 0, "dataset_num_private_threads": 3}
+    )
+    converted = convert(theirs)
+    assert isinstance(converted, ExperimentConfig)
+    assert isinstance(converted.trainer, TrainerConfig) and isinstance(converted.runtime, RuntimeConfig)
+    assert (
+        converted.trainer.train_steps,
+        converted.trainer.max_to_keep,
+        converted.runtime.dataset_num_private_threads,
+    ) == (7, 2, 3)
+    assert converted.trainer.fuse_steps == 1 and converted.runtime.random_seed == 1  # of ours, by default
+    assert original(converted) == theirs
+    assert isinstance(original(converted).task, mock_task.MockTaskConfig)
+
+
+def test_what_is_ours_already_stays() -> None:
+    converted = convert(_mock())
+    assert convert(converted) is converted
+
+
+def test_equal_configs_become_equal() -> None:
+    assert convert(_mock()) == convert(_mock()) != convert(_mock(trainer={"train_steps": 7}))
+
+
+def test_mirroring_that_nobody_asked_for_is_left_to_the_machine() -> None:
+    assert convert(_mock()).runtime.distribution_strategy == "auto"
+    asked = apply(convert(_mock()), [Layer({"runtime": {"distribution_strategy": "mirrored"}})]).config
+    assert asked.runtime.distribution_strategy == "mirrored"
+    for other in ("off", "one_device", "tpu"):
+        assert convert(_mock(runtime={"distribution_strategy": other})).runtime.distribution_strategy == other
+
+
+def test_mirroring_that_another_default_was_replaced_by_stays() -> None:
+    @dataclasses.dataclass
+    class OneDevice(config_definitions.RuntimeConfig):
+        distribution_strategy: str = "one_device"
+
+    theirs = _mock()
+    theirs.runtime = OneDevice(distribution_strategy="mirrored")
+    assert convert(theirs).runtime.distribution_strategy == "mirrored"
+    theirs.runtime = OneDevice()
+    assert convert(theirs).runtime.distribution_strategy == "auto"
+
+
+def test_the_best_has_a_folder_even_if_none_was_named() -> None:
+    trainer = convert(_mock(trainer={"best_checkpoint_eval_metric": "acc"})).trainer
+    assert (trainer.best_checkpoint_export_subdir, trainer.best_checkpoint_eval_metric) == ("best_ckpt", "acc")
+    named = convert(_mock(trainer={"best_checkpoint_export_subdir": "mine"})).trainer
+    assert named.best_checkpoint_export_subdir == "mine"
+    assert original(convert(_mock())).trainer.best_checkpoint_export_subdir == ""
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_optimizer_of_theirs_is_kept_with_its_options(kind: str) -> None:
+    theirs = _optimization(optimizer={"type": kind}, learning_rate={"type": "constant"}, ema={"average_decay": 0.5})
+    converted = convert(theirs)
+    chosen = converted.trainer.optimizer_config.optimizer
+    assert chosen.type == kind and chosen.get().name == theirs.trainer.optimizer_config.optimizer.get().name
+    assert original(converted) == theirs and original(converted.trainer.optimizer_config) == (
+        theirs.trainer.optimizer_config
+    )
+
+
+def test_there_is_no_optimizer_of_theirs_that_is_not_tried_here() -> None:
+    known = config_definitions.OptimizationConfig().optimizer
+    assert {name for name, one in vars(known).items() if isinstance(one, optimizer_config.BaseOptimizerConfig)} == set(
+        OPTIMIZERS
+    )
+    rates = vars(config_definitions.OptimizationConfig().learning_rate)
+    assert {name for name in rates if name not in ("type", "_locked", "_restrictions")} == set(RATES)
+    assert isinstance(rates["cosine"], learning_rate_config.CosineLrConfig)
+
+
+@pytest.mark.parametrize("warmup", [{"type": None}, {"type": "linear", "linear": {"warmup_steps": 3}}], ids=str)
+@pytest.mark.parametrize("kind", RATES)
+def test_every_learning_rate_of_theirs_is_kept_with_its_options(kind: str, warmup: dict[str, Any]) -> None:
+    theirs = _optimization(optimizer={"type": "sgd"}, learning_rate={"type": kind, kind: RATES[kind]}, warmup=warmup)
+    converted = convert(theirs)
+    assert converted.trainer.optimizer_config.learning_rate.type == kind
+    assert original(converted).as_dict() == theirs.as_dict()
+    assert from_yaml(to_yaml(converted), convert(_mock())).as_dict() == converted.as_dict()
+
+
+def test_all_that_our_engine_refuses_is_told_with_its_path_and_their_class() -> None:
+    theirs = _mock(
+        task={"name": "t"},
+        trainer={
+            "summary_interval": 7,
+            "steps_per_loop": 5,
+            "optimizer_config": {"learning_rate": {"type": "none_such"}},
+        },
+        runtime={"distribution_strategy": "none", "num_gpus": -1},
+    )
+    with pytest.raises(ConfigError) as caught:
+        convert(theirs)
+    told = {mistake.path: mistake for mistake in caught.value.mistakes}
+    assert set(told) == {
+        "trainer.optimizer_config.learning_rate.type",
+        "runtime.distribution_strategy",
+        "runtime.num_gpus",
+    }
+    assert told["runtime.num_gpus"].origin == "official.core.config_definitions.RuntimeConfig"
+    theirs.trainer.optimizer_config.learning_rate.type = None
+    with pytest.raises(ConfigError, match=r"trainer.summary_interval .*: 7 is not a multiple of steps_per_loop \(5\)"):
+        convert(theirs)
+
+
+def test_the_tasks_section_knows_their_task_and_the_trainer() -> None:
+    converted = convert(_mock(task={"init_checkpoint": "somewhere"}))
+    assert task_class(converted.task) is create_task
+    assert trainer_class(converted.task) is Trainer
+    task = create_task(converted.task, "logs")
+    assert type(task) is mock_task.MockTask and task.logging_dir == "logs"
+    assert isinstance(task.task_config, mock_task.MockTaskConfig)
+    assert task.task_config.init_checkpoint == "somewhere"
+
+
+def test_a_changed_section_makes_a_task_with_the_changes() -> None:
+    changed = apply(convert(_mock()), [Layer({"task": {"train_data": {"global_batch_size": 5}}})]).config
+    task = create_task(changed.task)
+    assert isinstance(task, base_task.Task) and task.task_config.train_data.global_batch_size == 5
+    assert trainer_class(changed.task) is Trainer
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_trainer_reads_their_task_and_our_other_sections(ours: bool) -> None:
+    theirs = _mock(trainer={"train_steps": 3})
+    task = task_factory.get_task(theirs.task)
+    found = sections(convert(theirs) if ours else theirs, task)
+    assert found.task is (task.task_config if ours else theirs.task)
+    assert found.trainer == convert(theirs).trainer and found.runtime == convert(theirs).runtime
+    assert sections(found, task) is found  # anything else is taken as it is
+
+
+def test_xla_is_for_gpus_that_are_asked_for_as_theirs_has_it() -> None:
+    for gpus, compiled in ((0, False), (1, True)):
+        assert convert(_mock(runtime={"num_gpus": gpus, "enable_xla": True})).runtime.enable_xla is compiled
+
+
+def test_what_a_config_of_theirs_does_not_have_has_our_default() -> None:
+    partial = TheirConfig(default_params={"task": {"model": {"name": "x"}}, "trainer": {"train_steps": 7}})
+    converted = convert(partial)
+    assert (converted.trainer.train_steps, converted.trainer.steps_per_loop) == (7, TrainerConfig().steps_per_loop)
+    assert converted.runtime.distribution_strategy == "auto"
+    assert original(converted).as_dict() == partial.as_dict()
+
+
+@pytest.mark.parametrize(("dtype", "counts"), [(None, False), ("bfloat16", False), ("float16", True)])
+def test_a_loss_scale_counts_with_float16_only(dtype: str | None, counts: bool) -> None:
+    config = _mock()
+    config.override({"runtime": {"mixed_precision_dtype": dtype, "loss_scale": "dynamic"}})
+    converted = convert(config)
+    assert (converted.runtime.loss_scale == "dynamic") is counts
+    assert original(converted).runtime.loss_scale == "dynamic"

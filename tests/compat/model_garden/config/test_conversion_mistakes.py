@@ -1,0 +1,211 @@
+"""Mistakes in configs of Model Garden's experiments are told by path; their YAML is read as they read it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from official.common import registry_imports  # noqa: F401  it registers all of theirs
+from official.core import exp_factory
+from official.modeling.hyperparams import params_dict
+
+from trainer_kit.compat.model_garden.config import config_classes
+from trainer_kit.compat.model_garden.config.config_classes import original
+from trainer_kit.compat.model_garden.config.conversion import broken_rules, convert
+from trainer_kit.compat.model_garden.experiments import PREFIX
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.merge import apply
+from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import ConfigError
+
+RESNET, BERT = "resnet_imagenet", "bert/pretraining"
+OPTIMIZER = "trainer.optimizer_config"
+
+MISTAKES = [
+    (RESNET, "task.train_data.inputpath=x", "there is no such key; did you mean task.train_data.input_path?"),
+    (RESNET, "task.model.backbone.resnet.model_idd=5", "did you mean task.model.backbone.resnet.model_id?"),
+    (RESNET, "task.model.backbon.type=resnet", "did you mean task.model.backbone?"),
+    (RESNET, "trainer.train_step=5", "did you mean trainer.train_steps?"),
+    (RESNET, "task.train_data.global_batch_size=abc", "'abc' is not a whole number"),
+    (RESNET, "task.train_data.global_batch_size='32'", "'32' is not a whole number; write 32 without quotes"),
+    (RESNET, "task.train_data.global_batch_size=[1,2]", "[1, 2] is not a whole number"),
+    (RESNET, "task.train_data.is_training=yes", "write true, without quotes"),
+    (RESNET, "task.losses.l2_weight_decay=[0.1]", "[0.1] is not a number"),
+    (RESNET, "task.model.backbone.type=resnett", "did you mean resnet?"),
+    (RESNET, f"{OPTIMIZER}.optimizer.type=sgdd", "did you mean sgd?"),
+    (RESNET, f"{OPTIMIZER}.learning_rate.type=cosin", "did you mean cosine?"),
+    (RESNET, f"{OPTIMIZER}.learning_rate.cosine.decay_steps=5", "learning_rate.type is 'stepwise'"),
+    (RESNET, f"{OPTIMIZER}.learning_rate=0.1", "0.1 is not a section; give its fields (type, constant, stepwise"),
+    (RESNET, "task.model=resnet", "'resnet' is not a section"),
+    (RESNET, "task.train_data=null", "null is not a section"),
+    (RESNET, "task=null", "null is not a section"),
+    (
+        RESNET,
+        "task.model.input_size=224",
+        "(each item a whole number or null); write [224] for a list",
+    ),
+    (RESNET, "runtime.distribution_strategy=mirored", "did you mean mirrored?"),
+    (RESNET, "task.train_data.restrictions=1", "there is no such key"),
+    ("retinanet_resnetfpn_coco", "task.model.anchor.aspect_ratios=1", "write [1] for a list of one"),
+    (BERT, "task.model.encoder.type=bertt", "did you mean bert?"),
+    (BERT, "task.model.cls_heads=3", "3 is not a list"),
+    (BERT, "task.model.cls_heads=[{inner_dims: 3}]", "did you mean task.model.cls_heads.0.inner_dim?"),
+    ("bert/tagging", "task.class_names=a", "'a' is not a list (each item text) or null; write ['a'] for a list of one"),
+]
+
+# In the manner of the files in their repository, which the package does not hold.
+FILES = {
+    "retinanet_mobile_coco": """
+runtime: {distribution_strategy: 'mirrored', mixed_precision_dtype: 'bfloat16'}
+task:
+  losses: {l2_weight_decay: 3.0e-05}
+  model:
+    anchor: {anchor_size: 3, aspect_ratios: [0.5, 1.0, 2.0]}
+    backbone: {spinenet_mobile: {model_id: '49XS', se_ratio: 0.2}, type: 'spinenet_mobile'}
+    decoder: {type: 'identity'}
+    input_size: !!python/tuple [256, 256, 3]
+  train_data: {dtype: 'bfloat16', global_batch_size: 256, parser: {aug_scale_max: 2.0}}
+trainer:
+  optimizer_config:
+    learning_rate: {stepwise: {boundaries: [20, 40], values: [0.3, 0.03, 0.003]}, type: 'stepwise'}
+    warmup: {linear: {warmup_learning_rate: 0, warmup_steps: 10}}
+  train_steps: 60
+""",
+    "mobilenet_imagenet": """
+task:
+  model: {backbone: {mobilenet: {model_id: 'MobileNetV4ConvSmall'}, type: 'mobilenet'}, dropout_rate: 0}
+  train_data:
+    aug_type: {randaug: {cutout_const: 20, exclude_ops: ['Cutout'], magnitude: 9}, type: 'randaug'}
+trainer:
+  optimizer_config:
+    ema: {average_decay: 0.9999, trainable_weights_only: false}
+    learning_rate: {cosine: {decay_steps: 300, initial_learning_rate: 0.002, name: 'CosineDecay'}, type: 'cosine'}
+    optimizer: {adamw: {beta_1: 0.6, exclude_from_weight_decay: ['batch_normalization']}, type: 'adamw'}
+""",
+    "vit_imagenet_finetune": """
+trainer: {optimizer_config: {optimizer: {type: adamw, adamw: {include_in_weight_decay: .*(kernel|weight):0$}}}}
+""",
+    "semantic_segmentation": """
+task:
+  model:
+    input_size: [null, null, 3]
+    backbone: {type: 'dilated_resnet', dilated_resnet: {model_id: 101, multigrid: [1, 2, 4], last_stage_repeats: 1}}
+    decoder: {type: aspp, aspp: {pool_kernel_size: [512, 1024]}}
+  train_data: {output_size: [1024, 2048], resize_eval_groundtruth: true}
+trainer: {optimizer_config: {ema: null}}
+""",
+    "video_classification_kinetics400": """
+task:
+  model: {backbone: {resnet_3d_rs: {model_id: 50, stem_type: 'v1'}, type: resnet_3d_rs}}
+  train_data: {feature_shape: !!python/tuple [32, 224, 224, 3], temporal_stride: 2}
+""",
+    "bert/pretraining": """
+task:
+  init_checkpoint: ''
+  model:
+    encoder: {type: albert, albert: {hidden_size: 768, dropout_rate: 0.0}}
+    cls_heads: [{activation: tanh, dropout_rate: 0.1, inner_dim: 768, name: next_sentence, num_classes: 2}]
+trainer:
+  optimizer_config:
+    learning_rate: {polynomial: {cycle: false, decay_steps: 10, initial_learning_rate: 0.0001, power: 1.0}}
+    warmup: {polynomial: {power: 1, warmup_steps: 3}, type: polynomial}
+  best_checkpoint_export_subdir: 'best_ckpt'
+  best_checkpoint_eval_metric: 'cls_accuracy'
+""",
+}  # fmt: skip
+
+
+def _resolved(name: str, sources: Sources) -> ExperimentConfig:
+    find_experiment(PREFIX + name)
+    return resolve(PREFIX + name, sources).config
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize(("name", "override", "message"), MISTAKES, ids=[override for _, override, _ in MISTAKES])
+def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as told:
+        _resolved(name, Sources(params_overrides=(override,)))
+    assert "\n" not in str(told.value)
+    assert str(told.value).startswith(override.partition("=")[0].split("[")[0][:8])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(FILES[name])
+    theirs = params_dict.override_params_dict(exp_factory.get_exp_config(name), str(file), is_strict=True)
+    ours = _resolved(name, Sources(config_files=(str(file),)))
+    assert _listed(original(ours.task).as_dict()) == _listed(theirs.task.as_dict())
+    assert original(ours.trainer.optimizer_config).as_dict() == theirs.trainer.optimizer_config.as_dict()
+    assert ours.trainer.train_steps == theirs.trainer.train_steps
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "task: {losses: {norm_activation: {activation: relu}}}",
+            "task.losses.norm_activation (.*:1): there is no such",
+        ),
+        ("task: {model: !!python/object:os.system {}}", "task.model (.*:1:15): .* cannot be read; use plain values"),
+        ("task: [1]", r"task (.*): \[1\] is not a section"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        _resolved(RESNET, Sources(config_files=(str(file),)))
+
+
+def test_a_missing_file_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"nothing.yaml: there is no such file"):
+        _resolved(RESNET, Sources(config_files=("nothing.yaml",)))
+
+
+def test_what_is_a_tuple_of_theirs_comes_to_them_as_one() -> None:
+    text = "task.train_data.feature_shape=[8,64,64,3]"
+    ours = _resolved("video_classification_kinetics400", Sources(params_overrides=(text,)))
+    assert original(ours.task).train_data.feature_shape == (8, 64, 64, 3)
+
+
+def test_a_restriction_of_theirs_is_a_rule() -> None:
+    theirs = exp_factory.get_exp_config(RESNET)
+    theirs._restrictions = ["task.model.num_classes > 5", "task.train_data.dtype == task.validation_data.dtype"]
+    ours = convert(theirs)
+    apply(ours, [Layer({"task": {"model": {"num_classes": 7}}}, {"task": "here"})])
+    with pytest.raises(ConfigError, match=r"task.model.num_classes \(here\): breaks the experiment's rule '.* > 5'"):
+        apply(ours, [Layer({"task": {"model": {"num_classes": 3}}}, {"task": "here"})])
+    with pytest.raises(ConfigError, match=r"task.train_data.dtype \(here\): breaks"):
+        apply(ours, [Layer({"task": {"train_data": {"dtype": "float16"}}}, {"task": "here"})])
+
+
+def test_rules_go_with_a_config_to_another_process() -> None:
+    theirs = exp_factory.get_exp_config(RESNET)
+    theirs._restrictions = ["task.model.num_classes > 5", "task.model.num_classes < 8"]
+    theirs.task.model.num_classes = 9
+    text = pickle.dumps(convert(theirs))
+    config_classes._made.clear()  # as in a process that has made none yet
+    ours = pickle.loads(text)
+    with pytest.raises(ConfigError, match=r"breaks the experiment's rule 'task\.model\.num_classes > 5'"):
+        apply(ours, [Layer({"task": {"model": {"num_classes": 3}}}, {"task": "here"})])
+    assert [mistake.path for mistake in broken_rules(ours)] == ["task.model.num_classes"]
+
+
+def test_a_restriction_that_the_registered_config_breaks_is_for_the_start_of_a_run() -> None:
+    theirs = exp_factory.get_exp_config("wmt_transformer/large")
+    for config in (theirs, apply(convert(theirs), []).config):
+        assert [mistake.path for mistake in broken_rules(config)] == ["task.sentencepiece_model_path"]
+    given = Layer({"task": {"sentencepiece_model_path": "a.model"}}, {"task": "here"})
+    assert not broken_rules(apply(convert(theirs), [given]).config)

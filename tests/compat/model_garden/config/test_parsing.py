@@ -1,0 +1,256 @@
+"""From flags to a config of theirs: the same config as theirs gives, and mistakes in one report of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from official.core import exp_factory, train_utils
+from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
+
+from trainer_kit.compat.model_garden.config import parsing
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.config.serialize import from_yaml
+from trainer_kit.errors import ConfigError, UsageError
+
+FILES = {
+    "data.yaml": """
+task: {train_data: {global_batch_size: 4, input_path: {a: x, b: [y, z]}}}
+trainer: {train_steps: 3}
+""",
+    "rates.yaml": """
+trainer:
+  train_steps: 5
+  optimizer_config:
+    optimizer: {type: lars, lars: {momentum: 0.5}}
+    learning_rate: {type: stepwise, stepwise: {boundaries: [2, 4], values: [0.1, 0.2, 0.3]}}
+    ema: {average_decay: 0.9}
+runtime: {distribution_strategy: one_device}
+""",
+    "more.json": '{"trainer": {"train_steps": 6, "max_to_keep": 1}}',
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def _both(folder: Path, experiment: str = "mock", config_file: Any = (), **flags: Any) -> tuple[Any, Any]:
+    """Returns the config of theirs and of ours for the same flags, a path of FILES in them given by its name."""
+    files = [str(folder / name) for name in config_file]
+    if flags.get("params_override") in FILES:
+        flags["params_override"] = str(folder / flags["params_override"])
+    theirs = train_utils.parse_configuration(train_utils.ParseConfigOptions(experiment, files, **flags))
+    return theirs, parsing.parse_configuration(parsing.ParseConfigOptions(experiment, files, **flags))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"config_file": ["data.yaml"]},
+        {"config_file": ["data.yaml", "rates.yaml", "more.json"]},
+        {"config_file": ["rates.yaml", "data.yaml"]},
+        {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path=other"},
+        {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path.a=other"},
+        {"params_override": "trainer.train_steps=9,task.train_data.global_batch_size=2"},
+        {"params_override": "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"},
+        {"params_override": '{"trainer": {"train_steps": 9}}'},
+        {"params_override": "rates.yaml"},
+        {"tpu": "grpc://10.0.0.2:8470"},
+        {"tf_data_service": "grpc://10.0.0.3:5050"},
+        {
+            "config_file": ["data.yaml", "rates.yaml"],
+            "tf_data_service": "grpc://10.0.0.3:5050",
+            "params_override": "task.train_data.tf_data_service_address=elsewhere,runtime.num_gpus=1,"
+            "trainer.optimizer_config.optimizer.type=adamw",
+        },
+    ],
+    ids=str,
+)
+def test_the_same_flags_give_the_same_config(files: Path, flags: dict[str, Any]) -> None:
+    theirs, ours = _both(files, **flags)
+    assert type(ours) is type(theirs) and type(ours.task) is type(theirs.task)
+    assert ours.as_dict() == theirs.as_dict()
+    assert ours._locked and theirs._locked
+    with pytest.raises(ValueError, match="locked"):
+        ours.override({"trainer": {"train_steps": 1}})
+
+
+@dataclasses.dataclass
+class _Flags(parsing.ParseConfigOptions):
+    """As absl's FLAGS: several files, several overrides, and more flags than are looked at."""
+
+    params_override: Any = ()
+    mode: str = "train"
+
+
+def test_a_value_that_is_asked_for_counts_though_we_would_choose_it(files: Path) -> None:
+    chosen = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
+    _, plain = _both(files)
+    ours = parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=chosen))
+    assert (plain.trainer.best_checkpoint_export_subdir, plain.runtime.distribution_strategy) == ("", "mirrored")
+    assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == ("best_ckpt", "auto")
+
+
+def test_flags_that_may_be_given_several_times_are_taken_in_order(files: Path) -> None:
+    overrides = ["trainer.train_steps=8,trainer.max_to_keep=4", "trainer.train_steps=9"]
+    flags = _Flags("mock", [str(files / "data.yaml")], params_override=overrides)
+    config = parsing.parse_configuration(flags, lock_return=False)
+    assert (config.trainer.train_steps, config.trainer.max_to_keep) == (9, 4)
+    config.trainer.train_steps = 10  # it is not locked
+
+
+def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
+    overrides = "trainer.fuse_steps=4,trainer.continuous_eval.policy=latest,runtime.random_seed=7"
+    config = parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=overrides))
+    converted = convert(config)
+    assert (converted.trainer.fuse_steps, converted.runtime.random_seed) == (4, 7)
+    assert converted.trainer.continuous_eval.policy == "latest"
+    with pytest.raises(KeyError, match="does not exist"):
+        _both(files, params_override=overrides)
+
+
+def test_all_mistakes_of_a_source_are_in_one_report_with_near_names_and_lines(files: Path) -> None:
+    (files / "wrong.yaml").write_text("trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n")
+    flags = parsing.ParseConfigOptions("mock", [str(files / "data.yaml"), str(files / "wrong.yaml")])
+    with pytest.raises(ConfigError) as caught:
+        parsing.parse_configuration(flags)
+    first, second, third = map(str, caught.value.mistakes)
+    assert "wrong.yaml:2): there is no such key; did you mean trainer.train_steps?" in first
+    assert "trainer.max_to_keep" in second and "'few' is not a whole number" in second and "wrong.yaml:3" in second
+    assert "did you mean runtime.num_gpus?" in third and "wrong.yaml:4" in third
+
+
+def test_mistakes_in_the_override_are_told_as_its(files: Path) -> None:
+    text = "trainer.train_stepz=1,task.train_data.global_batch_sise=1,trainer.steps_per_loop=3"
+    with pytest.raises(ConfigError) as caught:
+        parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=text))
+    paths = {mistake.path: mistake.origin for mistake in caught.value.mistakes}
+    expected = ("trainer.train_stepz", "task.train_data.global_batch_sise", "trainer.summary_interval")
+    assert set(paths) == set(expected) and all("--params_override" in origin for origin in paths.values())
+
+
+def test_mistakes_of_files_and_of_the_override_are_in_one_report(files: Path) -> None:
+    (files / "wrong.yaml").write_text("trainer: {train_stepz: 3}\n")
+    flags = parsing.ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override="runtime.num_gpu=1")
+    with pytest.raises(ConfigError) as caught:
+        parsing.parse_configuration(flags)
+    assert [mistake.path for mistake in caught.value.mistakes] == ["trainer.train_stepz", "runtime.num_gpu"]
+
+
+def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
+    (files / "short.yaml").write_text("trainer: {steps_per_loop: 300}\n")  # and summaries come every 1000 steps
+    for text in ("trainer.summary_interval=600", ""):
+        flags = parsing.ParseConfigOptions("mock", [str(files / "short.yaml")], params_override=text)
+        if text:
+            assert parsing.parse_configuration(flags).trainer.summary_interval == 600
+            continue
+        with pytest.raises(ConfigError, match="1000 is not a multiple of steps_per_loop"):
+            parsing.parse_configuration(flags)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
+        parsing.parse_configuration(parsing.ParseConfigOptions("mock", [str(tmp_path / "none.yaml")]))
+
+
+def test_an_experiment_has_to_be_named_and_to_be_there() -> None:
+    with pytest.raises(UsageError, match="--experiment is needed"):
+        parsing.parse_configuration(parsing.ParseConfigOptions(None, []))  # type: ignore[arg-type]
+    for parse, options, told in (
+        (parsing.parse_configuration, parsing.ParseConfigOptions, r"none is called 'mokc'; did you mean mock\?"),
+        (train_utils.parse_configuration, train_utils.ParseConfigOptions, "never registered"),
+    ):
+        with pytest.raises(LookupError, match=told):
+            parse(options("mokc", []))
+
+
+def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = exp_factory.get_exp_config("mock")
+    config._restrictions = ["trainer.train_steps == trainer.max_to_keep"]
+    monkeypatch.setattr(exp_factory, "get_exp_config", lambda name: config)  # as a factory with restrictions
+    for text in ("trainer.train_steps=2", "trainer.train_steps=5"):
+        flags = parsing.ParseConfigOptions("mock", [], params_override=text)
+        if text.endswith("5"):
+            assert parsing.parse_configuration(flags).trainer.train_steps == 5
+            continue
+        with pytest.raises(KeyError, match="inconsistency"):
+            parsing.parse_configuration(flags)
+
+
+def test_a_subclass_can_change_a_step(files: Path) -> None:
+    class Patient(parsing.ExperimentParser):
+        def parse_runtime(self, params: Any) -> Any:
+            return super().parse_runtime(params).replace(trainer={"train_steps": 100})
+
+    flags = parsing.ParseConfigOptions("mock", [str(files / "data.yaml")], params_override="trainer.max_to_keep=2")
+    config = Patient(flags).parse()
+    assert (config.trainer.train_steps, config.trainer.max_to_keep) == (100, 2)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_record_is_one_of_our_runs(tmp_path: Path, files: Path, ours: bool) -> None:
+    _, params = _both(files, config_file=["data.yaml", "rates.yaml"])
+    parsing.serialize_config(convert(params) if ours else params, str(tmp_path / "run"))
+    text = (tmp_path / "run" / "params.yaml").read_text()
+    default = convert(exp_factory.get_exp_config("mock"))
+    assert from_yaml(text, default).as_dict() == convert(params).as_dict()
+    flags = parsing.ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
+    again = parsing.parse_configuration(flags)
+    assert convert(again).as_dict() == convert(params).as_dict()
+
+
+def test_a_record_of_theirs_can_be_a_config_file(tmp_path: Path, files: Path) -> None:
+    theirs, ours = _both(files, config_file=["data.yaml", "rates.yaml"])
+    train_utils.serialize_config(theirs, str(tmp_path / "run"))
+    flags = parsing.ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
+    assert parsing.parse_configuration(flags).as_dict() == ours.as_dict()
+
+
+def test_the_record_of_a_run_is_not_written_over_by_another_config(tmp_path: Path) -> None:
+    config = exp_factory.get_exp_config("mock")
+    folder = tmp_path / "run"
+    parsing.serialize_config(config, str(folder))
+    config.task.train_data.global_batch_size = 8
+    parsing.serialize_config(config, str(folder))  # nothing was trained yet
+    before = (folder / "params.yaml").read_bytes()
+    tf.train.Checkpoint(global_step=tf.Variable(1)).write(str(folder / "ckpt-1"))
+    parsing.serialize_config(config, str(folder))
+    config.task.train_data.global_batch_size = 16
+    with pytest.raises(
+        ConfigError, match=r"task.train_data.global_batch_size: was 8 when this run began and is 16 now"
+    ):
+        parsing.serialize_config(config, str(folder))
+    assert (folder / "params.yaml").read_bytes() == before
+    config.task.train_data.global_batch_size = 8
+    config.trainer.train_steps = 100
+    parsing.serialize_config(config, str(folder))  # a run may be prolonged
+    assert "train_steps: 100" in (folder / "params.yaml").read_text()
+
+
+def test_a_record_needs_a_folder() -> None:
+    with pytest.raises(UsageError, match="model_dir must be specified"):
+        parsing.serialize_config(exp_factory.get_exp_config("mock"), None)  # type: ignore[arg-type]
+
+
+def test_a_program_may_give_an_override_as_a_mapping() -> None:
+    override = {"trainer": {"train_steps": 3, "optimizer_config": {"optimizer": {"type": "sgd"}}}}
+    options = parsing.ParseConfigOptions("mock", [], params_override=override)
+    trainer = parsing.parse_configuration(options, print_return=False).trainer
+    assert (trainer.train_steps, trainer.optimizer_config.optimizer.type) == (3, "sgd")
+
+
+def test_an_unknown_key_is_a_key_error_as_theirs() -> None:
+    options = parsing.ParseConfigOptions("mock", [], params_override="trainer.train_step=3")
+    for parse in (train_utils.parse_configuration, parsing.parse_configuration):
+        with pytest.raises(KeyError):
+            parse(options)
+    with pytest.raises(ConfigError, match=r"^trainer\.train_step \(--params_override\): there is no such key; did you"):
+        parsing.parse_configuration(options)

@@ -1,0 +1,278 @@
+"""run_experiment beside theirs, on Model Garden's own mock task, in every mode."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+import tf_keras
+from official.core import exp_factory, task_factory, train_lib
+from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
+
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.config.config_classes import original
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.training.runner import OrbitExperimentRunner, run_experiment
+from trainer_kit.config.serialize import from_yaml
+from trainer_kit.errors import ConfigError, UsageError
+
+STEPS, LOOP = 6, 2
+
+
+def _config(**trainer: Any) -> Any:
+    """The mock experiment with the least that a run needs; its data never end."""
+    config = exp_factory.get_exp_config("mock")
+    values = {
+        "train_steps": STEPS,
+        "steps_per_loop": LOOP,
+        "summary_interval": LOOP,
+        "checkpoint_interval": LOOP,
+        "validation_interval": LOOP,
+        "validation_steps": 3,
+        "continuous_eval_timeout": 1,
+        "optimizer_config": {
+            "optimizer": {"type": "sgd"},
+            "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}},
+        },
+    }
+    config.override({"trainer": {**values, **trainer}})
+    return config
+
+
+def _run(run: Any, mode: str, folder: Path, config: Any = None, **options: Any) -> tuple[Any, Any]:
+    tf_keras.utils.set_random_seed(1)
+    config = config or _config()
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(original(convert(config).task), logging_dir=str(folder))
+    return run(strategy, task, mode, config, str(folder), **options)
+
+
+def _theirs(mode: str, folder: Path, **options: Any) -> tuple[Any, Any]:
+    return _run(train_lib.run_experiment, mode, folder, **options)
+
+
+def _ours(mode: str, folder: Path, **options: Any) -> tuple[Any, Any]:
+    return _run(run_experiment, mode, folder, **options)
+
+
+def _numbers(logs: Any) -> dict[str, float]:
+    """The numbers of an evaluation, but for the speed that theirs adds."""
+    return {name: float(orbit.utils.get_value(one)) for name, one in logs.items() if name != "steps_per_second"}
+
+
+def _weights(model: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.variables]
+
+
+def _assert_equal(ours: Any, theirs: Any) -> None:
+    for one, other in zip(_weights(ours), _weights(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def _steps(folder: Path) -> list[int]:
+    names = [path.stem.removeprefix("ckpt-") for path in folder.glob("ckpt-*.index")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _seen(action: str = "eval_actions") -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Returns an argument of run_experiment that notes what actions are given, and the list of it."""
+    seen: list[dict[str, float]] = []
+    return {action: [lambda logs: seen.append(_numbers(logs))]}, seen
+
+
+@pytest.mark.parametrize(
+    ("mode", "post", "evaluations"),
+    [("train", False, 0), ("train", True, 1), ("train_and_eval", True, 4), ("train_and_post_eval", False, 1)],
+)
+def test_a_mode_that_trains_gives_what_theirs_gives(mode: str, post: bool, evaluations: int, tmp_path: Path) -> None:
+    (ours, seen), (theirs, their_seen) = _seen(), _seen()
+    (training, after_loops), (their_training, after_their_loops) = _seen("train_actions"), _seen("train_actions")
+    model, logs = _ours(mode, tmp_path / "ours", run_post_eval=post, **ours, **training)
+    their_model, their_logs = _theirs(mode, tmp_path / "theirs", run_post_eval=post, **theirs, **their_training)
+    _assert_equal(model, their_model)
+    assert _steps(tmp_path / "ours") == [2, 4, 6] and _steps(tmp_path / "theirs")[-1] == 6
+    assert bool(logs) == bool(their_logs) == (post or mode == "train_and_post_eval")
+    if their_logs:
+        assert _numbers(logs) == pytest.approx(_numbers(their_logs))
+    assert (len(seen), len(after_loops)) == (evaluations, 3)
+    for one, other in zip([*seen, *after_loops], [*their_seen, *after_their_loops], strict=True):
+        assert one == pytest.approx(other)
+    written = [{path.parent.name for path in (tmp_path / name).glob("*/events.*")} for name in ("ours", "theirs")]
+    assert written[0] == written[1] == {"train", *(["validation"] if evaluations else [])}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of theirs."""
+    folder = tmp_path_factory.mktemp("theirs")
+    _theirs("train", folder)
+    return folder
+
+
+def _copy(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to))
+
+
+@pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
+def test_a_mode_that_evaluates_gives_what_theirs_gives(mode: str, trained: Path, tmp_path: Path) -> None:
+    found = {}
+    for name, run in (("ours", _ours), ("theirs", _theirs)):
+        argument, found[name] = _seen()
+        model, logs = run(mode, _copy(trained, tmp_path / name), **argument)
+        found[f"{name} model"] = model
+        assert logs == {}
+    _assert_equal(found["ours model"], found["theirs model"])
+    assert found["ours"][-1] == pytest.approx(found["theirs"][-1]) and found["theirs"][-1]["counter"] == 3
+    assert len(found["theirs"]) == 1
+    evaluated = [numbers["validation_loss"] for numbers in found["ours"]]
+    assert len(evaluated) == (1 if mode == "eval" else 3)  # every checkpoint that is there, where theirs skips some
+
+
+def test_a_run_of_theirs_is_gone_on_with(trained: Path, tmp_path: Path) -> None:
+    folder = _copy(trained, tmp_path / "run")
+    longer = _config(train_steps=10)
+    model, _ = _ours("train_and_eval", folder, config=longer)
+    straight, _ = _theirs("train", tmp_path / "theirs", config=longer)
+    _assert_equal(model, straight)
+    assert _steps(folder)[-1] == 10
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_record_is_that_of_the_config_whichever_it_was_given_as(ours: bool, tmp_path: Path) -> None:
+    config = _config(train_steps=2)
+    _ours("train", tmp_path, config=convert(config) if ours else config)
+    text = (tmp_path / "params.yaml").read_text()
+    assert from_yaml(text, convert(_config())).as_dict() == convert(config).as_dict()
+    assert (tmp_path / "metrics.jsonl").exists() and (tmp_path / "final.json").exists()
+
+
+def test_a_finished_run_is_not_trained_again_and_another_config_is_refused(tmp_path: Path) -> None:
+    config = _config(train_steps=2)
+    first, _ = _ours("train", tmp_path, config=config)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("ckpt-*"))
+    again, _ = _ours("train", tmp_path, config=config)
+    _assert_equal(again, first)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("ckpt-*")) == before
+    other = _config(train_steps=4)
+    other.trainer.optimizer_config.optimizer.type = "adam"
+    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began and is 'adam' now"):
+        _ours("train", tmp_path, config=other)
+
+
+def test_options_of_our_engine_are_keywords(trained: Path, tmp_path: Path) -> None:
+    folder = _copy(trained, tmp_path / "run")
+    logs = [_ours("eval", folder, checkpoint=name, run_post_eval=True)[1] for name in ("2", "latest", "6")]
+    found = [_numbers(one)["validation_loss"] for one in logs]
+    assert found[0] > found[1] == found[2]
+    with pytest.raises(UsageError, match="5"):
+        _ours("eval", folder, checkpoint="5")
+
+
+def test_an_unknown_mode_and_a_value_that_we_forbid_are_told_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="train_and_eval"):
+        _ours("train_and_evaluate", tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"trainer\.steps_per_loop"):
+        _ours("train", tmp_path / "run", config=_config(steps_per_loop=0))
+    assert not (tmp_path / "run").exists()
+
+
+def test_summaries_can_be_left_out(tmp_path: Path) -> None:
+    _ours("train_and_eval", tmp_path, config=_config(train_steps=2), save_summary=False)
+    assert list(tmp_path.glob("*/events.*")) == []
+
+
+class _Counting(orbit.Controller):  # type: ignore[misc]
+    """A controller of a user's, written against Orbit."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, **arguments: Any) -> None:
+        self.made.append(self)
+        super().__init__(**arguments)
+
+
+def test_a_controller_of_a_users_drives_the_run(tmp_path: Path) -> None:
+    _Counting.made.clear()
+    model, _ = _ours("train_and_eval", tmp_path / "ours", controller_cls=_Counting)
+    assert len(_Counting.made) == 1
+    _assert_equal(model, _theirs("train_and_eval", tmp_path / "theirs")[0])
+    assert _steps(tmp_path / "ours")[-1] == STEPS
+
+
+def _their_runner(cls: type[OrbitExperimentRunner], folder: Path, config: Any) -> OrbitExperimentRunner:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(original(convert(config).task))
+    return cls(strategy, task, "train_and_eval", config, str(folder))
+
+
+class _OwnKeeper(OrbitExperimentRunner):
+    """Keeps the best in a folder of its own, as subclasses of theirs do."""
+
+    def _build_best_checkpoint_exporter(self) -> BestCheckpointExporter:
+        return BestCheckpointExporter(str(Path(self.model_dir) / "mine"), "validation_loss", "lower")
+
+
+def test_the_parts_of_a_runner_are_there_when_its_run_has_begun(tmp_path: Path) -> None:
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
+    with pytest.raises(UsageError, match="made by run"):
+        _ = made.controller
+    model, _ = made.run()
+    assert made.trainer.model is model and made.controller.trainer is made.trainer
+    assert made.checkpoint_manager.latest_checkpoint == str(tmp_path / "run" / "ckpt-2")
+
+
+def test_the_best_of_a_run_tells_what_theirs_tells(tmp_path: Path) -> None:
+    config = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", config)
+    made.run()
+    best = made.trainer.checkpoint_exporter
+    assert best.best_ckpt_path == tf.train.latest_checkpoint(str(tmp_path / "run" / "best_ckpt")) is not None
+    assert best.best_ckpt_logs_path == str(tmp_path / "run" / "best_ckpt" / "info.json")
+
+
+def test_a_trainer_that_is_asked_for_before_is_the_one_that_runs(tmp_path: Path) -> None:
+    made = _their_runner(OrbitExperimentRunner, tmp_path / "run", _config(train_steps=2))
+    trainer = made.trainer
+    assert int(trainer.global_step) == 0
+    model, _ = made.run()
+    assert trainer.model is model and int(trainer.global_step) == 2
+
+
+def test_a_subclass_keeps_the_best_where_it_wants(tmp_path: Path) -> None:
+    made = _their_runner(_OwnKeeper, tmp_path, _config(train_steps=2))
+    made.run()
+    assert json.loads((tmp_path / "mine" / "info.json").read_text())["best_ckpt_global_step"] == 2
+
+
+def test_without_a_checkpoint_the_initial_weights_are_evaluated(tmp_path: Path) -> None:
+    found = {}
+    for name, run in (("ours", _ours), ("theirs", _theirs)):
+        argument, found[name] = _seen()
+        run("eval", tmp_path / name, **argument)
+        assert list((tmp_path / name / "validation").glob("events*"))
+    assert found["ours"][0] == pytest.approx(found["theirs"][0])
+
+
+def test_an_unknown_mode_is_the_error_that_theirs_is(tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match=r"The mode is not implemented: trains; .*mean train") as caught:
+        _ours("trains", tmp_path)
+    assert isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize("cls", [OrbitExperimentRunner, _OwnKeeper])
+def test_another_config_is_refused_before_any_file_is_touched(cls: type[OrbitExperimentRunner], tmp_path: Path) -> None:
+    _their_runner(OrbitExperimentRunner, tmp_path, _config(train_steps=2)).run()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    other = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
+    other.trainer.optimizer_config.optimizer.type = "adam"
+    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began"):
+        _their_runner(cls, tmp_path, other).run()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

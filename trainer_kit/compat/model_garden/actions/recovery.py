@@ -1,0 +1,130 @@
+"""Going back after a divergence, as actions of Orbit; our own runner goes back by itself, and needs none of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.compat.model_garden.training.nested_logs import get_leaf_nested_dict
+from trainer_kit.errors import DivergedError
+from trainer_kit.training.metrics import to_numpy
+
+_LOG = logging.getLogger(__name__)
+
+
+class RecoveryCondition:
+    """Tells, after each training loop, whether the loss has diverged.
+
+    Args:
+      global_step: of the trainer.
+      loss_upper_bound: a loss above it has diverged. One that is not finite always has, -inf included.
+      recovery_begin_steps: the bound counts from this step on.
+      recovery_max_trials: how often the answer may be yes; the time after is an error.
+    """
+
+    def __init__(
+        self,
+        global_step: tf.Variable,
+        loss_upper_bound: float,
+        recovery_begin_steps: int = 0,
+        recovery_max_trials: int = 3,
+    ) -> None:
+        self.recover_counter = 0
+        self.recovery_begin_steps = recovery_begin_steps
+        self.recovery_max_trials = recovery_max_trials
+        self.loss_upper_bound = loss_upper_bound
+        self.global_step = global_step
+
+    def __call__(self, outputs: dict[str, Any]) -> bool:
+        """Returns whether the run has to go back; eager, on the host.
+
+        Args:
+          outputs: of the loop, with "training_loss".
+
+        Raises:
+          DivergedError: (a RuntimeError) when no trial is left.
+          KeyError: when there is no training loss.
+        """
+        loss = float(np.asarray(to_numpy(get_leaf_nested_dict(outputs, ["training_loss"]))).item())
+        step = int(to_numpy(self.global_step))
+        too_large = step >= self.recovery_begin_steps and loss > self.loss_upper_bound
+        if math.isfinite(loss) and not too_large:
+            return False
+        self.recover_counter += 1
+        if self.recover_counter > self.recovery_max_trials:
+            raise DivergedError(
+                f"{self._what_happened(loss, step)}, and recovery_max_trials={self.recovery_max_trials} is used up; "
+                "lower the learning rate or clip gradients"
+            )
+        return True
+
+    def _what_happened(self, loss: float, step: int) -> str:
+        """Says it in Model Garden's words first: programs match their text."""
+        told = f"training_loss is {loss:g} at step {step}"
+        if math.isnan(loss):
+            return f"The loss value is NaN after training loop: {told}, not finite"
+        if math.isinf(loss):
+            return f"The loss value is {loss}: {told}, not finite"
+        bound = self.loss_upper_bound
+        return f"The loss value is {loss}, which is larger than the bound {bound}: {told}, more than {bound:g}"
+
+
+class RecoveryAction:
+    """Restores the newest checkpoint in which every number is finite.
+
+    Args:
+      checkpoint_manager: of TensorFlow or ours.
+    """
+
+    def __init__(self, checkpoint_manager: tf.train.CheckpointManager) -> None:
+        self.checkpoint_manager = checkpoint_manager
+
+    def __call__(self, _: Any) -> None:
+        """Goes back; eager, in the scope of the strategy.
+
+        The manager's init_fn is not a way back: it loads initial weights at most, and leaves the optimizer's state, and
+        of most models the weights, as they have become.
+
+        Raises:
+          DivergedError: (a RuntimeError) when there is no such checkpoint.
+        """
+        manager = self.checkpoint_manager
+        manager.sync()
+        there = [manager.latest_checkpoint, *reversed(manager.checkpoints)]
+        for path in dict.fromkeys(filter(None, there)):
+            if wrong := _unsound(path):
+                _LOG.warning("%s is passed over: %s", path, wrong)
+                continue
+            _restore(manager, path)
+            _LOG.warning("the run has diverged; it goes on from %s", path)
+            return
+        raise DivergedError(
+            f"the run has diverged, and {manager.directory} holds no checkpoint of finite numbers to go back to; save "
+            "one before the first step, or at shorter intervals, and lower the learning rate or clip gradients"
+        )
+
+
+def _restore(manager: tf.train.CheckpointManager, path: str) -> None:
+    if isinstance(manager, CheckpointManager):
+        manager.restore(path)
+        return
+    manager.checkpoint.restore(path)
+    if manager.checkpoint_interval is not None:  # the next save is an interval after this one, not after the last
+        manager._last_checkpoint_step = int(to_numpy(manager._step_counter))
+
+
+def _unsound(path: str) -> str:
+    """Returns which variable of a checkpoint is not finite, or why it cannot be read; "" if all are."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name, dtype in reader.get_variable_to_dtype_map().items():
+            if dtype.is_floating and not np.isfinite(reader.get_tensor(name)).all():
+                return f"{name.partition('/.ATTRIBUTES')[0]} is not finite"
+    except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
+        return f"it cannot be read ({str(error).partition(chr(10))[0]})"
+    return ""

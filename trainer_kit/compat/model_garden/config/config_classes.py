@@ -1,0 +1,282 @@
+"""Model Garden's config objects as config classes of ours, and back.
+
+Their classes take any value for any key. A mirror is a config class of ours with the fields of one of their objects, so
+that overrides are checked, mistakes named, origins kept and changes at a resume found as for any other experiment.
+Their tasks never see it: they get a copy of their own object, with the changes on it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import functools
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Union
+
+from official.modeling.hyperparams.base_config import Config as TheirConfig
+from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from trainer_kit.compat.model_garden.config.annotations import (
+    annotation,
+    beside_section,
+    fits,
+    hints_of,
+    listed_section,
+    optional_section,
+)
+from trainer_kit.config.fields import fields_of
+from trainer_kit.config.schema.base import Config, FieldError, OneOfConfig, configclass
+from trainer_kit.config.sources.layer import join
+from trainer_kit.errors import ConfigError, Mistake
+
+_WIDER = {  # what they declare more narrowly than their own files and configs are
+    "input_size": list[int | None],
+    "include_in_weight_decay": list[str] | str | None,
+    "exclude_from_weight_decay": list[str] | str | None,
+}
+_KEPT = 1000  # classes: some 30 experiments of different values; one costs 4 ms and 50 KB
+
+
+class Mirrored:
+    """What a class that `mirror` made has beside the fields.
+
+    Attributes:
+      made_of: theirs, the base class, the changes and the classes around it that it was made of.
+      before: the values of theirs, as plain nested dicts.
+    """
+
+    merges_values = True  # as theirs
+    made_of: ClassVar[tuple[TheirConfig, type[Config], dict[str, Any], tuple[type, ...]]]
+    before: ClassVar[dict[str, Any]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert isinstance(self, Config)
+        return _unpickled, (*self.made_of, self.as_dict())
+
+
+_made: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
+_newest: collections.deque[type[Config]] = collections.deque(maxlen=_KEPT)  # all others go with their last object
+
+
+def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
+    """Returns a config of ours with the fields and the values of `theirs`.
+
+    Mirrors of equal objects of one class are equal.
+
+    Args:
+      theirs: any of their config objects; a copy of it is kept for `original`.
+      base: the config class of ours that it is one of; the fields that both have are typed as ours.
+      **changes: values of fields that are something else here.
+
+    Raises:
+      ConfigError: when `base` does not allow a value of theirs.
+    """
+    return _mirror(theirs, base, changes, ())
+
+
+def original(mirrored: Config) -> Any:
+    """Returns a config object of theirs, like the one that `mirrored` was made from, with the values it has now.
+
+    Nothing in it is locked.
+
+    Raises:
+      ConfigError: when their class does not take a value.
+    """
+    assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
+    theirs = copy.deepcopy(mirrored.made_of[0])
+    _unlock(theirs)
+    changed = _with_tuples(_changed(mirrored.before, mirrored.as_dict()), theirs)
+    try:
+        theirs.override(changed, is_strict=False)  # the mirror was strict, and has options that only our engine knows
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error.args[0]) if error.args else type(error).__name__
+        problem = f"{type(theirs).__name__} of Model Garden does not take {changed}"
+        raise ConfigError([Mistake("", problem, reason)]) from error
+    return theirs
+
+
+@contextlib.contextmanager
+def told_under(name: str) -> Iterator[None]:
+    """Puts the name of a section before the paths of the mistakes that are found in it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(dataclasses.replace(one, path=join(name, one.path)) for one in error.mistakes) from None
+
+
+def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]) -> Any:
+    """Mirrors `theirs`, which is in the missing sections of the classes `around`."""
+    key = (base, around, _key(theirs), _key(changes))
+    cls = _made.get(key)
+    if cls is None:
+        cls = _mirror_class(theirs, base, changes, around)
+    try:
+        mirrored = cls()
+    except FieldError as error:
+        raise ConfigError(_mistakes(theirs, error)) from None
+    if key not in _made:
+        cls.made_of, cls.before = (copy.deepcopy(theirs), base, changes, around), mirrored.as_dict()  # type: ignore[attr-defined]
+        _made[key] = cls
+        _newest.append(cls)
+    return mirrored
+
+
+def _mirror_class(
+    theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]
+) -> type[Config]:
+    values = {**dict(_values(theirs)), **changes}
+    if base is Config and isinstance(theirs, TheirOneOfConfig):
+        base = OneOfConfig
+    fields = {name: _field(theirs, base, name, value, around) for name, value in values.items()}
+    body = {
+        "__annotations__": {name: hint for name, (hint, _) in fields.items()},
+        "__module__": __name__,
+        "__doc__": type(theirs).__doc__,
+        **{name: _default(value) for name, (_, value) in fields.items()},
+    }
+    made = types.new_class(type(theirs).__name__, (Mirrored, base), exec_body=lambda namespace: namespace.update(body))
+    return configclass(made)
+
+
+def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(theirs).items():
+        if name not in theirs.RESERVED_ATTR:
+            yield name, value
+
+
+def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]) -> tuple[Any, Any]:
+    """Returns annotation and default value of a field of the mirror of `theirs`."""
+    hint: Any = hints_of(theirs.__class__).get(name, Any)
+    mirrored = isinstance(value, Config)  # a section that `changes` has
+    ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__) and not mirrored
+    if name in fields_of(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
+        known = fields_of(base)[name]
+        value = _on_default(value, known) if isinstance(value, TheirConfig) else value
+        return Annotated[(known.annotation, *known.metadata)] if known.metadata else known.annotation, value
+    if base is OneOfConfig and name == "type":
+        return _type_annotation(theirs, value), value
+    with told_under(name):
+        section = _mirror(value, Config, {}, around) if isinstance(value, TheirConfig) else value
+    if isinstance(section, Config):
+        if base is OneOfConfig:
+            return type(section) | None, None  # OneOfConfig makes the one that is chosen
+        return Union[(type(section), *beside_section(hint))], section
+    section_class = optional_section(hint)
+    if value is None and section_class not in (None, *around) and (missing := _missing(section_class, around)):
+        return type(missing) | None, None
+    if isinstance(value, (list, tuple)) and (item_class := listed_section(hint)) is not None:
+        listed = type(_mirror(item_class(), Config, {}, (*around, item_class)))
+        with contextlib.suppress(FieldError):  # of items that have fields of their own, such as a task's config
+            return list[listed], [listed(**item.as_dict()) for item in value]  # type: ignore[valid-type]
+    value = _plain(value)
+    ours = _WIDER.get(name) or annotation(hint)
+    return (ours if fits(value, ours) else Any), value
+
+
+def _on_default(value: TheirConfig, field: FieldInfo) -> dict[str, Any]:
+    """Returns a section that only our engine knows, which came back from their object with what was changed in it."""
+    default = field.get_default(call_default_factory=True)
+    return {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
+
+
+def _type_annotation(theirs: TheirConfig, value: Any) -> Any:
+    """Returns the annotation of the `type` of a choice: the names of its sections, if it chooses between sections."""
+    branches = tuple(name for name, one in _values(theirs) if isinstance(one, TheirConfig))
+    others = {name for name, _ in _values(theirs)} - {"type", *branches}
+    return Literal[branches] | None if branches and value not in others else Any
+
+
+def _missing(section_class: Any, around: tuple[type, ...]) -> Config | None:
+    """Returns the mirror of a section that is None until it is given; None when its class has no defaults."""
+    try:
+        section = section_class()
+    except TypeError:
+        return None
+    mirrored: Config = _mirror(section, Config, {}, (*around, section_class))
+    return mirrored
+
+
+def _unlock(theirs: Any) -> None:
+    for value in theirs if isinstance(theirs, (list, tuple)) else vars(theirs).values():
+        if isinstance(value, (list, tuple, TheirConfig)):
+            _unlock(value)
+    if isinstance(theirs, TheirConfig):
+        theirs._locked = False
+
+
+def _unpickled(
+    theirs: TheirConfig,
+    base: type[Config],
+    changes: dict[str, Any],
+    around: tuple[type, ...],
+    values: dict[str, Any],
+) -> Any:
+    return _mirror(theirs, base, changes, around).replace(**values)
+
+
+def _key(value: Any) -> Any:
+    """Returns what is equal for two values of which the same mirror is made."""
+    if isinstance(value, TheirConfig):
+        return type(value), tuple((name, _key(one)) for name, one in vars(value).items() if name != "_locked")
+    if isinstance(value, dict):
+        return tuple((name, _key(one)) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_key(one) for one in value)
+    if isinstance(value, Config):
+        return type(value), repr(value)
+    return (type(value), repr(value)) if isinstance(value, TheirConfig.IMMUTABLE_TYPES) else (id(value), object())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TheirConfig):
+        return value.as_dict()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item) for item in value)
+    return value
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, (list, dict)):
+        return Field(default_factory=functools.partial(copy.deepcopy, value), validate_default=True)
+    return Field(default=value, validate_default=True)
+
+
+def _changed(before: Any, after: Any) -> Any:
+    """Returns what differs between two nested dicts, as nested dicts of the new values."""
+    changed = {}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if inner := _changed(old, value):
+                changed[name] = inner
+        elif name not in before or value != old or isinstance(value, bool) != isinstance(old, bool):
+            changed[name] = value
+    return changed
+
+
+def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
+    """Returns new values with tuples where theirs are: a config of ours has lists, and their code may add tuples."""
+    typed: dict[str, Any] = {}
+    for name, value in changed.items():
+        now = getattr(theirs, name, None)
+        if isinstance(value, dict) and isinstance(now, TheirConfig):
+            typed[name] = _with_tuples(value, now)
+        else:
+            typed[name] = tuple(value) if isinstance(value, list) and isinstance(now, tuple) else value
+    return typed
+
+
+def _mistakes(theirs: TheirConfig, error: FieldError) -> list[Mistake]:
+    found = []
+    for one in error.errors():
+        path = ".".join(str(part) for part in one["loc"])
+        problems = one["ctx"]["broken"] if one["type"] == "rules" else [(path, one["msg"])]
+        origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
+        found += [Mistake(name, message, "", origin) for name, message in problems]
+    return found

@@ -1,0 +1,212 @@
+"""From flags to a config of theirs, with the names of official.core.train_utils and the mistakes told in our report."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pprint
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from official.core import exp_factory
+from official.modeling.hyperparams import ParamsDict
+
+from trainer_kit.compat.model_garden.config.config_classes import original
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.experiments import registered_names
+from trainer_kit.config.merge import DEFAULT, apply
+from trainer_kit.config.messages import NO_SUCH_KEY
+from trainer_kit.config.serialize import write_params
+from trainer_kit.config.sources.gin_source import read_config_file, read_params_override
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import ConfigError, UsageError, suggestion
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
+
+_LOG = logging.getLogger(__name__)
+# What `convert` sets where a config of theirs has nothing of its own.
+_CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
+
+
+@dataclasses.dataclass
+class ParseConfigOptions:
+    """What `parse_configuration` needs, in place of flags.
+
+    Attributes:
+      experiment: its registered name.
+      config_file: paths of YAML or JSON files, in order.
+      tpu: name or address of a TPU.
+      tf_data_service: address of a tf.data service.
+      params_override: as "a.b=1,c=[2]", as YAML text, the path of a YAML file, or a mapping.
+    """
+
+    experiment: str
+    config_file: list[str]
+    tpu: str = ""
+    tf_data_service: str = ""
+    params_override: str | Mapping[str, Any] = ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in dataclasses.asdict(self)
+
+
+class UnknownExperimentError(UsageError, LookupError):
+    """A UsageError for code that expects Model Garden's LookupError."""
+
+
+class UnknownKeyError(ConfigError, KeyError):
+    """A ConfigError for code that expects Model Garden's KeyError."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
+
+
+class ExperimentParser:
+    """Makes the config of an experiment of theirs from flags, step by step.
+
+    Args:
+      flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
+    """
+
+    def __init__(self, flags_obj: Any) -> None:
+        self._flags_obj = flags_obj
+
+    def parse(self) -> Any:
+        """Returns the config: the experiment's defaults, config files in order, flags, overrides; the last one wins.
+
+        Raises:
+          ConfigError: for unknown keys (then it is a KeyError too), wrong types and broken rules.
+        """
+        params = self.base_experiment()
+        steps = self._layers_of()
+        if all(getattr(type(self), name) is getattr(ExperimentParser, name) for name in steps):
+            # All at once: a later one may mend what an earlier one breaks, and all mistakes are in one report.
+            return _overridden(params, [layer for read in steps.values() for layer in read(params)])
+        for name in steps:
+            params = getattr(self, name)(params)
+        return params
+
+    def base_experiment(self) -> Any:
+        """Returns what the factory of the experiment returns.
+
+        Raises:
+          UsageError: when no experiment is named.
+          UnknownExperimentError: (a LookupError) when there is none of this name.
+        """
+        if self._flags_obj.experiment is None:
+            raise UsageError(
+                "The flag --experiment must be specified. --experiment is needed: it names a registered experiment"
+            )
+        name = self._flags_obj.experiment
+        try:
+            return exp_factory.get_exp_config(name)
+        except LookupError as error:
+            raise UnknownExperimentError(
+                f"--experiment: none is called {name!r}; {suggestion(name, registered_names())}"
+            ) from error
+
+    def parse_config_file(self, params: Any) -> Any:
+        """Returns `params` with the values of the config files on them."""
+        return _overridden(params, self._file_layers(params))
+
+    def parse_runtime(self, params: Any) -> Any:
+        """Returns `params` with the TPU that the flags name."""
+        return _overridden(params, self._runtime_layers(params))
+
+    def parse_data_service(self, params: Any) -> Any:
+        """Returns `params` with the address of the tf.data service that the flags name, if they do."""
+        return _overridden(params, self._data_service_layers(params))
+
+    def parse_params_override(self, params: Any) -> Any:
+        """Returns `params` with the values of --params_override on them; it may be given several times."""
+        return _overridden(params, self._override_layers(params))
+
+    def _layers_of(self) -> dict[str, Callable[[Any], list[Layer]]]:
+        """The steps in order, and what each puts on the config."""
+        return {
+            "parse_config_file": self._file_layers,
+            "parse_runtime": self._runtime_layers,
+            "parse_data_service": self._data_service_layers,
+            "parse_params_override": self._override_layers,
+        }
+
+    def _file_layers(self, params: Any) -> list[Layer]:
+        del params
+        return [_layer(one, read_config_file, "config_file") for one in self._flags_obj.config_file or ()]
+
+    def _runtime_layers(self, params: Any) -> list[Layer]:
+        del params
+        return [Layer({"runtime": {"tpu": self._flags_obj.tpu}}, {"runtime.tpu": "--tpu"})]
+
+    def _data_service_layers(self, params: Any) -> list[Layer]:
+        if "tf_data_service" not in self._flags_obj or not self._flags_obj.tf_data_service:
+            return []
+        address = {"tf_data_service_address": self._flags_obj.tf_data_service}
+        parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
+        return [Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})]
+
+    def _override_layers(self, params: Any) -> list[Layer]:
+        del params
+        given = self._flags_obj.params_override or ()
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        return [_layer(one, read_params_override, "params_override") for one in listed]
+
+
+def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
+    """Returns the config of theirs that the flags ask for.
+
+    Args:
+      flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
+      lock_return: whether it can not be changed any more.
+      print_return: whether to log it.
+
+    Raises:
+      ConfigError: for unknown keys, wrong types and broken rules.
+      KeyError, ValueError: for a broken restriction of theirs.
+    """
+    params = ExperimentParser(flags_obj).parse()
+    params.validate()
+    if lock_return:
+        params.lock()
+    if print_return:
+        _LOG.info("the config of %s:\n%s", flags_obj.experiment, pprint.pformat(params.as_dict()))
+    return params
+
+
+def serialize_config(params: Any, model_dir: str) -> None:
+    """Writes `params`, of theirs or of ours, to `model_dir/params.yaml`, which run_experiment does by itself too.
+
+    Raises:
+      UsageError: when `model_dir` is None.
+      ConfigError: when the run that is there was started with another config, which theirs would write over.
+      StorageError: when the file cannot be written.
+    """
+    config = convert(params)
+    directory = RunDirectory(model_dir, config.trainer)
+    check_model_dir(directory, config, "", ())
+    os.makedirs(model_dir, exist_ok=True)
+    write_params(directory.params, config)
+
+
+def _layer(given: Any, read: Callable[[str], Layer], origin: str) -> Layer:
+    """Returns the values that a flag gives: programs set a mapping in the place of text."""
+    values = given.as_dict() if isinstance(given, ParamsDict) else given
+    if isinstance(values, Mapping):
+        return Layer(dict(values), dict.fromkeys(values, origin))
+    return read(values)
+
+
+def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
+    """Returns a config of theirs like `params` with the values of `layers` on it, each checked."""
+    if not layers:
+        return params
+    try:
+        resolved = apply(convert(params), layers)
+    except ConfigError as error:
+        if any(mistake.problem == NO_SUCH_KEY for mistake in error.mistakes):
+            raise UnknownKeyError(error.mistakes) from None
+        raise
+    made = original(resolved.config)
+    for section, name in _CHOSEN:  # a value that is asked for counts, though it is the one that we would choose
+        if not resolved.origins[f"{section}.{name}"].startswith(DEFAULT):
+            setattr(getattr(made, section), name, getattr(getattr(resolved.config, section), name))
+    return made

@@ -1,0 +1,179 @@
+"""Trainer: our engine for a task of Model Garden, with the signature of their Trainer."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import tensorflow as tf
+from official.core import base_task, base_trainer
+
+from trainer_kit.compat.model_garden.actions.actions import get_eval_actions, get_train_actions
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.config.build_errors import part_of, told
+from trainer_kit.compat.model_garden.config.conversion import sections
+from trainer_kit.compat.model_garden.config.gin_names import bindings_of, configurable
+from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
+from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.training.model_building import build_model
+from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
+from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
+from trainer_kit.compat.model_garden.training.trainer_names import TrainerNames, with_numpy
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.datasets import whole_steps
+from trainer_kit.training import trainer as engine
+
+# Model Garden's own classes. They are looked up now: a program may put ours in their place.
+_THEIRS = getattr(base_trainer, "Trainer", None)
+_AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
+
+
+class Trainer(TrainerNames, TaskEvaluation, engine.Trainer):
+    """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.training.trainer.Trainer.
+
+    `config` is of theirs or of ours; the property `config` has their task section, and the others as ours. Made in the
+    scope of a parameter-server strategy it is Model Garden's own Trainer: our loops do not run on other workers yet.
+    """
+
+    best_checkpoint = BestCheckpointExporter  # whose files theirs reads too
+
+    def __init__(
+        self,
+        config: Any,
+        task: Any,
+        model: Any,
+        optimizer: Any,
+        train: bool = True,
+        evaluate: bool = True,
+        train_dataset: Any = None,
+        validation_dataset: Any = None,
+        checkpoint_exporter: Any = None,
+    ) -> None:
+        _check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
+        self._given_optimizer = optimizer
+        build_model(task, model, train, train_dataset if train else validation_dataset)
+        with told("task", task.task_config):
+            super().__init__(
+                sections(config, task),
+                task,
+                model,
+                optimizer if train else None,
+                train,
+                evaluate,
+                train_dataset,
+                validation_dataset,
+                checkpoint_exporter,
+            )
+        self._optimizer = optimizer
+
+    @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # it has the same signature
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        """Returns a trainer of the kind that the current strategy needs."""
+        if cls is Trainer and _THEIRS is not None and _is_asynchronous():
+            return _THEIRS(*arguments, **named)
+        return super().__new__(cls)
+
+    @classmethod
+    def create(
+        cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+    ) -> Any:
+        """Returns a trainer with the task's model and optimizer, which keeps the moving average. In strategy scope.
+
+        It is of this class; of Trainer itself gin can have it be of another one, ours or theirs.
+        """
+        chosen = {} if cls is Trainer else {"trainer_cls": cls}  # what gin binds loses to an argument
+        made = create_trainer(config, task, train, evaluate, checkpoint_exporter, **chosen)
+        return adopted(made, config.runtime.random_seed)
+
+    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+        """Returns what happens after each training loop; gin can bind it."""
+        return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
+
+    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+        """Returns what happens after each evaluation; gin can bind it."""
+        return get_eval_actions(params, self, model_dir)
+
+    def train_loop_end(self) -> dict[str, Any]:
+        """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
+        return with_numpy(super().train_loop_end())
+
+    def initialize(self) -> None:
+        """Lets the task load its initial weights, where there is no checkpoint to restore. Eager, in scope."""
+        with told("task.init_checkpoint", self.task.task_config):
+            super().initialize()
+
+    def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
+        return with_numpy(super()._logs_of(name, state))
+
+    def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
+        sections = self._task_sections()
+        with told(part_of(sections, params), sections):
+            return super()._task_data(params, open_data, build_inputs)
+
+    def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> Any:
+        return whole_steps(super()._open_validation(build_inputs, params, input_context), input_context)
+
+    def _build_optimizers(self) -> None:
+        make_whole(self._optimizer, self._model.trainable_variables)
+
+    def _moving_average(self) -> Any:
+        averages = averaging(self._given_optimizer) is not None
+        return OptimizersAverage(self._given_optimizer, self._model) if averages else None
+
+    def _aggregates(self) -> bool:
+        own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
+        return own_reduce or type(self.evaluated_task).aggregate_logs is not base_task.Task.aggregate_logs
+
+
+def _check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
+    """Raises AttributeError when `config` lacks a section that is needed, in Model Garden's words."""
+    wanted = {"train_data": train_data, "validation_data": validation_data}
+    data = [f"task.{name}" for name, needed in wanted.items() if needed]
+    for path in ("trainer", "task", *data):
+        try:
+            operator.attrgetter(path)(config)
+        except AttributeError:
+            message = f"The trainer requires the configuration contains an attribute `{path}`."
+            raise AttributeError(message) from None
+
+
+def _is_asynchronous() -> bool:
+    return isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy)
+
+
+@configurable("official.core.train_utils.create_trainer")
+def create_trainer(
+    params: Any,
+    task: Any,
+    train: bool,
+    evaluate: bool,
+    checkpoint_exporter: Any = None,
+    trainer_cls: Any = Trainer,
+) -> Any:
+    """Returns a trainer with the task's model and optimizer; in strategy scope.
+
+    gin can bind `trainer_cls`, and of their Trainer, which ours stands for, what is not passed here.
+
+    Args:
+      params: the experiment's config, of theirs or of ours.
+      task: of theirs.
+      train: whether it will train.
+      evaluate: whether it will evaluate.
+      checkpoint_exporter: keeps the best checkpoint.
+      trainer_cls: Trainer or a subclass of it, or of theirs.
+    """
+    check_values(task, params)
+    with told("task.model", task.task_config):
+        model = task.build_model()
+    optimizer = create_optimizer(task, params)
+    arguments = {
+        "model": model,
+        "optimizer": optimizer,
+        "train": train,
+        "evaluate": evaluate,
+        "checkpoint_exporter": checkpoint_exporter,
+    }
+    ours = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
+    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if ours else {}
+    return trainer_cls(params, task, **arguments, **bound)
