@@ -24,7 +24,7 @@ from trainer_kit.errors import ExitCode
 from trainer_kit.files import follow_links
 from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error
-from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.standard_streams import CurrentError, outlast_readers
 from trainer_kit.process.startup import ends_with
 from trainer_kit.run.flags import parse_flags, request, unsupervised, until_begun
@@ -37,7 +37,7 @@ _ASK = "import sys; from trainer_kit import train; sys.exit(train.main(act=train
 
 def run(values: flags.FlagValues) -> None:
     """Runs the experiment; imports TensorFlow when the config is known to be sound."""
-    with lasting():
+    with gc_frozen():
         resolved = check_request(request(values))
         from trainer_kit.run.launcher import launch
 

@@ -58,8 +58,8 @@ def _returned(strategy: Any, index: int) -> dict[str, Any]:
 
     return {
         "place": [workers.worker_count(strategy), workers.worker_index(strategy)],
-        "numbers": [workers.chiefs_number(strategy, numbers[index]) for numbers in NUMBERS],
-        "texts": [workers.everyones(strategy, texts[index]) for texts in TEXTS],
+        "numbers": [workers.broadcast_from_chief(strategy, numbers[index]) for numbers in NUMBERS],
+        "texts": [workers.all_gather(strategy, texts[index]) for texts in TEXTS],
     }
 
 

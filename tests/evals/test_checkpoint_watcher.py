@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.errors import NothingToWaitForError
-from trainer_kit.evals.checkpoint_watcher import Arrivals, Unknown
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
 
 
 class Run(Unknown):
@@ -50,7 +50,7 @@ def _remove(folder: Path, step: int) -> None:
 
 
 def _follow(folder: Path, run: Run, timeout: float | None = 0, newest_only: bool = False) -> Iterator[int]:
-    arrivals = Arrivals(str(folder), timeout, run, newest_only)
+    arrivals = CheckpointWatcher(str(folder), timeout, run, newest_only)
     for path in arrivals.follow(lambda: False, contextlib.nullcontext):
         yield int(path.rpartition("-")[2])
 
@@ -164,5 +164,5 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:
     _save(tmp_path, 10)
-    arrivals = Arrivals(str(tmp_path), None, Run(ended=False))
+    arrivals = CheckpointWatcher(str(tmp_path), None, Run(ended=False))
     assert list(arrivals.follow(lambda: True, contextlib.nullcontext)) == []

@@ -13,7 +13,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best import BestCheckpoint
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.evals.run_history import Timeline
+from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.lease import Lease
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
@@ -39,7 +39,7 @@ class _Told:
         self.curves = (_Curves(), _Curves())
         self.flushed = 0
         self.recorded: Any = {}
-        self.timeline = Timeline(
+        self.run_history = RunHistory(
             self.ledger,
             self.history if chief else None,
             self.curves,
@@ -74,7 +74,7 @@ def _steps(run: _Told) -> list[Any]:
 
 
 def test_a_resume_takes_back_reports_and_the_best_so_far_but_no_evaluation(told: _Told, tmp_path: Path) -> None:
-    told.timeline.resume(10)
+    told.run_history.resume(10)
     assert _steps(told) == [10]
     assert told.best.best == ("accuracy", 0.5, 10)
     assert [record["step"] for record in told.ledger.records()] == [10, 20, 30]
@@ -86,7 +86,7 @@ def test_a_resume_takes_back_reports_and_the_best_so_far_but_no_evaluation(told:
 
 
 def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told, tmp_path: Path) -> None:
-    told.timeline.rewind(10)
+    told.run_history.rewind(10)
     assert told.ledger.counting()[-1]["step"] == 10
     told.evaluate((20, 0.6))
     assert told.best.best == ("accuracy", 0.6, 20)
@@ -102,37 +102,37 @@ def test_weights_that_count_no_more_are_gone_when_the_ledger_notes_it(
 
     monkeypatch.setattr(files, "on_write_point", die)
     with pytest.raises(KeyboardInterrupt):
-        told.timeline.rewind(10)
+        told.run_history.rewind(10)
     assert list(complete_checkpoints(str(tmp_path / "best_ckpt/archived"))) == [20]
 
 
 def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(told: _Told) -> None:
-    told.timeline.begin(0, anew=True)  # none of these were saved
+    told.run_history.begin(0, anew=True)  # none of these were saved
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
-    told.timeline.begin(40, anew=False)
-    told.timeline.begin(0, anew=False)  # a run that was about to go back to its initial weights
+    told.run_history.begin(40, anew=False)
+    told.run_history.begin(0, anew=False)  # a run that was about to go back to its initial weights
     with pytest.raises(StorageError, match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0"):
-        told.timeline.begin(0, anew=True)
-    told.timeline.rewind(0)
-    told.timeline.begin(0, anew=True)
+        told.run_history.begin(0, anew=True)
+    told.run_history.rewind(0)
+    told.run_history.begin(0, anew=True)
 
 
 def test_an_evaluation_that_is_not_in_the_history_is_to_be_made_again(told: _Told) -> None:
     told.ledger.append(40, {"accuracy": 0.1}, 0.1)
-    assert told.timeline.recorded_sets(30) == {""}
-    assert told.timeline.recorded_sets(40) == set()
+    assert told.run_history.recorded_sets(30) == {""}
+    assert told.run_history.recorded_sets(40) == set()
 
 
 def test_the_curve_of_validation_goes_back_one_step_further_when_its_last_point_is_to_come_again(told: _Told) -> None:
-    told.timeline.resume(30)
-    told.timeline.resume(25)
+    told.run_history.resume(30)
+    told.run_history.resume(25)
     assert [curve.steps for curve in told.curves] == [[30, 25], [30, 24]]
 
 
 def test_a_worker_that_is_not_the_chief_writes_nothing_and_follows(told: _Told, tmp_path: Path) -> None:
     before = (tmp_path / "evals.jsonl").read_text()
     follower = _Told(tmp_path, chief=False)
-    follower.timeline.rewind(10)
+    follower.run_history.rewind(10)
     assert (tmp_path / "evals.jsonl").read_text() == before
     assert [curve.steps for curve in follower.curves] == [[], []]
     assert follower.best.best == ("accuracy", 0.5, 10)
@@ -141,10 +141,10 @@ def test_a_worker_that_is_not_the_chief_writes_nothing_and_follows(told: _Told, 
 def test_a_run_that_begins_again_tells_sidecars_that_have_evaluated_its_life_before(tmp_path: Path) -> None:
     side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
     side.append(10, {"accuracy": 0.5}, 0.1)
-    _Told(tmp_path).timeline.begin(0, anew=True)
+    _Told(tmp_path).run_history.begin(0, anew=True)
     assert side.follow(tmp_path / "evals.jsonl") == 0
     assert side.evaluated() == {}
-    _Told(tmp_path).timeline.begin(0, anew=True)  # nothing was evaluated since
+    _Told(tmp_path).run_history.begin(0, anew=True)  # nothing was evaluated since
     assert side.follow(tmp_path / "evals.jsonl") is None
 
 
@@ -152,12 +152,12 @@ def test_a_run_that_begins_again_tells_a_sidecar_that_is_in_its_first_evaluation
     with Lease(tmp_path, "side", lambda: ("evaluate", 0), lambda: True) as lease:
         lease.need(after=-1, reads=None)
         run = _Told(tmp_path)
-        run.timeline.begin(0, anew=True)
+        run.run_history.begin(0, anew=True)
         assert run.ledger.lineage == 0
         lease.need(after=4, reads=5)
         for _ in range(2):
             run = _Told(tmp_path)
-            run.timeline.begin(0, anew=True)
+            run.run_history.begin(0, anew=True)
             assert run.ledger.lineage == 1
 
 
@@ -165,12 +165,12 @@ def test_a_run_that_begins_again_tells_a_sidecar_that_is_in_its_first_evaluation
 def test_what_history_and_ledger_have_lost_since_a_checkpoint_is_told(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.recorded = told.timeline.extent(30)
+    told.recorded = told.run_history.extent(30)
     told.history.close()
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = tmp_path / name
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
-    told.timeline.begin(30, anew=False)
+    told.run_history.begin(30, anew=False)
     warned = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
     if left == 3:
         assert warned == []
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_records_nothing_gives_no_alarm(
 ) -> None:
     told.recorded = recorded
     (Path(told.history.path)).unlink()
-    told.timeline.begin(30, anew=False)
+    told.run_history.begin(30, anew=False)
     assert "has lost" not in caplog.text
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 
 
 class _Made:
@@ -27,13 +27,13 @@ class _Made:
         return tf.data.Dataset.range(100 * self.count, 100 * self.count + 3)
 
 
-def _next(feed: Feed, **arguments: Any) -> int:
+def _next(feed: DatasetIterator, **arguments: Any) -> int:
     return int(next(feed.iterator(**arguments)).numpy())
 
 
 def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
     made = _Made()
-    feed = Feed("train_data", made)
+    feed = DatasetIterator("train_data", made)
     assert made.count == 0
     assert feed.dataset is feed.dataset
     assert feed.iterator() is feed.iterator()
@@ -42,7 +42,7 @@ def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
 
 def test_the_iterator_goes_on_and_a_fresh_one_begins_again_on_the_same_dataset() -> None:
     made = _Made()
-    feed = Feed("train_data", made)
+    feed = DatasetIterator("train_data", made)
     assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
     assert made.count == 1
 
@@ -64,7 +64,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
         def __iter__(self) -> Iterator:
             return Iterator()
 
-    feed = Feed("validation_data", Dataset)
+    feed = DatasetIterator("validation_data", Dataset)
     feed.iterator(fresh=how == "end of a pass")
     if how == "end of a pass":
         feed.end_pass()
@@ -81,7 +81,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
 
 
 def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
-    feed = Feed("validation_data", _Made())
+    feed = DatasetIterator("validation_data", _Made())
     assert _next(feed) == 100
     feed.end_pass()
     assert _next(feed) == 101
@@ -107,7 +107,7 @@ print("end")
 
 
 def test_forget_makes_the_dataset_anew() -> None:
-    feed = Feed("train_data", _Made())
+    feed = DatasetIterator("train_data", _Made())
     assert _next(feed) == 100
     feed.forget()
     assert [_next(feed), _next(feed)] == [200, 201]
@@ -116,7 +116,7 @@ def test_forget_makes_the_dataset_anew() -> None:
 def test_a_given_dataset_is_used_and_kept_by_forget_which_starts_it_again() -> None:
     made = _Made()
     given = tf.data.Dataset.range(5, 8)
-    feed = Feed("train_data", made, given)
+    feed = DatasetIterator("train_data", made, given)
     assert [_next(feed), _next(feed)] == [5, 6]
     feed.forget()
     assert feed.dataset is given
@@ -124,7 +124,7 @@ def test_a_given_dataset_is_used_and_kept_by_forget_which_starts_it_again() -> N
 
 
 def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
-    feed = Feed("train_data", _Made())
+    feed = DatasetIterator("train_data", _Made())
     old = feed.iterator()
     next(old)
     feed.replace(tf.data.Dataset.range(5, 8))
@@ -136,7 +136,7 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
 
 def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_of() -> None:
     told: list[tuple[Any, bool]] = []
-    feed = Feed(
+    feed = DatasetIterator(
         "train_data",
         _Made(),
         tf.data.Dataset.range(5, 9),
@@ -154,7 +154,7 @@ def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
     with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer than a batch"):
-        Feed(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
+        DatasetIterator(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> No
     ],
 )
 def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
-    Feed("train_data", make).check_not_empty()
+    DatasetIterator("train_data", make).check_not_empty()
 
 
 def test_a_distributed_dataset_can_be_asked_too() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     for examples in (0, 1):
-        feed = Feed(
+        feed = DatasetIterator(
             "train_data",
             lambda n=examples: strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(n)),
         )
@@ -199,29 +199,29 @@ def test_a_distributed_dataset_can_be_asked_too() -> None:
 )
 def test_data_of_unknown_length_is_endless_if_all_that_it_is_made_from_is(make: Any, endless: bool) -> None:
     numbers = tf.data.Dataset.range(3).repeat()
-    feed = Feed("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
+    feed = DatasetIterator("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
     with pytest.raises(DataError, match="validation_data never ends") if endless else contextlib.nullcontext():
         feed.check_ends("trainer.validation_steps")
 
 
 def test_a_pattern_without_a_file_is_a_data_error() -> None:
-    feed = Feed("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
+    feed = DatasetIterator("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
     told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  "
     with pytest.raises(DataError, match=told + r".*test_dataset_iterator.py:\d+, in "):
         _ = feed.dataset
-    wrong = Feed("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
+    wrong = DatasetIterator("train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2]))))
     with pytest.raises(tf.errors.InvalidArgumentError):
         _ = wrong.dataset
 
 
 def test_the_cardinality_is_that_of_a_dataset_that_was_made_and_tells() -> None:
-    feed = Feed("validation_data", lambda: tf.data.Dataset.range(3))
+    feed = DatasetIterator("validation_data", lambda: tf.data.Dataset.range(3))
     assert feed.cardinality() is None
     feed.iterator()
     assert feed.cardinality() == 3
-    endless = Feed("validation_data", lambda: tf.data.Dataset.range(3).repeat())
+    endless = DatasetIterator("validation_data", lambda: tf.data.Dataset.range(3).repeat())
     endless.iterator()
     assert endless.cardinality() is None
-    given = Feed("validation_data", lambda: None, tf.data.Dataset.range(3))
+    given = DatasetIterator("validation_data", lambda: None, tf.data.Dataset.range(3))
     given.iterator()
     assert given.cardinality() is None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer_kit import train
-from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.testing import ForkServer
 
 
@@ -22,7 +22,7 @@ class Node:
 
 def collect_garbage() -> None:
     """Of what was made inside nothing is collected, and of what is made later everything."""
-    with lasting():
+    with gc_frozen():
         assert not gc.isenabled()
         inside = weakref.ref(Node())
     assert gc.isenabled()
@@ -30,12 +30,12 @@ def collect_garbage() -> None:
     gc.collect()
     assert inside() is not None and outside() is None
     try:
-        with lasting():
+        with gc_frozen():
             raise ImportError
     except ImportError:
         assert gc.isenabled()
     gc.disable()
-    with lasting():
+    with gc_frozen():
         pass
     assert not gc.isenabled()
 

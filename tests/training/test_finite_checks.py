@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.errors import DivergedError
-from trainer_kit.training.finite_checks import Soundness, reported_loss
+from trainer_kit.training.finite_checks import FiniteCheck, reported_loss
 
 
 class _Trainer:
@@ -25,7 +25,7 @@ class _Trainer:
 @pytest.mark.parametrize(("step", "loss", "sound"), [(4, 2.0, True), (5, 1.0, True), (5, 0.5, None)])
 def test_a_loss_within_its_bound_and_one_before_the_bound_counts_will_do(step: int, loss: float, sound: Any) -> None:
     trainer = _Trainer(sound)
-    Soundness(trainer, (1.0, 5)).check(step, {"training_loss": loss})
+    FiniteCheck(trainer, (1.0, 5)).check(step, {"training_loss": loss})
     assert (trainer.sound, trainer.looks) == (sound, 0)  # nothing is looked at for it
 
 
@@ -39,21 +39,21 @@ def test_a_loss_within_its_bound_and_one_before_the_bound_counts_will_do(step: i
 )
 def test_a_loss_or_a_weight_that_is_not_sound_is_a_divergence(loss: float, sound: bool, message: str) -> None:
     with pytest.raises(DivergedError, match=message):
-        Soundness(_Trainer(sound), (1.0, 5)).check(5, {"training_loss": loss})
+        FiniteCheck(_Trainer(sound), (1.0, 5)).check(5, {"training_loss": loss})
 
 
 def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
     unknown, known, bad = _Trainer(None), _Trainer(True), _Trainer(None, finite=False)
     for trainer in (unknown, known, unknown):
-        Soundness(trainer, (1.0, 0)).require(5)
+        FiniteCheck(trainer, (1.0, 0)).require(5)
     assert (unknown.looks, known.looks) == (1, 0)
     with pytest.raises(DivergedError, match="a weight is not finite at step 5"):
-        Soundness(bad, (1.0, 0)).require(5)
+        FiniteCheck(bad, (1.0, 0)).require(5)
 
 
 def test_without_a_bound_anything_will_do() -> None:
     trainer = _Trainer(None, finite=False)
-    free = Soundness(trainer, None)
+    free = FiniteCheck(trainer, None)
     free.check(5, {"training_loss": math.nan})
     free.require(5)
     assert (trainer.sound, trainer.looks) == (None, 0)
@@ -75,4 +75,4 @@ def test_of_the_losses_of_several_tasks_the_worst_one_counts(logs: dict[str, Any
 def test_the_loss_of_one_task_above_the_bound_is_a_divergence() -> None:
     logs = {"one": {"training_loss": 0.5}, "other": {"training_loss": math.nan}}
     with pytest.raises(DivergedError, match="training_loss is nan at step 5"):
-        Soundness(_Trainer(True), (1.0, 5)).check(5, logs)
+        FiniteCheck(_Trainer(True), (1.0, 5)).check(5, logs)

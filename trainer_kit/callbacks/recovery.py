@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.distribution.workers import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import scale_learning_rate
 from trainer_kit.training.finite_checks import reported_loss
@@ -102,7 +102,7 @@ class Recovery:
           until: when to stop looking, by time.monotonic; of several workers, by the chief's.
         """
         options = self._options
-        while step < end and chiefs_number(self._trainer.strategy, time.monotonic() < until):
+        while step < end and broadcast_from_chief(self._trainer.strategy, time.monotonic() < until):
             logs = self._trainer.train(tf.constant(1, tf.int32))
             step += 1
             loss = reported_loss(logs)

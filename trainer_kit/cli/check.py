@@ -14,7 +14,7 @@ from trainer_kit.cli.config_arguments import add_config_arguments, resolve_argum
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass
 from trainer_kit.errors import DivergedError, ExitCode
-from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.training.finite_checks import reported_loss
 
 
@@ -31,11 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     with _told("task: its module can be imported, and gin knows every name that is bound"):
         from trainer_kit.config.experiments import task_class
 
-        with lasting():
+        with gc_frozen():
             task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
     with _told("machine: devices, strategy, and batches that divide"):
-        with lasting():
+        with gc_frozen():
             from trainer_kit.run.launcher import prepare
         strategy = prepare(config)
     with strategy.scope(), tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from trainer_kit.evals.best_info import read_info
 from trainer_kit.evals.criterion import Criterion
 from trainer_kit.evals.kept_weights import KeptWeights
 from trainer_kit.evals.ledger import active_records, read_records
-from trainer_kit.process.gc_freeze import lasting
+from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.lease import Lease
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.serving.recorded_run import recorded_config, recorded_experiment
@@ -138,7 +138,7 @@ def _export(
         )
     config = recorded_config(folder, import_modules)
 
-    with lasting():
+    with gc_frozen():
         from trainer_kit.config.experiments import task_class
         from trainer_kit.evals.best_repair import put_back_lost
         from trainer_kit.process.run_directory import RunDirectory

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.distribution.workers import everyones, worker_count, worker_index
+from trainer_kit.distribution.workers import all_gather, worker_count, worker_index
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,9 @@ def are_alike(state: list[Any]) -> bool:
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the values of all replicas as JSON can hold them, by worker; eager, on every worker at once."""
     own = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
-    return [own] if worker_count(strategy) == 1 else [json.loads(text) for text in everyones(strategy, json.dumps(own))]
+    if worker_count(strategy) == 1:
+        return [own]
+    return [json.loads(text) for text in all_gather(strategy, json.dumps(own))]
 
 
 def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]) -> bool:

@@ -65,22 +65,22 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
     return strategy.reduce("SUM", strategy.run(own), axis=None)
 
 
-def chiefs_number(strategy: tf.distribute.Strategy, number: int) -> int:
+def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the number that the chief has called this with, on every worker."""
     return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
 
 
-def part(strategy: tf.distribute.Strategy) -> None:
+def barrier(strategy: tf.distribute.Strategy) -> None:
     """Returns when all workers have come here, so that none of them is done before the others.
 
     The first one to exit would take the last sum from a slower one that still receives it.
     """
     if worker_count(strategy) > 1:
-        chiefs_number(strategy, 0)
+        broadcast_from_chief(strategy, 0)
         time.sleep(_LAST_WORDS)
 
 
-def everyones(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns what each worker has called this with, in their order, on every worker."""
     count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
     lengths = np.zeros(count, np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.distribution.replica_values import own_to_each_replica, put_replica_values, replica_values
-from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.distribution.workers import broadcast_from_chief
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.best import BestCheckpoint
 from trainer_kit.evals.several_best import EXPORTERS
@@ -77,7 +77,7 @@ def _put_back(
 
     while True:
         lost = best.lost(saved) if chief else []
-        step = chiefs_number(trainer.strategy, lost[0] if lost else -1)
+        step = broadcast_from_chief(trainer.strategy, lost[0] if lost else -1)
         if step < 0:
             return
         reads(step)

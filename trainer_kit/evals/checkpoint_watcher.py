@@ -1,4 +1,4 @@
-"""Checkpoints as they come, for an evaluation beside the run that saves them."""
+"""Watches a folder for new checkpoints, for an evaluation in another process than the run that saves them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.25
 _TELL_SECONDS = 300.0
 
 
-class Followed(Protocol):
+class WatchedRun(Protocol):
     """A training run, as an evaluation beside it knows it."""
 
     def finished(self) -> bool:
@@ -73,7 +73,7 @@ class Unknown:
         """Cannot be told to anyone."""
 
 
-class Arrivals:
+class CheckpointWatcher:
     """The checkpoints in a folder, each once, those to come included.
 
     Args:
@@ -83,7 +83,7 @@ class Arrivals:
       newest_only: take the newest one next and leave out those before it; else all, in the order of steps.
     """
 
-    def __init__(self, directory: str, timeout: float | None, run: Followed, newest_only: bool = False) -> None:
+    def __init__(self, directory: str, timeout: float | None, run: WatchedRun, newest_only: bool = False) -> None:
         self._directory, self._timeout, self._run, self._newest_only = directory, timeout, run, newest_only
         self._passed: set[int] = set()  # what was taken, whatever became of it
         self._queued: set[int] = set()  # what was seen, and has to be taken

@@ -1,7 +1,7 @@
-"""Timeline: what a run has told, its history, curves, evaluations and best, kept in step with its checkpoints.
+"""RunHistory: keeps metrics.jsonl, TensorBoard, the ledger and the best checkpoint in step with the checkpoints.
 
-A run that was killed goes on from its last checkpoint and tells the steps after it again; a run that goes back for
-good (a rollback, --from_step) tells others in their place. Either way there is one history.
+A run that was killed resumes from its last checkpoint and reports the steps after that checkpoint again. A run that
+rewinds (a rollback, --from_step) reports new steps in place of the old ones. In both cases one history remains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer_kit.telemetry.history import JsonLinesWriter, active_history, exten
 _LOG = logging.getLogger(__name__)
 
 
-class Timeline:
+class RunHistory:
     """Takes all that a run tells to the step that it goes on from.
 
     Args:

@@ -34,10 +34,10 @@ _MISSING = (
     tf.errors.InvalidArgumentError,  # Dataset.list_files raises it for a pattern without a match
 )
 _NO_MATCH = re.compile(r"No files matched pattern: [^'\"\n]*")
-_ALIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
+_ALIVE: weakref.WeakSet[DatasetIterator] = weakref.WeakSet()
 
 
-class Feed:
+class DatasetIterator:
     """Hands out the iterator of one dataset.
 
     Args:

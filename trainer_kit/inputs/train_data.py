@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method, source_resumption
 from trainer_kit.inputs.saved_iterator import holds_failed_read
@@ -85,7 +85,9 @@ class TrainData:
         instead: str = "return the data from build_inputs instead",
     ) -> None:
         self._instead = instead
-        self.feed = Feed("train_data", lambda: make(self._open), given, begin=self._begin, replaced=self._replaced)
+        self.feed = DatasetIterator(
+            "train_data", lambda: make(self._open), given, begin=self._begin, replaced=self._replaced
+        )
         self._step, self._require_exact = step, require_exact
         self._one_iterator, self._deterministic_ops = one_iterator, deterministic_ops
         self._since, self._start = 0, Position()  # the position that the run had at a step

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """For imports that are to last as long as the process: the collector does not run, nor looks at them ever again.
 
     TensorFlow and what it imports are half a million objects. While they come into being the collector goes through

@@ -23,13 +23,13 @@ from trainer_kit.config.rate_end import rate_end_warning
 from trainer_kit.config.schema.base import FieldError
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.workers import chiefs_number
+from trainer_kit.distribution.workers import broadcast_from_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best import BestCheckpoint
 from trainer_kit.evals.best_repair import put_back_lost
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
-from trainer_kit.evals.run_history import Timeline
+from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.evals.several_best import EXPORTERS, BestCheckpoints
 from trainer_kit.process.lease import Lease, Leases
 from trainer_kit.process.run_directory import RunDirectory, RunIdentity, config_hash, kept_fuse_steps
@@ -142,7 +142,7 @@ def create_manager(
     partial: bool = False,
     from_step: int | None = None,
     reports: Reports | None = None,
-    timeline: Timeline | None = None,
+    history: RunHistory | None = None,
 ) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; what was reported before one outlives the process with it.
 
@@ -170,24 +170,24 @@ def create_manager(
         before_save=trainer.before_save if trains and state is not None else lambda _: None,
         before_files=reports.writer.settle if reports else lambda: None,
         sound=state.is_sound if state and config.trainer.recovery_max_trials >= 0 else lambda: True,
-        agree=lambda number: chiefs_number(trainer.strategy, number),
-        spared=_leases(model_dir, config.trainer, timeline).needed,
+        agree=lambda number: broadcast_from_chief(trainer.strategy, number),
+        spared=_leases(model_dir, config.trainer, history).needed,
         partial=partial,
         loose=getattr(state, "loose", ()),
         run_id=RunIdentity(model_dir),
-        recorded=timeline.extent if timeline else lambda _: {},
+        recorded=history.extent if history else lambda _: {},
         from_step=from_step,
     )
 
 
-def _leases(model_dir: str, options: TrainerConfig, timeline: Timeline | None) -> Leases:
+def _leases(model_dir: str, options: TrainerConfig, history: RunHistory | None) -> Leases:
     evals, max_wait = RunDirectory(model_dir, options).evals, options.continuous_eval.max_wait_checkpoints
-    return Leases(evals, max_wait, timeline.ledger if timeline else None)
+    return Leases(evals, max_wait, history.ledger if history else None)
 
 
-def create_timeline(
+def create_history(
     directory: RunDirectory, config: ExperimentConfig, reports: Reports, trainer: Any, dataset: str
-) -> Timeline:
+) -> RunHistory:
     """Returns what keeps history, curves, ledger and best in step."""
     sets = {name: config_hash(config, name) for name in getattr(trainer, "validation_sets", ()) if name}
     # Of a run whose ledger was lost, sidecars may know later lineages; they follow only those that come after.
@@ -206,12 +206,12 @@ def create_timeline(
         if start := complete_checkpoints(directory.path).get(step):
             put_back_lost(trainer, directory.path, start)
 
-    return Timeline(
+    return RunHistory(
         ledger, reports.history, summaries, trainer.checkpoint_exporter, reports.writer.flush, put_back, recorded
     )
 
 
-def create_return(directory: RunDirectory, timeline: Timeline) -> Callable[[int], str]:
+def create_return(directory: RunDirectory, history: RunHistory) -> Callable[[int], str]:
     """Returns what takes all that was told back to the step that an action has gone back to, and finds its checkpoint.
 
     It raises UsageError where there is none of that step.
@@ -224,34 +224,34 @@ def create_return(directory: RunDirectory, timeline: Timeline) -> Callable[[int]
                 f"an action has set global_step back to {step}, of which {directory.path} holds no checkpoint; restore "
                 "one of the run's own, whole"
             )
-        timeline.rewind(step)
+        history.rewind(step)
         return path
 
     return on_return
 
 
 def create_early_stopping(
-    directory: RunDirectory, timeline: Timeline, trainer: Any, options: TrainerConfig, trains: bool
+    directory: RunDirectory, history: RunHistory, trainer: Any, options: TrainerConfig, trains: bool
 ) -> EarlyStopping:
     """Returns what ends a training run early if the config asks for it, and nothing else; on every worker."""
     return EarlyStopping(
         options.early_stopping if trains else None,
-        timeline.ledger if is_chief(trainer.strategy) else None,
+        history.ledger if is_chief(trainer.strategy) else None,
         directory.evals,
-        lambda number: chiefs_number(trainer.strategy, number),
+        lambda number: broadcast_from_chief(trainer.strategy, number),
         lambda: int(trainer.global_step.numpy()),
     )
 
 
 def create_sidecar(
-    directory: RunDirectory, timeline: Timeline, trainer: Any, config: ExperimentConfig, lease: Any, reports: Reports
+    directory: RunDirectory, history: RunHistory, trainer: Any, config: ExperimentConfig, lease: Any, reports: Reports
 ) -> Sidecar | None:
     """Returns what an evaluation beside a run knows of the run; None without a lease, for what is none."""
     if not isinstance(lease, Lease):
         return None
     return Sidecar(
         directory,
-        timeline.ledger,
+        history.ledger,
         trainer.checkpoint_exporter,
         reports.eval_summaries,
         lease,
@@ -310,13 +310,13 @@ def create_eval_actions(
 
 
 def create_recovery(
-    config: ExperimentConfig, trainer: Any, manager: CheckpointManager, timeline: Timeline, directory: RunDirectory
+    config: ExperimentConfig, trainer: Any, manager: CheckpointManager, history: RunHistory, directory: RunDirectory
 ) -> Recovery | None:
     """Returns what takes a diverged run back; None for a trainer that is not ours."""
     if not isinstance(trainer, Trainer):
         return None
     explain = functools.partial(explain_divergence, trainer, manager, directory.path)
-    return Recovery(config.trainer, trainer, manager, timeline.rewind, explain)
+    return Recovery(config.trainer, trainer, manager, history.rewind, explain)
 
 
 def open_reports(

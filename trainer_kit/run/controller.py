@@ -18,14 +18,14 @@ import tensorflow as tf
 from trainer_kit.callbacks.early_stopping import StopRequest
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import DataError, DivergedError, StorageError
-from trainer_kit.evals.checkpoint_watcher import Arrivals, Followed, Unknown
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
 from trainer_kit.run.progress import Phases
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.reporter import Reporter
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.failed_step import is_between_steps, loss_message
-from trainer_kit.training.finite_checks import Soundness
-from trainer_kit.training.loops.interrupted_loop import OpenLoop
+from trainer_kit.training.finite_checks import FiniteCheck
+from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 from trainer_kit.training.loops.intervals import all_due, is_due, next_stop
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.step_count import CountedLoops
@@ -73,7 +73,7 @@ class Controller(orbit.Controller):
         recorded_sets: Callable[[int], Collection[str]] = lambda _: (),
         on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
         on_return: Callable[[int], str | None] = lambda _: None,
-        followed: Followed | None = None,
+        followed: WatchedRun | None = None,
         newest_only: bool = False,
         times: TimeLedger | None = None,
         **orbit_arguments: Any,
@@ -81,7 +81,7 @@ class Controller(orbit.Controller):
         self._writer, self._stopping = writer, stopping
         self._reporter = Reporter(writer, batch_size, orbit_arguments.get("evaluator"))
         self._save_on_stop, self._on_evaluation = save_on_stop, on_evaluation
-        self._soundness = Soundness(orbit_arguments.get("trainer"), loss_bound)
+        self._finite_check = FiniteCheck(orbit_arguments.get("trainer"), loss_bound)
         self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
         self.total: int | None = None
         self._recorded_sets, self._on_return = recorded_sets, on_return
@@ -89,14 +89,14 @@ class Controller(orbit.Controller):
         self._saved_step = -1
         self._checkpoint: str | None = None
         self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
-        self._open_loop, self._num_steps = OpenLoop(), (0, tf.constant(0))
+        self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
         self.running = (0, 0)
         self._phases = Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
         trainer = orbit_arguments.get("trainer")
         self._loops = CountedLoops(trainer, lambda: int(self.global_step.numpy()), lambda: self.stopping)
         if trainer is not None and hasattr(trainer, "state"):
-            trainer.state.run_state.add("loop", self._open_loop.state, self._open_loop.put_back)
+            trainer.state.run_state.add("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
         super().__init__(**orbit_arguments)
 
     @property
@@ -146,7 +146,7 @@ class Controller(orbit.Controller):
         step = int(self.global_step.numpy())
         data_ended = False
         while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):
-            begun, end = self._open_loop.next(step, steps, self._steps_per_loop)
+            begun, end = self._interrupted_loop.next(step, steps, self._steps_per_loop)
             try:
                 step = self._run_loop(step, begun, end)
                 if step < begun:
@@ -155,7 +155,7 @@ class Controller(orbit.Controller):
                 if (
                     save or step >= steps >= 0 or self.stopping or self.stop_request.reason
                 ):  # before a save, or an evaluation
-                    self._soundness.require(step)
+                    self._finite_check.require(step)
             except DivergedError as error:
                 with self.times.during("recovery"):
                     if not self._on_divergence(error, begun, end):
@@ -216,7 +216,7 @@ class Controller(orbit.Controller):
           (all logs of this step, seconds that this evaluation took, those of each set by name).
         """
         step = int(self.global_step.numpy())
-        self._soundness.require(step)
+        self._finite_check.require(step)
         start = time.perf_counter()
         with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
             chosen = {} if not sets or "" in sets else {"sets": sets}
@@ -307,7 +307,7 @@ class Controller(orbit.Controller):
         output: dict[str, Any] = {}
         directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
         run = self._followed or Unknown(timeout_fn or (lambda: False))
-        arrivals = Arrivals(directory, timeout, run, self._newest_only)
+        arrivals = CheckpointWatcher(directory, timeout, run, self._newest_only)
         for path in arrivals.follow(
             lambda: self.stopping or bool(self.stop_request.reason), lambda: self._phases.during("wait")
         ):
@@ -351,7 +351,7 @@ class Controller(orbit.Controller):
         with self._saving:
             step = int(self.global_step.numpy())
             if self.checkpoint_manager is not None and step != self._saved_step:
-                self._soundness.require(step)
+                self._finite_check.require(step)
                 self._save(step)
 
     def save_what_is_sound(self, error: Exception, alone: bool = True) -> None:
@@ -374,7 +374,7 @@ class Controller(orbit.Controller):
                 _LOG.warning("%s", loss_message(step, self._saved_step, self._checkpoint, alone))
                 return
             if self.running[0] < step < self.running[1]:
-                self._open_loop.steps, trainer.cut_short = self.running, True
+                self._interrupted_loop.steps, trainer.cut_short = self.running, True
             trainer.sound = None
         self.save_checkpoint()
         self.sync()
@@ -391,7 +391,7 @@ class Controller(orbit.Controller):
 
     def go_back(self, path: str | None) -> int:
         """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
-        self._open_loop.steps, self.stop_request.reason = None, ""
+        self._interrupted_loop.steps, self.stop_request.reason = None, ""
         self._evaluated.clear()  # what was evaluated on the way that is given up counts no more
         self.restore_checkpoint(path)
         return self._saved_step
@@ -425,14 +425,14 @@ class Controller(orbit.Controller):
         seconds = time.perf_counter() - start - tracing
         self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start, tracing)
         reached = step + done
-        self._open_loop.steps = (begun, end) if begun < reached < end and self.stopping else None
-        if self._open_loop.steps is None and done:
+        self._interrupted_loop.steps = (begun, end) if begun < reached < end and self.stopping else None
+        if self._interrupted_loop.steps is None and done:
             values = tf.nest.map_structure(to_numpy, logs)
             self._reporter.report("train", reached, self.total, values, seconds, steps=done)  # an action may raise
             self._call(self.train_actions, logs)
             if self.train_actions and (now := int(self.global_step.numpy())) < reached:
                 return self._follow_back(reached, now)
-        self._soundness.check(reached, logs)
+        self._finite_check.check(reached, logs)
         return reached
 
     def _follow_back(self, reached: int, step: int) -> int:

@@ -30,7 +30,7 @@ from trainer_kit.errors import (
     StorageError,
     UsageError,
 )
-from trainer_kit.evals.checkpoint_watcher import Arrivals
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.finetune_directory import FinetuneDirectory, pretraining_mistakes
@@ -285,5 +285,5 @@ def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSig
         return signals.received is not None
 
     newest_only = options.continuous_eval.policy == "latest"
-    arrivals = Arrivals(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
+    arrivals = CheckpointWatcher(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
     return arrivals.follow(stopping, contextlib.nullcontext)

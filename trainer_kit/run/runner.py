@@ -19,10 +19,10 @@ from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.workers import part, strategy_of_run, worker_count
+from trainer_kit.distribution.workers import barrier, strategy_of_run, worker_count
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.evals.continuous_eval import Sidecar, with_chosen_sets
-from trainer_kit.evals.run_history import Timeline
+from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.evals.selection import select_checkpoint
 from trainer_kit.files import follow_links
 from trainer_kit.held_folder import held_if_there, is_seen_lost
@@ -53,7 +53,7 @@ class Run:
     directory: RunDirectory
     controller: Any
     checkpoint: str
-    timeline: Timeline
+    history: RunHistory
     sidecar: Sidecar | None = None
 
 
@@ -139,11 +139,11 @@ def run_experiment(
         run.enter_context(guard(signals, params.trainer, trainer, progress, directory))
         reports = open_reports(run, progress, shown, directory, chief, chosen.trains, save_summary, managers)
         options = (enable_async_checkpointing, allow_partial_restore, from_step)
-        timeline = build.create_timeline(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
-        manager = run.enter_context(build.create_manager(trainer, params, directory.path, *options, reports, timeline))
-        early = build.create_early_stopping(directory, timeline, trainer, params.trainer, chosen.trains)
-        sidecar = build.create_sidecar(directory, timeline, trainer, params, lock, reports)
-        recovery = build.create_recovery(params, trainer, manager, timeline, directory) if chosen.trains else None
+        history = build.create_history(directory, params, reports, trainer, "validation" if chosen.trains else "eval")
+        manager = run.enter_context(build.create_manager(trainer, params, directory.path, *options, reports, history))
+        early = build.create_early_stopping(directory, history, trainer, params.trainer, chosen.trains)
+        sidecar = build.create_sidecar(directory, history, trainer, params, lock, reports)
+        recovery = build.create_recovery(params, trainer, manager, history, directory) if chosen.trains else None
         controller = controller_cls(
             strategy=strategy,
             trainer=trainer if chosen.trains else None,
@@ -153,7 +153,7 @@ def run_experiment(
             train_actions=[*build.create_actions(strategy, params, trainer, manager, train_actions), *early.actions],
             eval_actions=build.create_eval_actions(params, trainer, directory, eval_actions),
             **_reporting(reports, params, directory, save_summary),
-            **_extras(controller_cls, params, reports, signals, directory, timeline, recovery, early, sidecar),
+            **_extras(controller_cls, params, reports, signals, directory, history, recovery, early, sidecar),
         )
         progress.follow(controller, trainer)
         start = _told_start(mode, checkpoint, trainer)
@@ -165,13 +165,13 @@ def run_experiment(
         record = finish.recorded(*known, records(), trainer.global_step, fused) if reports.history else NOTHING
         traced = profiled(trainer, profile, directory.train_summaries, writes=chief)
         with strategy.scope(), record, finish.saved_after_errors(controller), traced:
-            _begin(chosen, timeline, recovery, manager, controller, start, early)
-            described = Run(params, directory, controller, checkpoint, timeline, sidecar)
+            _begin(chosen, history, recovery, manager, controller, start, early)
+            described = Run(params, directory, controller, checkpoint, history, sidecar)
             logs, reason = finish.until_stopped(MODE_ENTRIES[mode], described, lambda: finish.stopped(signals, trainer))
             if run_post_eval and mode != "train_and_post_eval" and not finish.stopped(signals, trainer):
                 logs = controller.evaluate(steps=params.trainer.validation_steps)
         finish.conclude(described, signals, manager, reports, trainer, mode, logs, reason)
-        part(strategy)  # no worker is done before the chief is: it could not be started again alone
+        barrier(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 
 
@@ -231,15 +231,15 @@ def _check_parts(
 
 
 def _begin(
-    mode: Mode, timeline: Timeline, recovery: Recovery | None, manager: Any, controller: Any, start: int, early: Any
+    mode: Mode, history: RunHistory, recovery: Recovery | None, manager: Any, controller: Any, start: int, early: Any
 ) -> None:
     """In a mode that trains: takes what was reported before to the step that the run goes on from, or ends at."""
     if not mode.trains:
         return
     if manager.goes_back_to is None:
-        timeline.begin(start, anew=manager.begins_anew)
+        history.begin(start, anew=manager.begins_anew)
     else:
-        timeline.rewind(start)
+        history.rewind(start)
         manager.done_going_back()
     if recovery is not None and isinstance(controller, Controller):
         recovery.begin(controller)
@@ -301,9 +301,9 @@ def _train_and_eval(run: Run) -> dict[str, Any]:
     )
     if getattr(run.controller, "stopping", False):
         return dict(logs or {})
-    recorded = run.timeline.metrics_at(int(run.controller.global_step.numpy()))  # evaluated before a restart
+    recorded = run.history.metrics_at(int(run.controller.global_step.numpy()))  # evaluated before a restart
     if logs:  # then it was some of several validation sets, at most
-        recorded = {name: metrics for name, metrics in recorded.items() if name in run.timeline.ledger.sets}
+        recorded = {name: metrics for name, metrics in recorded.items() if name in run.history.ledger.sets}
     return {**recorded, **logs}
 
 
@@ -347,9 +347,9 @@ def _reporting(
     }
 
 
-def _agreed(early: EarlyStopping, timeline: Timeline, step: int) -> set[str]:
+def _agreed(early: EarlyStopping, history: RunHistory, step: int) -> set[str]:
     """The validation sets that the chief has on record for `step`, on every worker: as the bits of a number."""
-    names, found = list(timeline.ledger.sets) or [""], timeline.recorded_sets(step)
+    names, found = list(history.ledger.sets) or [""], history.recorded_sets(step)
     bits = early.agree(sum(1 << place for place, name in enumerate(names) if name in found))
     return {name for place, name in enumerate(names) if bits >> place & 1}
 
@@ -360,7 +360,7 @@ def _extras(
     reports: build.Reports,
     signals: StopSignals,
     directory: RunDirectory,
-    timeline: Timeline,
+    history: RunHistory,
     recovery: Recovery | None,
     early: EarlyStopping,
     sidecar: Sidecar | None,
@@ -370,8 +370,8 @@ def _extras(
         return {}
     options = config.trainer
     extras: dict[str, Any] = {
-        "recorded_sets": lambda step: _agreed(early, timeline, step),
-        "on_return": build.create_return(directory, timeline),
+        "recorded_sets": lambda step: _agreed(early, history, step),
+        "on_return": build.create_return(directory, history),
         "writer": reports.writer,
         "times": reports.times,
         "batch_size": getattr(getattr(config.task, "train_data", None), "global_batch_size", 0),
@@ -386,7 +386,7 @@ def _extras(
 
     def on_evaluation(step: int, logs: Mapping[str, Any], seconds: float, path: str | None) -> None:
         if reports.chief:
-            timeline.ledger.append(step, logs, seconds, os.path.relpath(path, directory.path) if path else None)
+            history.ledger.append(step, logs, seconds, os.path.relpath(path, directory.path) if path else None)
         early.after_evaluation(step)
 
     return {**extras, "on_evaluation": on_evaluation}

@@ -20,7 +20,7 @@ from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.evals.best import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_told
 from trainer_kit.training.first_batch import batch_described
 from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
@@ -53,7 +53,7 @@ class Evaluator(orbit.AbstractEvaluator):
     _is_async: bool
     _results: SimpleNamespace
 
-    def init_evaluation(self, metrics: Sequence[Any], feeds: Mapping[str, Feed]) -> None:
+    def init_evaluation(self, metrics: Sequence[Any], feeds: Mapping[str, DatasetIterator]) -> None:
         """Sets what evaluations are made of; in scope.
 
         Args:

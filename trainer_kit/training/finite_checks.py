@@ -1,4 +1,4 @@
-"""Soundness: whether what a run has come to may be saved, evaluated and gone on from."""
+"""Finite checks: a run is not saved, evaluated or continued while its loss or its weights are not finite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reported_loss(logs: Mapping[str, Any]) -> float:
     return next((loss for loss in losses if not math.isfinite(loss)), max(losses, default=0.0))
 
 
-class Soundness:
+class FiniteCheck:
     """Looks at the loss that a loop reports and at the weights. Eager, on the host.
 
     Args:

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.distribution.executor import executor
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.stacking import bytes_of, problem_of_stacking, stacked
 from trainer_kit.training.loops.fused_loop import UnfusableError, refusal_of_xla
@@ -134,7 +134,8 @@ class _Form:
     """One form of the loop on its own iterator."""
 
     def __init__(self, loop: Any, dataset: tf.data.Dataset) -> None:
-        self._loop, self._feed = loop, Feed("train_data", lambda: dataset)  # which deletes iterators without a wait
+        self._loop = loop
+        self._feed = DatasetIterator("train_data", lambda: dataset)  # which deletes iterators without a wait
         self._iterator = self._feed.iterator()
         self.seconds = 0.0  # of a step, at the last run
 

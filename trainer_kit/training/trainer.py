@@ -25,7 +25,7 @@ from trainer_kit.distribution.replica_values import ReplicasState, put_replica_v
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.stacking import tell_of_stacks
 from trainer_kit.inputs.train_data import TrainData, open_whole
@@ -384,14 +384,14 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
             require_exact=getattr(self.config.trainer, "require_exact_resume", False),
         )
 
-    def _validation_feeds(self, given: Any) -> dict[str, Feed]:
+    def _validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:
         sets = validation_sets(self._config.task)
         if isinstance(given, Mapping):
             sets = {**dict.fromkeys(given), **{name: data for name, data in sets.items() if name}}
         given = given if isinstance(given, Mapping) else {"": given}
         return {name: self._validation_feed(name, data, given.get(name)) for name, data in sets.items()}
 
-    def _validation_feed(self, name: str, data: Any, given: Any, build_inputs: Any = None) -> Feed:
+    def _validation_feed(self, name: str, data: Any, given: Any, build_inputs: Any = None) -> DatasetIterator:
         section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
 
         def make() -> Any:
@@ -399,7 +399,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
             with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
                 return self._task_data(data, self._open_validation, build_inputs)
 
-        return Feed(section, make, given)
+        return DatasetIterator(section, make, given)
 
     def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
         return open_whole(build_inputs, params, input_context)

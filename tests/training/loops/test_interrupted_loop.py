@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trainer_kit.training.loops.interrupted_loop import OpenLoop
+from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 
 
 def test_a_loop_that_was_cut_goes_on_to_its_own_end_after_a_resume() -> None:
-    loop = OpenLoop()
+    loop = InterruptedLoop()
     assert (loop.state(), loop.next(6, 100, 10)) == (None, (6, 16))
     loop.steps = (0, 10)
-    resumed = OpenLoop()
+    resumed = InterruptedLoop()
     resumed.put_back(loop.state())
     assert resumed.next(6, 100, 50) == (0, 10)
     assert resumed.next(6, 8, 50) == (0, 8) and resumed.next(6, -1, 50) == (0, 10)

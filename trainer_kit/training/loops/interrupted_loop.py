@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer_kit.training.loops.intervals import StepsPerLoop, loop_length
 
 
-class OpenLoop:
+class InterruptedLoop:
     """The steps that a loop runs between, when a stop has cut it; in the checkpoint.
 
     Attributes:

@@ -10,7 +10,7 @@ from trainer_kit.compat.model_garden.config.build_errors import TaskSections
 from trainer_kit.compat.model_garden.multitask.engine_task import part_for
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.metrics import MetricSet, task_metrics
 
@@ -119,8 +119,8 @@ class TaskEvaluation(Evaluator):
             return own
         return (own or ValidationSetConfig()).replace(steps=steps)
 
-    def _feed_of(self, name: str, task: Any) -> Feed:
-        feed: Feed = self._validation_feed(name, task.task_config.validation_data, None, task.build_inputs)
+    def _feed_of(self, name: str, task: Any) -> DatasetIterator:
+        feed: DatasetIterator = self._validation_feed(name, task.task_config.validation_data, None, task.build_inputs)
         return feed
 
 
