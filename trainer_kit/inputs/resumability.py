@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.python.data.ops.options import ExternalStatePolicy
 from tensorflow.python.framework import op_def_registry
 
 from trainer_kit.inputs.batch_function import label_of
@@ -80,6 +79,7 @@ _AGAINST_SOURCE = {
     ),
     "any_order": "may change the order from run to run; remove deterministic=False",
 }
+_IGNORE_STATE = 1  # of tf.data's ExternalStatePolicy: a function with a state does not fail
 _FIRST_LOOK = 8  # names in one line
 
 
@@ -305,7 +305,8 @@ def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
 def _of_graph(part: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for a dataset and what it is made from, as the graph that TensorFlow has."""
     try:
-        text = part._as_serialized_graph(external_state_policy=ExternalStatePolicy.IGNORE)
+        variant = tf.data.experimental.to_variant(part)
+        text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
     except tf.errors.OpError:
         yield "unknown", name
         return
