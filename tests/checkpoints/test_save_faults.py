@@ -18,7 +18,7 @@ from tests.checkpoints.small_run import RUN_ID, SmallRun, names, parts, save_and
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.errors import ExitCode, StorageError
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.testing import ForkServer, stop_at
 
 FOREIGN = ("ckpt-1.data-00000-of-00001", "notes.txt")  # half of a checkpoint of somebody else, and another file

@@ -23,8 +23,8 @@ import pytest
 
 from tests.cli.written_runs import evaluation, write_ledger, write_params, write_process
 from trainer_kit.cli.main import main
-from trainer_kit.cli.pulse import Pulses
-from trainer_kit.cli.tables import plain
+from trainer_kit.cli.view.liveness import Pulses
+from trainer_kit.cli.view.tables import plain
 from trainer_kit.cli.watch import Look
 from trainer_kit.errors import StorageError
 from trainer_kit.process.run_lock import RunLock

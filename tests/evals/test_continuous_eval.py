@@ -17,7 +17,7 @@ from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import NothingToWaitForError, UsageError
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.lease import Lease

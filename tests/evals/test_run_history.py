@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import StorageError
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.lease import Lease

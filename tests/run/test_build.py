@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.criterion import Criterion
-from trainer_kit.evals.several_best import BestCheckpoints
+from trainer_kit.evals.best.criterion import Criterion
+from trainer_kit.evals.best.several import BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run import build
 from trainer_kit.testing import TinyTask, tiny_experiment

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.traces import times_traced
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profiler import profiled
-from trainer_kit.training.loops.parts import LoopParts
+from trainer_kit.training.loops.split_loop import LoopParts
 
 
 class _Squares:

@@ -15,7 +15,7 @@ from tensorboard import context
 from tensorboard.backend.event_processing import data_provider, event_accumulator, plugin_event_multiplexer
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.telemetry.background import BackgroundWriter
+from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars

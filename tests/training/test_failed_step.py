@@ -18,7 +18,7 @@ from trainer_kit.inputs.source import Source
 from trainer_kit.run import finish
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
-from trainer_kit.training.loops.write_order import reads_before_writes
+from trainer_kit.training.loops.batch_first import reads_before_writes
 
 _LOOPS = [{}, {"train_tf_while_loop": False, "train_tf_function": False}]
 

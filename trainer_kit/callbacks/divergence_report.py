@@ -21,7 +21,7 @@ from trainer_kit.checkpoints.state.variables import model_variables
 from trainer_kit.errors import DivergedError
 from trainer_kit.optimizers import gradients
 from trainer_kit.telemetry.scalars import to_json_number
-from trainer_kit.training.loops.elements import OneElement
+from trainer_kit.training.loops.iterators import OneElement
 
 _LOG = logging.getLogger(__name__)
 SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone through again, one by one

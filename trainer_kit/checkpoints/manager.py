@@ -16,7 +16,6 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.commit import commit, is_own
-from trainer_kit.checkpoints.flush_order import WrittenAfter
 from trainer_kit.checkpoints.folder import (
     DIVERGED,
     archive_later,
@@ -33,6 +32,7 @@ from trainer_kit.checkpoints.folder import (
 )
 from trainer_kit.checkpoints.state.restore import end_saver, restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
+from trainer_kit.checkpoints.write_first import WrittenAfter
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.held_folder import check_held, check_not_made_again
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from trainer_kit import __version__
 from trainer_kit.cli import best, check, doctor, evals, list_experiments, show, watch
-from trainer_kit.cli.stops import Stops
+from trainer_kit.cli.stop_signals import Stops
 from trainer_kit.errors import EXIT_CODES, ExitCode
 from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error, print_line

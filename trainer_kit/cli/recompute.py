@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.cli.evaluations import EVAL, VALIDATION, named_folder
-from trainer_kit.cli.run_view import Settings, readable
+from trainer_kit.cli.view.evaluations import EVAL, VALIDATION, named_folder
+from trainer_kit.cli.view.run_state import Settings, readable
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.best_folder import BestFolder
-from trainer_kit.evals.best_info import read_info
-from trainer_kit.evals.criterion import Criterion
-from trainer_kit.evals.kept_weights import KeptWeights
+from trainer_kit.evals.best.criterion import Criterion
+from trainer_kit.evals.best.folder import BestFolder
+from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.kept_weights import KeptWeights
 from trainer_kit.evals.ledger import active_records, read_records
 from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.lease import Lease
@@ -140,7 +140,7 @@ def _export(
 
     with gc_frozen():
         from trainer_kit.config.experiments import task_class
-        from trainer_kit.evals.best_repair import put_back_lost
+        from trainer_kit.evals.best.repair import put_back_lost
         from trainer_kit.process.run_directory import RunDirectory
         from trainer_kit.run import build
         from trainer_kit.run.launcher import prepare

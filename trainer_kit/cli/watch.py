@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer_kit.cli import evaluations as ledgers
-from trainer_kit.cli.evaluations import Choice, Evaluation
-from trainer_kit.cli.pulse import Pulses, pulse_text
-from trainer_kit.cli.run_view import RunState, Settings, holds_run, open_run, read_state
-from trainer_kit.cli.tables import Table, drawn, number, plain, show, terminal
+from trainer_kit.cli.view import evaluations as ledgers
+from trainer_kit.cli.view.evaluations import Choice, Evaluation
+from trainer_kit.cli.view.liveness import Pulses, pulse_text
+from trainer_kit.cli.view.run_state import RunState, Settings, holds_run, open_run, read_state
+from trainer_kit.cli.view.tables import Table, drawn, number, plain, show, terminal
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.files import follow_links
 from trainer_kit.held_folder import HeldFolder
-from trainer_kit.telemetry.lines import duration_text, number_text
+from trainer_kit.telemetry.report_lines import duration_text, number_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

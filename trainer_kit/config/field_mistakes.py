@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainer_kit.config.field_messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
 from trainer_kit.config.fields import (
     fields_advice,
     fields_of,
@@ -15,7 +16,6 @@ from trainer_kit.config.fields import (
     section_class,
     sections,
 )
-from trainer_kit.config.messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
 from trainer_kit.config.schema import base
 from trainer_kit.config.schema.base import ONE, SEVERAL, Config, FieldError, Part
 from trainer_kit.config.schema.experiment import ExperimentConfig

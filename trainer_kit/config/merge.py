@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainer_kit.config.field_messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
 from trainer_kit.config.fields import (
     checker,
     fields_advice,
@@ -26,7 +27,6 @@ from trainer_kit.config.fields import (
     named_class,
     section_class,
 )
-from trainer_kit.config.messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
 from trainer_kit.config.schema.base import ONE, SEVERAL, Config, FieldError, gives_several, is_configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.layer import Layer, given_inside, join

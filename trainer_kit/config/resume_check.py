@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer_kit.config.field_messages import show
 from trainer_kit.config.fields import leaves, sections
-from trainer_kit.config.messages import show
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join

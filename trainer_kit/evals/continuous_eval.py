@@ -16,9 +16,9 @@ from typing import Any
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.several import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.evals.several_best import EXPORTERS, BestCheckpoints
 from trainer_kit.process.lease import Lease
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.run_lock import read_heartbeat, runs

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_kit.errors import StorageError
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.several import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
-from trainer_kit.evals.several_best import EXPORTERS, BestCheckpoints
 from trainer_kit.process.lease import lineages_in_evaluation
 from trainer_kit.telemetry.history import JsonLinesWriter, active_history, extent, reported
 

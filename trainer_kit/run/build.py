@@ -19,29 +19,29 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.experiments import trainer_class
-from trainer_kit.config.rate_end import rate_end_warning
 from trainer_kit.config.schema.base import FieldError
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.zero_rate import rate_end_warning
 from trainer_kit.distribution.workers import broadcast_from_chief
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.best import BestCheckpoint
-from trainer_kit.evals.best_repair import put_back_lost
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.repair import put_back_lost
+from trainer_kit.evals.best.several import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger, other_ledgers
 from trainer_kit.evals.run_history import RunHistory
-from trainer_kit.evals.several_best import EXPORTERS, BestCheckpoints
 from trainer_kit.process.lease import Lease, Leases
 from trainer_kit.process.run_directory import RunDirectory, RunIdentity, config_hash, kept_fuse_steps
 from trainer_kit.run.action_checks import checked_actions
-from trainer_kit.telemetry.background import BackgroundWriter
+from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.flops import count_flops
 from trainer_kit.telemetry.history import JsonLinesWriter
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.fuse_choice import choose_fuse_steps
+from trainer_kit.training.loops.fuse_choice import choose_fuse_steps
 from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)

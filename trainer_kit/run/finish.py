@@ -27,7 +27,7 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run import build
 from trainer_kit.run.progress import BETWEEN
-from trainer_kit.telemetry.time_verdict import RunSettings, verdict
+from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.training.checks import problem_of_one_thread
 from trainer_kit.training.step_count import StockLoops
 from trainer_kit.training.stopping import is_stopping

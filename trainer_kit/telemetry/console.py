@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer_kit.telemetry import lines
+from trainer_kit.telemetry import report_lines as lines
 from trainer_kit.telemetry.report import TRAINING, Activity, Report
 
 _LOG = logging.getLogger(__name__)

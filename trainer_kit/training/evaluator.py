@@ -18,14 +18,14 @@ from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.distribution.workers import worker_count
 from trainer_kit.errors import TrainerKitError, UsageError
-from trainer_kit.evals.best import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_told
 from trainer_kit.training.first_batch import batch_described
+from trainer_kit.training.loops.batch_first import writes_after
 from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.training.loops.host_variables import batch_counter
-from trainer_kit.training.loops.write_order import writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy
 
 _LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError, TrainerKitError
 from trainer_kit.inputs.records import failed_to_read
-from trainer_kit.training.loops.write_order import reads_before_writes
+from trainer_kit.training.loops.batch_first import reads_before_writes
 from trainer_kit.training.step_count import is_users
 
 

@@ -35,15 +35,15 @@ from trainer_kit.training.async_training import AsyncTraining
 from trainer_kit.training.checks import check_model, check_sections
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.first_batch import batch_described, build_model
+from trainer_kit.training.loops.batch_first import writes_after
 from trainer_kit.training.loops.fused_loop import not_compiled
-from trainer_kit.training.loops.parts import LoopParts
-from trainer_kit.training.loops.write_order import writes_after
+from trainer_kit.training.loops.loop_forms import OR_NOT, TrainLoops
+from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.metrics import MetricSet, model_metrics, task_metrics, to_numpy
 from trainer_kit.training.signatures import check_methods
 from trainer_kit.training.state_keeping import StateKeeping
 from trainer_kit.training.stopping import Stopping
 from trainer_kit.training.task import step_loss
-from trainer_kit.training.train_loops import OR_NOT, TrainLoops
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter

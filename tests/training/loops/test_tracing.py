@@ -7,7 +7,7 @@ import logging
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.elements import Iterators, OneElement
+from trainer_kit.training.loops.iterators import Iterators, OneElement
 from trainer_kit.training.loops.tracing import LoopFunction
 
 

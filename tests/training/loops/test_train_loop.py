@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.training.loops.counting_step import Counter, batches
-from trainer_kit.training.loops.elements import OneElement
-from trainer_kit.training.loops.readback import Readback
+from trainer_kit.training.loops.iterators import OneElement
+from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.train_loop import TrainLoop
 
 

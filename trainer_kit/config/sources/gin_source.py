@@ -27,8 +27,8 @@ from pydantic import ValidationError
 from trainer_kit.config.discovery import exits
 from trainer_kit.config.experiments import experiments, get_experiment
 from trainer_kit.config.factory import make_config
+from trainer_kit.config.field_messages import show
 from trainer_kit.config.fields import fields_of, sections
-from trainer_kit.config.messages import show
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import gin_binding
 from trainer_kit.config.sources.gin_scan import Scan, scan

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.training.loops.elements import over_elements
-from trainer_kit.training.loops.graph_reduction import GraphReduction, NotInGraph, Reduce
+from trainer_kit.training.loops.eval_reduction import GraphReduction, NotInGraph, Reduce
 from trainer_kit.training.loops.host_variables import as_int32
-from trainer_kit.training.loops.readback import Readback
+from trainer_kit.training.loops.iterators import over_elements
+from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
 from trainer_kit.training.loops.train_loop import Step
 

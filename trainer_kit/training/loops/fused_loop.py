@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.stateful_ops import nodes
-from trainer_kit.training.loops.elements import OneElement, WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.host_variables import as_int32, flags
-from trainer_kit.training.loops.readback import Readback
+from trainer_kit.training.loops.iterators import OneElement, WaitingClock, known_waits, no_waits
+from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, graph_function
 from trainer_kit.training.loops.train_loop import Begin, Results, Step
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.training.loops.elements import Iterators
+from trainer_kit.training.loops.iterators import Iterators
 
 _LOG = logging.getLogger(__name__)
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator, Iterators)

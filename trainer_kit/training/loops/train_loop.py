@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.training.loops.elements import WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.host_variables import as_int32, flags
-from trainer_kit.training.loops.readback import Readback
+from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
+from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
 
 Begin = Callable[[], None]

@@ -21,8 +21,8 @@ from trainer_kit.compat.model_garden.actions.best_checkpoint import (
     numbers,
 )
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.best_info import read_info
-from trainer_kit.evals.several_best import BestCheckpoints
+from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.several import BestCheckpoints
 from trainer_kit.run.build import create_trainer
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing.tiny import TinyTask, tiny_experiment

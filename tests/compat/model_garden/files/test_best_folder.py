@@ -14,8 +14,8 @@ import tensorflow as tf
 from official.core import train_utils
 
 from trainer_kit.compat.model_garden.files.best_folder import GardenBestFolder, in_their_form, nested
-from trainer_kit.evals.best_info import read_info
-from trainer_kit.evals.kept_weights import info_of
+from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.kept_weights import info_of
 
 METRICS = {"val": {"accuracy": 0.5}, "loss": 1.0}
 

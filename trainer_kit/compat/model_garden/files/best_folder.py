@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.evals.best_folder import BestFolder
-from trainer_kit.evals.best_info import GARDEN_STEP, read_info
-from trainer_kit.evals.kept_weights import info_of
+from trainer_kit.evals.best.folder import BestFolder
+from trainer_kit.evals.best.info import GARDEN_STEP, read_info
+from trainer_kit.evals.best.kept_weights import info_of
 from trainer_kit.telemetry.scalars import flat_scalars
 
 _PUBLISHED = re.compile(r"best_ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.training.loops.elements import Iterators
+from trainer_kit.training.loops.iterators import Iterators
 
 
 class Batches(int):

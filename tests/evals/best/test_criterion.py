@@ -1,0 +1,98 @@
+"""What is kept of evaluations, against a slow reading of the rule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_kit.evals.best.criterion import Criterion, Scored
+
+
+def _fold(criterion: Criterion, *values: float) -> list[int]:
+    scored = (criterion.score(step, {"m": value}, None) for step, value in enumerate(values, 1))
+    return [one.step for one in criterion.fold(one for one in scored if one is not None)]
+
+
+@pytest.mark.parametrize(
+    ("values", "keep", "min_delta", "kept"),
+    [
+        ([0.5, 0.2, 0.9, 0.6], 1, 0.0, [3]),
+        ([0.5, 0.2, 0.9, 0.6], 2, 0.0, [3, 4]),
+        ([0.5, 0.2], 3, 0.0, [1, 2]),
+        ([0.5, 0.5, 0.5], 2, 0.0, [1, 2]),  # the first of equals stay
+        ([0.5, 0.75, 0.75, 1.0], 1, 0.25, [4]),  # 0.75 is better by 0.25, not by more
+        ([0.5, 0.7, 0.76, 0.9], 1, 0.25, [3]),  # the gain is over what is kept, not over what came before
+        ([0.9, 0.1, 0.3, 0.6], 2, 0.25, [1, 4]),  # to fill a place nothing has to be better
+        ([math.nan, 0.5, math.inf, -math.inf], 3, 0.0, [2]),
+        ([], 2, 0.0, []),
+    ],
+)
+def test_what_is_kept(values: list[float], keep: int, min_delta: float, kept: list[int]) -> None:
+    assert _fold(Criterion("m", "higher", keep, min_delta), *values) == kept
+    assert _fold(Criterion("m", "lower", keep, min_delta), *(-value for value in values)) == kept
+
+
+def test_nested_metrics_are_named_with_a_bar_and_what_is_missing_is_no_candidate() -> None:
+    criterion = Criterion("far|m")
+    assert criterion.score(1, {"far": {"m": 0.5}}, "record") == Scored(1, 0.5, "record")
+    assert criterion.score(1, {"m": 0.5}, None) is None
+
+
+def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
+    criterion = Criterion("m", keep=2)
+    kept = criterion.fold([Scored(1, 0.5, "a"), Scored(1, 0.9, "b"), Scored(2, 0.4, "c")])
+    assert [one.record for one in kept] == ["a", "c"]
+
+
+_VALUES = st.lists(st.sampled_from([math.nan, math.inf, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5]), max_size=12)
+_KEEP, _DELTA = st.integers(1, 4), st.sampled_from([0.0, 0.25, 0.5])
+
+
+def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
+    """What is kept, by the rule told evaluation by evaluation: places, of which the worst is given up."""
+    places: dict[int, float] = {}
+    for step, value in enumerate(values, 1):
+        if not math.isfinite(value):
+            continue
+        if len(places) < keep:
+            places[step] = value
+            continue
+        lowest = min(places.values())
+        worst = max(step for step in places if places[step] == lowest)
+        if value > lowest + min_delta:  # exact: all values are multiples of a quarter
+            del places[worst]
+            places[step] = value
+    return set(places)
+
+
+@given(_VALUES, _KEEP, _DELTA)
+def test_the_fold_is_the_rule(values: list[float], keep: int, min_delta: float) -> None:
+    assert set(_fold(Criterion("m", "higher", keep, min_delta), *values)) == _slowly(values, keep, min_delta)
+
+
+@given(_VALUES, _KEEP, st.integers(0, 12))
+def test_without_a_min_delta_what_is_kept_are_the_top_and_a_prefix_comes_to_the_same(
+    values: list[float], keep: int, cut: int
+) -> None:
+    criterion = Criterion("m", "higher", keep)
+    finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
+    assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
+    scored = [Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)]
+    kept = criterion.fold(scored[:cut])
+    for one in scored[cut:]:
+        kept = criterion.add(kept, one)
+    assert kept == criterion.fold(scored)
+
+
+@given(_VALUES, _KEEP, _DELTA, st.integers(0, 12))
+def test_a_run_that_tells_its_steps_again_to_what_it_had_kept_changes_nothing(
+    values: list[float], keep: int, min_delta: float, start: int
+) -> None:
+    criterion = Criterion("m", "lower", keep, min_delta)
+    scored = [Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)]
+    kept = criterion.fold(scored)
+    for one in scored[start:]:
+        assert criterion.add(kept, one) == kept

@@ -1,0 +1,305 @@
+"""Several best weights in one folder, with real files, and a fault at each write."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.ledger import Ledger
+
+VALUES = [0.5, 0.8, 0.3, 0.7, 0.9, 0.85, 0.2, 0.95]
+
+
+class _Run:
+    """A run that evaluates VALUES at steps 1, 2, ..., and its ledger; weights hold their step."""
+
+    def __init__(self, folder: Path, keep: int = 2, min_delta: float = 0.0) -> None:
+        self.folder, self.options = folder, {"keep": keep, "min_delta": min_delta}
+        self.value = tf.Variable(0)
+        self.checkpoint = tf.train.Checkpoint(value=self.value)
+        self.ledger: list[dict[str, Any]] = []
+        self.best = BestCheckpoint(str(folder), "accuracy", **self.options)
+
+    def to(self, step: int) -> _Run:
+        """Evaluates up to `step`; an evaluation that is on record is not recorded again."""
+        first = self.at + 1
+        for self.at in range(first, step + 1):
+            self.value.assign(self.at)
+            metrics = {"accuracy": VALUES[self.at - 1]}
+            self.best.maybe_export_checkpoint(self.checkpoint, metrics, self.at)
+            if self.at not in [record["step"] for record in self.ledger]:
+                self.ledger.append({"step": self.at, "metrics": metrics})
+        return self
+
+    at = 0
+
+    def again_from(self, step: int) -> _Run:
+        """Another process, which goes on from the checkpoint of `step`."""
+        self.at = step
+        self.best = BestCheckpoint(str(self.folder), "accuracy", **self.options)
+        self.best.resume(step, self.ledger)
+        return self
+
+
+def _steps(folder: Path) -> list[int]:
+    """The steps of the weights there, each of which has to be whole, of its step, and noted."""
+    for step, prefix in complete_checkpoints(str(folder)).items():
+        assert problem(prefix) == ""
+        assert int(tf.train.load_variable(prefix, "value/.ATTRIBUTES/VARIABLE_VALUE")) == step
+        assert (read_record(prefix) or {})["info"]["step"] == step
+    return list(complete_checkpoints(str(folder)))
+
+
+def _named(folder: Path) -> int:
+    info = json.loads((folder / "info.json").read_text())
+    assert (read_record(str(folder / info["checkpoint"])) or {})["info"] == info
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / info["checkpoint"])
+    return int(info["step"])
+
+
+@pytest.fixture
+def no_faults() -> Iterator[None]:
+    yield
+    files.on_write_point = None
+
+
+def test_the_best_two_are_there_and_info_names_the_best_of_them(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    for step, kept, best in (
+        (1, [1], 1),
+        (3, [1, 2], 2),
+        (4, [2, 4], 2),
+        (5, [2, 5], 5),
+        (7, [5, 6], 5),
+        (8, [5, 8], 8),
+    ):
+        run.to(step)
+        assert (_steps(tmp_path), _named(tmp_path)) == (kept, best)
+        assert run.best.best == ("accuracy", VALUES[best - 1], best)
+
+
+def test_weights_that_somebody_removes_during_the_run_are_named_once_and_info_names_what_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Run(tmp_path / "best").to(3)
+    (tmp_path / "best").rename(tmp_path / "elsewhere")
+    run.to(4)
+    assert (_steps(tmp_path / "best"), _named(tmp_path / "best")) == ([4], 4)
+    run.to(5)
+    assert caplog.text.count("has lost the weights of step 1, 2: they were moved or removed during the run") == 1
+    assert caplog.text.count("has lost the weights") == 1
+
+
+def test_with_a_min_delta_a_small_gain_displaces_nothing(tmp_path: Path) -> None:
+    _Run(tmp_path, keep=1, min_delta=0.2).to(8)
+    assert (_steps(tmp_path), _named(tmp_path)) == ([2], 2)
+
+
+@pytest.mark.parametrize("start", [0, 2, 4, 5, 7, 8])
+def test_a_run_that_tells_its_steps_again_writes_no_weights_and_reports_the_best_so_far(
+    tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Run(tmp_path).to(8)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    run.again_from(start)
+    best = max(VALUES[:start], default=None)
+    assert run.best.best == (None if best is None else ("accuracy", best, VALUES.index(best) + 1))
+    assert run.best.lost(lambda _: False) == []
+    run.to(8)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert run.best.best == ("accuracy", 0.95, 8)
+    assert caplog.records == []
+
+
+POINTS = ["best.weights", "best.record.open", "best.record.flush", "best.record.rename", "best.info.open",
+          "best.info.flush", "best.info.rename", "best.pointer.open", "best.pointer.rename", "best.remove"]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize(
+    ("point", "occurrence"),
+    [
+        (point, number)
+        for point in POINTS
+        for number in range(1, 5 if point.split(".")[1] in ("weights", "record", "remove") else 3)
+    ],
+)
+def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
+    tmp_path: Path, point: str, occurrence: int, start: int, no_faults: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Death(BaseException):
+        pass
+
+    left = occurrence
+
+    def die(reached: str, path: str) -> None:
+        nonlocal left
+        left -= reached == point
+        if left == 0:
+            raise Death
+
+    run = _Run(tmp_path).to(3)
+    files.on_write_point = die
+    with pytest.raises(Death):
+        run.to(8)
+    files.on_write_point = None
+    died_at = run.at
+    info = json.loads((tmp_path / "info.json").read_text())  # tells of weights that exist
+    assert (read_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info
+    assert problem(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
+    kept = complete_checkpoints(str(tmp_path))
+    assert len([step for step, prefix in kept.items() if (read_record(prefix) or {}).get("info")]) >= 2
+    run.again_from(start)
+    assert run.best.lost(lambda _: False) == []
+    assert len(_steps(tmp_path)) == 2 and _named(tmp_path) in (2, 5, 8)
+    run.to(8)
+    assert died_at > 3 and (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_run_that_goes_back_for_good_keeps_what_it_had_by_then_and_info_names_it(tmp_path: Path) -> None:
+    run = _Run(tmp_path).to(8)  # 5 and 8
+    run.best.rewind(6)
+    run.ledger = run.ledger[:6]
+    run.best.resume(6, run.ledger)
+    assert (_steps(tmp_path), _named(tmp_path)) == ([5], 5)
+    assert list(complete_checkpoints(str(tmp_path / "archived"))) == [8]
+    assert run.best.lost(lambda step: step == 6) == [6]
+
+
+def test_one_more_is_kept_when_the_config_says_so_and_one_less_is_removed(tmp_path: Path) -> None:
+    run = _Run(tmp_path).to(8)
+    run.options["keep"] = 3
+    assert run.again_from(8).best.lost(lambda _: True) == [6]
+    run.options["keep"] = 1
+    run.again_from(8)
+    assert (_steps(tmp_path), _named(tmp_path)) == ([8], 8)
+
+
+# ---- weights that are missing
+
+
+def _lose(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / f"ckpt-{step}.index").unlink()
+
+
+@pytest.mark.parametrize("lost", [[5], [8], [5, 8]])
+def test_weights_that_are_missing_are_put_back_from_checkpoints(tmp_path: Path, lost: list[int]) -> None:
+    run = _Run(tmp_path).to(8)
+    whole = (tmp_path / "info.json").read_text()
+    _lose(tmp_path, *lost)
+    run.again_from(8)
+    for step in lost:
+        assert run.best.lost(lambda step: step in lost)[0] == step
+        run.value.assign(step)
+        run.best.put_back(run.checkpoint, step)
+    assert run.best.lost(lambda _: False) == []
+    assert (_steps(tmp_path), (tmp_path / "info.json").read_text()) == ([5, 8], whole)
+
+
+def test_where_the_checkpoint_is_gone_too_the_next_best_is_taken_and_that_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Run(tmp_path).to(8)
+    _lose(tmp_path, 8)
+    run.again_from(8)
+    assert _named(tmp_path) == 5
+    caplog.clear()
+    assert run.best.lost(lambda step: step in (3, 6)) == [6]  # 0.85 is the next best of those that can be had
+    assert run.best.lost(lambda step: step in (3, 6)) == [6]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the weights of step 8 are to be kept (accuracy 0.95)" in told
+    assert told.endswith("; the best that there are weights of: step 5 (0.9), step 6 (0.85)")
+    run.value.assign(6)
+    run.best.put_back(run.checkpoint, 6)
+    assert (_steps(tmp_path), _named(tmp_path)) == ([5, 6], 5)
+    assert run.best.best == ("accuracy", 0.95, 8)
+
+
+def test_what_the_run_comes_to_again_is_not_told_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = _Run(tmp_path).to(8)
+    _lose(tmp_path, 8)
+    run.again_from(7)
+    caplog.clear()
+    run.best.lost(lambda _: False)
+    assert "step 8" not in caplog.text
+    run.to(8)
+    assert (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
+
+
+def test_weights_whose_record_is_lost_are_noted_again_by_the_ledger(tmp_path: Path) -> None:
+    run = _Run(tmp_path).to(8)
+    whole = (tmp_path / "info.json").read_text()
+    for path in [*tmp_path.glob("*.commit.json"), tmp_path / "info.json"]:
+        path.unlink()
+    run.again_from(8)
+    assert (_steps(tmp_path), (tmp_path / "info.json").read_text()) == ([5, 8], whole)
+
+
+def test_the_best_so_far_that_an_evaluation_reports_is_not_noted_with_its_metrics(tmp_path: Path) -> None:
+    run = _Run(tmp_path).to(8)
+    whole = (tmp_path / "info.json").read_text()
+    for record in run.ledger:
+        record["metrics"]["best_accuracy"] = 0.95
+    for path in [*tmp_path.glob("*.commit.json"), tmp_path / "info.json"]:
+        path.unlink()
+    run.again_from(8)
+    assert (tmp_path / "info.json").read_text() == whole
+
+
+# ---- several validation sets, each with records of its own
+
+
+class _OfSets:
+    """A run that keeps the best of the set "rare", evaluated at steps 1 and 2 with the set "often"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, checkpoint = folder, tf.train.Checkpoint(value=tf.Variable(0))
+        best, self.ledger = (
+            self.start(),
+            Ledger(folder / "evals.jsonl", dataset="", config_hash="", sets={"often": "a", "rare": "b"}),
+        )
+        for step, accuracy in ((1, 0.5), (2, 0.9)):
+            metrics = {name: {"accuracy": accuracy, "loss": 1 - accuracy} for name in ("often", "rare")}
+            best.maybe_export_checkpoint(checkpoint, metrics, step)
+            self.ledger.append(step, metrics, {"often": 0.1, "rare": 0.1})
+
+    def start(self) -> BestCheckpoint:
+        return BestCheckpoint(str(self.folder / "best"), "rare|accuracy")
+
+
+def test_what_is_made_again_tells_of_all_validation_sets_of_its_step(tmp_path: Path) -> None:
+    run, info = _OfSets(tmp_path), tmp_path / "best/info.json"
+    whole = info.read_text()
+    assert list(json.loads(whole)["metrics"]) == [
+        "often|accuracy", "often|loss", "rare|accuracy", "rare|loss",
+    ]  # fmt: skip
+    for path in (info, tmp_path / "best/ckpt-2.commit.json"):
+        path.unlink()
+    run.start().resume(2, run.ledger.counting())
+    assert info.read_text() == whole
+
+
+def test_a_run_that_dies_between_the_records_of_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) -> None:
+    run = _OfSets(tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
+    records = run.ledger.counting()
+    assert (records[-1]["step"], records[-1]["dataset"]) == (2, "rare")
+    best = run.start()
+    best.resume(1, records[:-1])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
+    assert best.lost(lambda _: False) == [] and best.best == ("rare|accuracy", 0.5, 1)
+    again = run.start()
+    again.resume(2, records[:-1])
+    assert again.best == ("rare|accuracy", 0.9, 2)

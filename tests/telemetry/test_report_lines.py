@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trainer_kit.telemetry import report_lines as lines
+from trainer_kit.telemetry.report import EVALUATING, Activity, Report
+
+
+def test_a_training_line_has_all_figures() -> None:
+    report = Report(
+        kind="train",
+        step=200,
+        total_steps=400,
+        metrics={"training_loss": 0.1230001, "learning_rate": 1e-3},
+        steps_per_second=1234.5,
+        examples_per_second=39504.2,
+        best=("accuracy", 0.5, 100),
+    )
+    assert lines.report_line(report) == (
+        "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss 0.123 | "
+        "learning_rate 0.001"
+    )
+
+
+def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
+    metrics = {"digits": {"accuracy": 0.98333}}
+    best = ("digits/accuracy", 0.98333, 200)
+    report = Report(kind="validation", step=200, total_steps=None, metrics=metrics, seconds=1.5, best=best)
+    assert lines.report_line(report) == (
+        "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at step 200"
+    )
+
+
+def test_each_of_several_validation_sets_has_a_line_with_its_own_seconds_and_best() -> None:
+    metrics = {"dev": {"accuracy": 0.5}, "rare": {"accuracy": 0.25}, "best_dev|accuracy": 0.75}
+    report = Report(
+        kind="validation", step=9, total_steps=10, metrics=metrics, seconds=2.0, best=("dev|accuracy", 0.75, 3),
+        seconds_of_sets={"dev": 0.5, "rare": 1.25},
+    )  # fmt: skip
+    assert lines.report_lines(report) == [
+        "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
+        "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "expected"),
+    [
+        (120, 600, "batch 120/600 | 0:00:12 | 0:00:48 left"),
+        (0, 600, "batch 0/600 | 0:00:12"),
+        (120, None, "batch 120 | 0:00:12"),
+        (601, 600, "batch 601/601 | 0:00:12 | 0:00:00 left"),
+    ],
+)
+def test_an_evaluation_under_way_tells_what_is_done_and_what_is_left(
+    done: int, total: int | None, expected: str
+) -> None:
+    assert lines.activity_line(Activity(EVALUATING, 200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
+
+
+def test_a_line_is_one_line_whatever_names_hold() -> None:
+    report = Report(kind="train", step=1, total_steps=None, metrics={"a\nb\x1b[31m\r\tc": 1.0})
+    assert lines.report_line(report) == "train | step 1 | a b [31m  c 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((1.0, "1"), (0.123456, "0.1235"), (1e-5, "1e-05"), (123456.0, "123456"), (1234.567, "1234.6"), (0.0, "0")),
+        *((-0.5, "-0.5"), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (1e300, "1e+300")),
+    ],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert lines.number_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.98123456, "0.981235"), (1234.5678, "1234.57"), (1234567.25, "1234567.2"), (math.nan, "nan")]
+)
+def test_numbers_may_have_more_digits(value: float, text: str) -> None:
+    assert lines.number_text(value, digits=6) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (11.2, "0:00:12"), (3600, "1:00:00"), (443100, "123:05:00")]
+)
+def test_durations_are_hours_minutes_seconds(seconds: float, text: str) -> None:
+    assert lines.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("total", "rate", "left"),
+    [
+        (400, 10.0, 30.0),
+        (100, 10.0, 0.0),
+        (None, 10.0, None),
+        (400, None, None),
+        (400, 0.0, None),
+        (400, math.nan, None),
+    ],
+)
+def test_the_time_left_is_told_where_it_can_be(total: int | None, rate: float | None, left: float | None) -> None:
+    report = Report(kind="train", step=100, total_steps=total, metrics={}, steps_per_second=rate)
+    assert lines.seconds_left(report) == left
+    assert len(lines.left_texts(report)) == (left is not None)
+
+
+@pytest.mark.parametrize("rate", [0.0123, 12.34, 39504.2, math.inf, math.nan, 0.0])
+def test_odd_rates_do_not_break_a_line(rate: float) -> None:
+    report = Report(kind="train", step=1, total_steps=5, metrics={}, steps_per_second=rate, examples_per_second=rate)
+    assert "steps/s | " in lines.report_line(report)

@@ -1,0 +1,114 @@
+"""What is advised about the time of a run: figures in, one line out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from trainer_kit.config.fields import fields_of
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.run.finish import _to_compile
+from trainer_kit.telemetry.time_advice import RunSettings, verdict
+from trainer_kit.telemetry.time_ledger import TimeAccount
+
+_SETTINGS = RunSettings(steps_per_loop=100, checkpoint_interval=10, validation_interval=20, can_fuse=True)
+
+
+def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.0, **seconds: float) -> TimeAccount:
+    """Of a run of 100 s, the rest of which were steps."""
+    known = {"start": 5.0, "input": 1.0, **seconds}
+    known["step"] = seconds.get("step", 100.0 - sum(known.values()))
+    return TimeAccount(known, 100.0, steps, evaluations, first_evaluation or seconds.get("evaluation", 0.0) / 5)
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .* can be told from a longer run$"),
+        (_times(input=62), r"^input-bound: 62 % of the time was spent waiting for data; try task\.train_data\.cache="),
+        (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try trainer\.fuse_steps=auto"),
+        (_times(input=25), r"^input: 25 % of the time was spent waiting"),
+        (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval \(now 20\), or .*continuous"),
+        (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval \(now 10\)$"),
+        (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
+        (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
+        (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop \(now 100\)$"),
+        (_times(steps=400_000), r"^short steps: 94 % of .* steps of 0\.23 ms; try trainer\.fuse_steps=auto, in a new"),
+        (_times(steps=8, save=30), r"^save: 30 % of the time was spent saving; a longer run does so more rarely$"),
+        (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
+        (_times(steps=10), r"in steps of 9400 ms; "),
+        (_times(start=40, input=19, step=20), r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$"),
+        (_times(report=9, input=19, step=8), r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_took_the_time_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
+    assert re.search(told, verdict(times, _SETTINGS)), verdict(times, _SETTINGS)
+
+
+def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
+    assert verdict(_times(evaluation=19, save=12), _SETTINGS).startswith("save: 12 %")
+    assert verdict(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
+
+
+def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
+    told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
+    assert told.startswith("compute-bound: 94 %") and "a faster device" in told and "bfloat16" not in told
+
+
+def test_a_run_that_took_no_step_has_no_verdict() -> None:
+    assert verdict(_times(steps=0), _SETTINGS) == ""
+
+
+def test_one_evaluation_at_the_end_and_the_tracing_of_the_first_cannot_be_saved() -> None:
+    assert not verdict(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
+    assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith("evaluation")
+    assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith("evaluation: 40 %")
+
+
+def test_what_the_run_has_already_is_not_advised() -> None:
+    assert "train_data.cache" not in verdict(_times(input=62), replace(_SETTINGS, cache=True))
+    assert "prefetch_buffer_size" not in verdict(_times(input=62), _SETTINGS)
+    assert "prefetch_buffer_size=null" in verdict(_times(input=62), replace(_SETTINGS, prefetches=False))
+    short = _times(steps=400_000)
+    assert verdict(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
+    tiny = replace(_SETTINGS, can_fuse=False, can_use_one_thread=True, steps_per_loop=1000)
+    assert verdict(_times(steps=10**6), tiny).endswith(
+        "0.094 ms; try runtime.executor=single_threaded, in a new model_dir"
+    )
+    for done in ({"can_use_one_thread": False}, {"fused": True}):
+        assert verdict(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
+    assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
+    eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
+    assert re.search(r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", verdict(short, eager))
+    in_memory = verdict(_times(input=62), replace(_SETTINGS, in_memory=True))
+    assert in_memory.endswith("; try larger batches, or runtime.dataset_num_private_threads")
+
+
+def test_a_save_of_a_fused_run_may_have_waited_for_stacks_of_batches() -> None:
+    fused = replace(_SETTINGS, fused=True, saves_position=True)
+    assert "lower trainer.fuse_steps where they come slowly; raise" in verdict(_times(save=30), fused)
+    assert "fuse_steps" not in verdict(_times(save=30), replace(fused, saves_position=False))
+    plain = verdict(_times(save=30), replace(fused, fused=False))
+    assert "which waits for the batches that are being made; raise" in plain
+
+
+def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
+    times = TimeAccount({"start": 5.0, "step": 95.0}, 100.0, 1000)
+    assert "in which what they waited for data cannot be told" in verdict(times, _SETTINGS)
+
+
+def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
+    bad = replace(_SETTINGS, prefetches=False)
+    runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
+    lines = [verdict(times, bad) for times in (*runs, _times(), _times(steps=400_000))]
+    lines += [verdict(_times(save=50), replace(bad, fused=True, saves_position=True))]
+    lines += [verdict(_times(), replace(bad, to_compile=tuple(name for name, _ in _to_compile(ExperimentConfig()))))]
+    lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False, can_use_one_thread=True))]
+    named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
+    config = ExperimentConfig()
+    known = {f"{part}.{name}" for part in ("task", "trainer", "runtime") for name in fields_of(getattr(config, part))}
+    known |= {f"task.train_data.{name}" for name in fields_of(config.task.train_data)}
+    assert named <= known
+    assert len(named) >= 11

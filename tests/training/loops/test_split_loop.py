@@ -1,0 +1,106 @@
+"""A loop that runs in parts is the loop that runs in one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
+from trainer_kit.training.loops.split_loop import LoopParts
+
+
+class _Loop:
+    """Takes numbers from an iterator and sums them up; ends early when it has come to `stop`. Waits 1 s for each."""
+
+    def __init__(self, stop: int = 10**9) -> None:
+        self.calls: list[tuple[int, bool]] = []
+        self.step, self.total, self.stop, self.waited, self.fuse_steps = 0, 0, stop, 0.0, 1
+
+    def __call__(self, iterator: Any, num_steps: Any, fresh: bool) -> tuple[int, int]:
+        self.calls.append((int(num_steps), fresh))
+        self.total = 0 if fresh else self.total
+        done = min(int(num_steps), self.stop - self.step)
+        self.total += sum(next(iterator) for _ in range(done))
+        self.step, self.waited = self.step + done, float(done)
+        return done, self.total
+
+
+def _parts(loop: _Loop, *steps: int) -> tuple[LoopParts, list[int]]:
+    """LoopParts with a window of steps, if any, and the steps that its trace was started and stopped at."""
+    parts, at = LoopParts(lambda: loop.step), list[int]()
+    if steps:
+        start, stop = (lambda: bool(at.append(loop.step)) or True), (lambda: at.append(loop.step))
+        parts.window = ProfileWindow(ProfileSteps(*steps), start, stop)
+    return parts, at
+
+
+def test_the_first_step_of_a_new_loop_is_a_call_of_its_own_and_the_next_loops_are_one_call() -> None:
+    loop, numbers = _Loop(), iter(range(100))
+    parts, _ = _parts(loop)
+    assert parts.ready_at == 0.0
+    assert parts.run(loop, numbers, 5, True) == (5, sum(range(5)))
+    ready_at = parts.ready_at
+    assert parts.run(loop, numbers, 5, True) == (5, sum(range(5, 10)))
+    assert loop.calls == [(1, True), (4, False), (5, True)]
+    assert ready_at == parts.ready_at > 0
+    other = _Loop()
+    other.step = loop.step
+    parts.run(other, numbers, 1, False)
+    assert other.calls == [(1, False)] and parts.ready_at > ready_at
+
+
+def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
+    loop = _Loop()
+    loop.fuse_steps = 4
+    parts, _ = _parts(loop)
+    assert parts.run(loop, iter(range(100)), 10, True) == (10, sum(range(10)))
+    assert loop.calls == [(4, True), (6, False)]
+
+
+@pytest.mark.parametrize("window", [(2, 2), (1, 3), (3, 7), (4, 5), (9, 20)])
+def test_a_window_changes_no_result_and_is_traced_to_the_step(window: tuple[int, int]) -> None:
+    plain, traced = _Loop(), _Loop()
+    runs = [(loop, iter(range(100)), *_parts(loop, *steps)) for loop, steps in ((plain, ()), (traced, window))]
+    results = [
+        [parts.run(loop, numbers, 5, fresh) for fresh in (True, True, False)] for loop, numbers, parts, _ in runs
+    ]
+    assert results[0] == results[1]
+    assert runs[1][3] == [number for number in (window[0] - 1, window[1]) if number <= 15]
+    assert len([fresh for _, fresh in traced.calls if fresh]) == 2
+
+
+def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:
+    loop = _Loop(stop=4)
+    parts, at = _parts(loop, 3, 5)
+    assert parts.run(loop, iter(range(100)), 10, True) == (4, sum(range(4)))
+    assert loop.calls == [(1, True), (1, False), (3, False)]
+    assert at == [2]
+
+
+def test_the_time_that_a_trace_takes_is_told_apart() -> None:
+    loop, numbers = _Loop(), iter(range(100))
+    parts = LoopParts(lambda: loop.step)
+    slow = [lambda: time.sleep(0.02) or True, lambda: time.sleep(0.03)]
+    parts.window = ProfileWindow(ProfileSteps(1, 7), *slow)
+    tracing = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        parts.run(loop, numbers, 5, True)
+        tracing.append((parts.tracing, time.perf_counter() - begin))
+        assert parts.ready_at < begin or parts.ready_at <= time.perf_counter() - 0.02
+    assert [told <= taken for told, taken in tracing] == [True] * 3
+    assert tracing[0][0] >= 0.02 and tracing[1][0] >= 0.03 and tracing[2][0] == 0.0
+
+
+def test_the_wait_for_data_is_that_of_all_parts_but_the_first_step() -> None:
+    loop, numbers = _Loop(), iter(range(100))
+    parts, _ = _parts(loop, 3, 4)
+    waited = []
+    for _ in range(2):
+        parts.run(loop, numbers, 6, True)
+        waited.append(parts.waited)
+    assert waited == [5.0, 6.0]
+    parts.run(lambda *_: (1, None), numbers, 1, True)
+    assert parts.waited is None
