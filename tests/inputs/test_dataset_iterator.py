@@ -89,7 +89,7 @@ def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
 
 def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
     code = """
-from trainer_kit.inputs.dataset_iterator import Feed
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
 
 class Iterator:
     def __next__(self): return 0
@@ -98,7 +98,7 @@ class Iterator:
 class Dataset:
     def __iter__(self): return Iterator()
 
-feed = Feed("train_data", Dataset)
+feed = DatasetIterator("train_data", Dataset)
 feed.iterator()
 print("end")
 """

@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +17,8 @@ import pytest
 
 from trainer_kit.process.deferred_imports import DeferringFinder, defer_imports, when_imported
 from trainer_kit.testing import ForkServer
+
+ROOT = Path(__file__).parents[2]
 
 
 def use_wrappers_and_plots() -> None:
@@ -79,11 +80,18 @@ def import_keras_2_late() -> None:
     assert [expected.random(), expected.random()] == [drawn, random.random()]
 
 
-@pytest.mark.parametrize("use", [use_wrappers_and_plots, use_what_has_stand_ins, import_keras_2_late])
-def test_what_few_use_is_imported_when_it_is_used_and_not_before(use: Callable[[], None]) -> None:
+def run_each() -> None:
+    """In a process of its own, whose fork server has imported nothing for other tests."""
     with ForkServer() as server:
-        ended = server.run(use)
-    assert ended.code == 0, ended.text
+        for use in (use_wrappers_and_plots, use_what_has_stand_ins, import_keras_2_late):
+            ended = server.run(use)
+            assert ended.code == 0, ended.text
+
+
+def test_what_few_use_is_imported_when_it_is_used_and_not_before() -> None:
+    code = "from tests.process.test_deferred_imports import run_each; run_each()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("command", ["trainer_kit.train", "trainer_kit.cli.main"])

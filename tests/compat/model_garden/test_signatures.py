@@ -12,28 +12,18 @@ from official.common import flags as their_flags
 from official.core import actions as their_actions
 from official.core import base_trainer, train_lib, train_utils
 
-from trainer_kit.compat.model_garden import (
-    actions,
-    best,
-    flags,
-    gin_record,
-    model_stats,
-    nested,
-    optimizers,
-    parsing,
-    results,
-    runner,
-    strategy,
-    trainer,
-)
+from trainer_kit.compat.model_garden.actions import actions, best_checkpoint
+from trainer_kit.compat.model_garden.config import flags, parsing
+from trainer_kit.compat.model_garden.files import gin_record, results
+from trainer_kit.compat.model_garden.training import model_stats, nested_logs, optimizers, runner, strategy, trainer
 
 FUNCTIONS = {
     train_utils: {
-        nested: ["get_leaf_nested_dict", "cast_leaf_nested_dict"],
+        nested_logs: ["get_leaf_nested_dict", "cast_leaf_nested_dict"],
         results: ["write_json_summary", "write_summary", "remove_ckpts", "read_global_step_from_checkpoint"],
         model_stats: ["write_model_params", "try_count_params", "try_count_flops"],
         gin_record: ["save_gin_config"],
-        best: ["BestCheckpointExporter", "maybe_create_best_ckpt_exporter"],
+        best_checkpoint: ["BestCheckpointExporter", "maybe_create_best_ckpt_exporter"],
         optimizers: ["create_optimizer"],
         parsing: ["ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"],
         trainer: ["create_trainer"],
@@ -71,7 +61,7 @@ METHODS = {
         train_lib.OrbitExperimentRunner,
         ["params", "model_dir", "trainer", "checkpoint_manager", "controller", "run"],
     ),
-    best.BestCheckpointExporter: (
+    best_checkpoint.BestCheckpointExporter: (
         train_utils.BestCheckpointExporter,
         [
             *("maybe_export_checkpoint", "export_best_eval_metric"),
