@@ -88,7 +88,8 @@ def run_each() -> None:
             assert ended.code == 0, ended.text
 
 
-def test_what_few_use_is_imported_when_it_is_used_and_not_before() -> None:
+def test_what_few_use_is_imported_when_it_is_used_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)  # Model Garden sets it for the whole process
     code = "from tests.process.test_deferred_imports import run_each; run_each()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
