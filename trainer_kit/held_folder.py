@@ -66,7 +66,7 @@ class HeldFolder:
 
     def look(self) -> str:
         """Returns the message for the user if the folder is gone from its path; "" if it is there. In any thread."""
-        if not self._lost and not self._is_there():
+        if not self._is_there():
             self._lost = self._explanation()
         return self._lost
 
@@ -77,7 +77,7 @@ class HeldFolder:
 
     def remove_if_made_again(self) -> None:
         """Removes an empty folder that has come to the path since the folder was moved or removed."""
-        if not self._lost and not self._is_there():
+        if not self._is_there():
             with contextlib.suppress(OSError):
                 os.rmdir(self._absolute)
 
@@ -161,13 +161,12 @@ def check_held(path: str | os.PathLike[str]) -> None:
         raise StorageError(lost)
 
 
-def check_not_made_again(path: str | os.PathLike[str]) -> None:
-    """As check_held, after a call that makes missing folders: an empty folder in place of the held one is removed."""
+def remove_made_again(path: str | os.PathLike[str]) -> None:
+    """Removes an empty folder in place of the held folder of `path`, after a call that makes missing folders."""
     absolute = os.path.abspath(path)
     for held in list(_held):
         if held.contains(absolute):
             held.remove_if_made_again()
-    check_held(path)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
@@ -181,23 +180,26 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """
     check_held(path)
     absolute = os.path.abspath(path)
-    tops = {held.path_at_start for held in list(_held) if held.contains(absolute)}
+    held_paths = {held.path_at_start for held in list(_held) if held.contains(absolute)}
     try:
-        _make_below(absolute, tops)
+        _make_below(absolute, held_paths)
     except FileNotFoundError:
         check_held(path)
         raise
 
 
-def _make_below(folder: str, tops: set[str]) -> None:
+def _make_below(folder: str, held_paths: set[str]) -> None:
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
-    if folder in tops:
+    if folder in held_paths:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
-    _make_below(parent, tops)
-    with contextlib.suppress(FileExistsError):  # another thread or process was faster
+    _make_below(parent, held_paths)
+    try:
         os.mkdir(folder)
+    except FileExistsError:
+        if not os.path.isdir(folder):  # else another thread or process has made it
+            raise
 
 
 def is_seen_lost(path: str | os.PathLike[str]) -> bool:

@@ -214,6 +214,23 @@ def test_a_folder_that_goes_during_a_save_is_not_made_again(tmp_path: Path, asyn
     assert not folder.exists()
 
 
+def test_a_folder_that_goes_while_a_save_is_written_is_not_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = _Run(folder, asynchronous=False)
+
+    def lose(prefix: str) -> None:
+        folder.rename(tmp_path / "elsewhere")
+        folder.mkdir()  # as TensorFlow does when it merges the parts of a checkpoint
+        raise OSError("gone")
+
+    run.manager._commit = lose
+    with HeldFolder(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+        run.train()
+        run.manager.save()
+    assert not folder.exists()
+
+
 def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     for _ in range(2):

@@ -34,7 +34,7 @@ from trainer_kit.checkpoints.state.restore import end_saver, restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_first import WrittenAfter
 from trainer_kit.errors import DivergedError, StorageError
-from trainer_kit.held_folder import check_held, check_not_made_again
+from trainer_kit.held_folder import check_held, remove_made_again
 
 _LOG = logging.getLogger(__name__)
 
@@ -297,7 +297,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._before_files()
         recorded = self._recorded(step_of(self._saving))
         self._noted = {"recorded": recorded} if recorded else {}
-        check_not_made_again(self._saving)  # the folder may be gone since `save` looked; TensorFlow makes it again
+        remove_made_again(self._saving)  # the folder may be gone since `save` looked, and TensorFlow makes it again
+        check_held(self._saving)
 
     def _commit(self, prefix: str) -> None:
         """In the thread of the save, when its files are in place and before the pointer moves."""
@@ -334,6 +335,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         what = "was not written"
         if os.path.exists(prefix + RECORD):
             what = "was written, but not the file that points to it, or an older one was not removed"
+        remove_made_again(prefix)
         remove_unfinished(prefix)
         unmark([prefix], self._run_id())
         return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
