@@ -1,4 +1,4 @@
-"""What has to be on the disk before a checkpoint is."""
+"""Writes what has to be on the disk before a checkpoint is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a verb is stopped: by an exception in the main thread, so that it removes what it has made before it ends."""
+"""Turns a stop signal into an exception in the main thread, so that a verb removes temporary files before it ends."""
 
 from __future__ import annotations
 

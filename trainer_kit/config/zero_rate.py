@@ -1,4 +1,4 @@
-"""Whether the learning rate has come to 0 long before the last training step. Pure; no TensorFlow."""
+"""Detects a learning rate that reaches 0 long before the last training step. Pure; no TensorFlow."""
 
 from __future__ import annotations
 

@@ -54,12 +54,13 @@ def thread_counts() -> dict[str, int]:
 
 
 def _set_threads(runtime: RuntimeConfig, kept: Mapping[str, int]) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threading, now = tf.config.threading, thread_counts()
     for name, asked, change in (
         ("inter_op", runtime.inter_op_threads, threading.set_inter_op_parallelism_threads),
         ("intra_op", runtime.intra_op_threads, threading.set_intra_op_parallelism_threads),
     ):
-        wanted = asked or kept.get(name, 0) or _cores()
+        wanted = asked or kept.get(name, 0) or cores
         if wanted == now[name]:
             continue
         try:
@@ -81,10 +82,6 @@ def _raise_arena_limit() -> None:
     if not is_set and (os.cpu_count() or 1) * 8 < _ARENAS:  # glibc counts all cores, whatever the affinity
         # Other C libraries, which have no such limit, have no mallopt.
         getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_ARENA_MAX, _ARENAS)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _set_environment(runtime: RuntimeConfig) -> None:

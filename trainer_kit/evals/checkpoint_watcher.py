@@ -20,7 +20,7 @@ _TELL_SECONDS = 300.0
 
 
 class WatchedRun(Protocol):
-    """A training run, as an evaluation beside it knows it."""
+    """What an evaluation in another process knows of the training run."""
 
     def finished(self) -> bool:
         """Whether no more checkpoints will come."""
@@ -74,12 +74,12 @@ class Unknown:
 
 
 class CheckpointWatcher:
-    """The checkpoints in a folder, each once, those to come included.
+    """Yields each checkpoint of a folder once, also those that are saved later.
 
     Args:
-      directory: where they appear.
+      directory: the folder of the checkpoints.
       timeout: seconds to wait for one while the run does not show that it is alive; None: for ever.
-      run: that saves them.
+      run: the run that saves the checkpoints.
       newest_only: take the newest one next and leave out those before it; else all, in the order of steps.
     """
 

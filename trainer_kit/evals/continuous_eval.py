@@ -1,4 +1,4 @@
-"""Sidecar: an evaluation beside a training run: what it knows of the run, and what it keeps of its own.
+"""Sidecar: evaluates the checkpoints of a training run from another process, and keeps its own ledger and best.
 
 It never writes a file that the trainer owns. What it has evaluated is in its own ledger, so a sidecar that is started
 again goes on where the one before ended; a run that goes back for good is followed by way of the run's own ledger.

@@ -1,4 +1,4 @@
-"""Ops with a state that no checkpoint holds: Python's own, and that of random numbers. No TensorFlow.
+"""Recognises ops whose state no checkpoint holds: Python functions and random number generators. No TensorFlow.
 
 Both a training step and a plain dataset are searched for them: a resumed run would go on with another state.
 """

@@ -1,4 +1,4 @@
-"""What Python's garbage collector is spared."""
+"""Freezes objects that live for the whole run, so that garbage collections skip them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_frozen() -> Iterator[None]:
-    """For imports that are to last as long as the process: the collector does not run, nor looks at them ever again.
+    """Imports what lives as long as the process: garbage collections wait meanwhile, and skip these objects afterwards.
 
     TensorFlow and what it imports are half a million objects. While they come into being the collector goes through
     them six times, then in each full collection of a run, and several times when the process ends: of 8 s of CPU for

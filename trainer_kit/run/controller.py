@@ -307,8 +307,8 @@ class Controller(orbit.Controller):
         output: dict[str, Any] = {}
         directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
         run = self._followed or Unknown(timeout_fn or (lambda: False))
-        arrivals = CheckpointWatcher(directory, timeout, run, self._newest_only)
-        for path in arrivals.follow(
+        watcher = CheckpointWatcher(directory, timeout, run, self._newest_only)
+        for path in watcher.follow(
             lambda: self.stopping or bool(self.stop_request.reason), lambda: self._phases.during("wait")
         ):
             try:

@@ -92,7 +92,7 @@ def finetune_checkpoints(
         pretraining = Pretraining(config.task.init_checkpoint, model_dir, each, run)
         run.enter_context(contextlib.closing(each.curves))
         each.resume(pretraining)
-        for path in _arrivals(pretraining, config.trainer, signals, lock):
+        for path in _new_checkpoints(pretraining, config.trainer, signals, lock):
             each.fine_tune(step_of(path), path)
         signals.check(_BETWEEN)
         last = max(each.directory.done(), default=0)
@@ -272,7 +272,9 @@ def _has_ended(final: Mapping[str, Any] | None, train_steps: int) -> bool:
     return final is not None and (bool(final.get("stopped")) or final["step"] >= train_steps)
 
 
-def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSignals, lock: RunLock) -> Iterator[str]:
+def _new_checkpoints(
+    pretraining: Pretraining, options: TrainerConfig, signals: StopSignals, lock: RunLock
+) -> Iterator[str]:
     """Yields the prefixes of checkpoints as they come; a signal ends it at once.
 
     Raises:
@@ -285,5 +287,5 @@ def _arrivals(pretraining: Pretraining, options: TrainerConfig, signals: StopSig
         return signals.received is not None
 
     newest_only = options.continuous_eval.policy == "latest"
-    arrivals = CheckpointWatcher(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
-    return arrivals.follow(stopping, contextlib.nullcontext)
+    watcher = CheckpointWatcher(pretraining.path, options.continuous_eval_timeout, pretraining, newest_only)
+    return watcher.follow(stopping, contextlib.nullcontext)

@@ -1,4 +1,4 @@
-"""How a run ends: what is saved after an error, and what is noted when it is finished or was stopped."""
+"""Ends a run: saves after an error, and records whether the run is finished or was stopped."""
 
 from __future__ import annotations
 

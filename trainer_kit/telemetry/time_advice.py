@@ -1,4 +1,4 @@
-"""What is to be done about the time that a run took: one line, with the setting to try. Pure."""
+"""Advises in one line which setting would make a run faster, from where its time went. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reconciliation: best weights that are missing are exported again from the checkpoints of a run, before it goes on.
+"""Repair of best weights: exports missing ones again from the checkpoints of a run, before the run resumes.
 
 What is kept follows from the evaluations on record; what there are weights of may be less: a disk has lost them, or the
 config keeps more than before.

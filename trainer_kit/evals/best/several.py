@@ -1,4 +1,4 @@
-"""All that keeps best checkpoints in a run: the primary one, and those with names of their own."""
+"""Keeps all best checkpoints of a run: the primary one, and those that the config gives names of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that change nothing before their batch is there: no count moves when the data has ended, or cannot be read."""
+"""Makes a step wait for its batch before it writes a variable: no count moves when the data ends or cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that a stop has cut, which a resume goes on with: so it ends, and is reported, where it would have been."""
+"""Remembers a training loop that a stop interrupted, so that a resume ends it and reports it at the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a loop of steps in several calls, to do something between two of them. Pure."""
+"""Splits a loop of steps into several calls, so that something can be done between two steps. Pure."""
 
 from __future__ import annotations
 
