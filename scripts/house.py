@@ -28,7 +28,7 @@ BASE = FLOORS[:4]
 
 # Libraries that belong to a few modules, and what the lowest floors may import beside the standard library.
 ONLY_IN = {
-    "orbit": ("training.trainer", "training.evaluator", "callbacks", "run", "compat.model_garden"),
+    "orbit": ("training.trainer", "training.driven_trainer", "callbacks", "run", "compat.model_garden"),
     "gin": ("config.sources", "compat.model_garden"),
     "absl.flags": ("run.flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),

@@ -20,6 +20,8 @@ _HOME = {
     "TaskConfig": "config.schema.experiment",
     "TrainerConfig": "config.schema.experiment",
     "OptimizationConfig": "config.schema.optimization",
+    "Callback": "callbacks.base",
+    "register_callback": "callbacks.registered",
     "DataError": "errors",
     "StopTraining": "errors",
     "get_experiment": "config.experiments",
@@ -43,6 +45,8 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainer_kit.callbacks.base import Callback as Callback
+    from trainer_kit.callbacks.registered import register_callback as register_callback
     from trainer_kit.config.experiments import get_experiment as get_experiment
     from trainer_kit.config.experiments import register_experiment as register_experiment
     from trainer_kit.config.experiments import register_task as register_task

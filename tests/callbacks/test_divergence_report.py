@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from trainer_kit import apply_gradients, train
 from trainer_kit.callbacks.divergence_report import command, first_not_finite, gradient_norms
-from trainer_kit.run import build
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 
 OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,trainer.recovery_max_trials=0"
 
@@ -114,7 +114,7 @@ def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None)
     clipped = {"optimizer": {"adam": {"global_clipnorm": 1e-3}}}
     runtime = {"mixed_precision_dtype": precision}  # the optimizer goes by it, the layers do not
     config = tiny_experiment().replace(trainer={"optimizer_config": clipped}, runtime=runtime)
-    return build.create_trainer(config, task_type(config.task))
+    return create_trainer(config, task_type(config.task))
 
 
 @pytest.fixture(params=[False, True])

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer_kit
+from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping, Standing, standing
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
@@ -177,7 +179,7 @@ def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -
 def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
     own = Ledger(folder / "evals/validation.jsonl", dataset="validation", config_hash="own")
     config = EarlyStoppingConfig(**{"metric": "score", "patience": 2, "eval_name": "side", **options})
-    return EarlyStopping(config, own, str(folder / "evals"), lambda number: number, lambda: 50), own
+    return EarlyStopping(config, own, str(folder / "evals")), own
 
 
 def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> None:
@@ -188,9 +190,9 @@ def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> N
     side.append(30, {"score": 0.3}, 0.1)
     assert early.reason(20) == ""
     assert early.reason(50).startswith("score of side has not improved on 0.5 of step 10 in the last 2 evaluations")
-    (action,) = early.actions
-    with pytest.raises(trainer_kit.StopTraining, match="up to step 30"):
-        action({})
+    run = Run(SimpleNamespace(global_step=tf.Variable(50, dtype=tf.int64)))
+    early.loop_end(run, {})
+    assert run.stop_reason.endswith("up to step 30 (trainer.early_stopping.patience=2)")
 
 
 def test_what_a_sidecar_found_before_it_was_changed_or_the_run_went_back_counts_no_more(tmp_path: Path) -> None:
@@ -416,7 +418,7 @@ def test_a_stop_from_anything_but_an_action_is_an_error_that_says_who_can(tmp_pa
     config = _scripted([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
     with pytest.raises(
-        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* only train_actions"
+        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* only callbacks, train_actions"
     ):
         _run(tmp_path, config)
 

@@ -15,8 +15,8 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import Source, made_inputs, positioned
-from trainer_kit.run.build import create_trainer
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.trainer import Trainer
 
 

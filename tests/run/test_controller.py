@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orbit
 import pytest
 import tensorflow as tf
 
+from trainer_kit.callbacks.actions import Actions
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.callbacks.finite_check import FiniteCheck
+from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import DataError, DivergedError, StopTraining
+from trainer_kit.errors import DataError, DivergedError, StopTraining, UsageError
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.driven_trainer import DrivenTrainer
 
 
-class _Counter(orbit.AbstractTrainer, orbit.AbstractEvaluator):
+class _Counter(DrivenTrainer):
     """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else 1."""
 
     def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
@@ -39,6 +44,19 @@ class _Counter(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return {"accuracy": tf.constant(0.5)}
 
 
+class _Seen(Callback):
+    """Notes the steps of evaluations; may stop the run at one."""
+
+    def __init__(self, stops: bool = False) -> None:
+        self.steps: list[int] = []
+        self._stops = stops
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        self.steps.append(run.step)
+        if self._stops:
+            run.stop("enough")
+
+
 class _Kept(Writer):
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -49,16 +67,30 @@ class _Kept(Writer):
     def close(self) -> None: ...
 
 
-def _controller(folder: Path, counter: _Counter, interval: int = 10, **arguments: Any) -> tuple[Controller, _Kept]:
-    kept = _Kept()
+def _controller(
+    folder: Path,
+    counter: _Counter,
+    interval: int = 10,
+    callbacks: Sequence[Callback] = (),
+    train_actions: Sequence[Any] = (),
+    eval_actions: Sequence[Any] = (),
+    batch_size: int = 0,
+    **arguments: Any,
+) -> tuple[Controller, _Kept]:
+    kept, times = _Kept(), arguments.setdefault("times", TimeLedger())
     manager = CheckpointManager(
         tf.train.Checkpoint(global_step=counter.global_step), str(folder), max_to_keep=99,
         step_counter=counter.global_step, checkpoint_interval=interval, asynchronous=False,
     )  # fmt: skip
+    shown = [Actions(train_actions, eval_actions), Reports(kept, batch_size)]
+    members = [one for one in callbacks if not isinstance(one, FiniteCheck)]
+    members += [*shown, *(one for one in callbacks if isinstance(one, FiniteCheck))]
     controller = Controller(
-        writer=kept, trainer=counter, evaluator=counter, global_step=counter.global_step, steps_per_loop=4,
+        callbacks=CallbackList(Run(counter, str(folder)), members, times),
+        trainer=counter, evaluator=counter, global_step=counter.global_step, steps_per_loop=4,
         checkpoint_manager=manager, **arguments,
     )  # fmt: skip
+    controller.restore_checkpoint()
     return controller, kept
 
 
@@ -100,7 +132,7 @@ def test_the_time_of_a_run_goes_to_steps_input_evaluations_callbacks_and_the_res
     controller.train_and_evaluate(train_steps=12, eval_interval=6)
     account = controller.times.account()
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
-    assert spent == {"start": 3, "input": 3, "step": 9, "callbacks": 3, "evaluation": 20}
+    assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
     assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
 
 
@@ -119,10 +151,10 @@ def test_rates_are_of_steps_and_examples(tmp_path: Path) -> None:
 
 
 def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: Path) -> None:
-    counter, seen = _Counter(), []
-    controller, kept = _controller(tmp_path, counter, on_evaluation=lambda step, *_: seen.append(step))
+    counter, seen = _Counter(), _Seen()
+    controller, kept = _controller(tmp_path, counter, callbacks=[seen])
     logs = controller.train_and_evaluate(train_steps=14, eval_interval=6)
-    assert counter.evaluated == seen == _steps(kept, "validation") == [6, 12, 14]
+    assert counter.evaluated == seen.steps == _steps(kept, "validation") == [6, 12, 14]
     assert logs == {"accuracy": 0.5}
     assert list(complete_checkpoints(str(tmp_path))) == [10, 14]
 
@@ -151,7 +183,7 @@ def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tm
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
 def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_path: Path, loss: float) -> None:
-    controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), loss_bound=(5.0, 0))
+    controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)])
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
         controller.train(20)
     assert _steps(kept) == [4, 8, 12]  # the last one is reported too
@@ -159,7 +191,7 @@ def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_p
 
 
 def test_a_high_loss_counts_only_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), loss_bound=(5.0, 8))
+    controller, _ = _controller(tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)])
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
     free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
@@ -188,70 +220,138 @@ def test_an_action_that_stops_ends_training_saved_evaluated_and_reported(tmp_pat
     actions = [lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None, seen.append]
     controller, kept = _controller(tmp_path, counter, train_actions=actions)
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
-    assert (controller.stop_request.reason, len(seen), counter.evaluated) == ("enough", 2, [8])
+    assert (controller.run.stop_reason, len(seen), counter.evaluated) == ("enough", 2, [8])
     assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
 
 
-@pytest.mark.parametrize("hook", ["eval_actions", "on_evaluation"])
-def test_what_stops_after_an_evaluation_has_it_reported_and_its_weights_saved(tmp_path: Path, hook: str) -> None:
-    counter, seen = _Counter(), []
-    hooks: dict[str, Any] = {"on_evaluation": lambda step, *_: seen.append(step), "eval_actions": [_raise_stop]}
-    if hook == "on_evaluation":
-        hooks = {"on_evaluation": lambda *arguments: (seen.append(arguments[0]), _raise_stop(None))}
-    controller, kept = _controller(tmp_path, counter, interval=99, **hooks)
+@pytest.mark.parametrize("by_action", [True, False])
+def test_what_stops_after_an_evaluation_has_it_reported_and_its_weights_saved(tmp_path: Path, by_action: bool) -> None:
+    counter, seen = _Counter(), _Seen(stops=not by_action)
+    actions = [_raise_stop] if by_action else []
+    controller, kept = _controller(tmp_path, counter, interval=99, callbacks=[seen], eval_actions=actions)
     controller.train_and_evaluate(train_steps=40, eval_interval=6)
-    assert seen == counter.evaluated == _steps(kept, "validation") == [6]
+    assert seen.steps == counter.evaluated == _steps(kept, "validation") == [6]
     assert list(complete_checkpoints(str(tmp_path))) == [6]
 
 
 def test_a_loop_that_diverged_is_not_saved_because_an_action_stops(tmp_path: Path) -> None:
     counter = _Counter(losses={8: float("nan")})
-    controller, _ = _controller(tmp_path, counter, loss_bound=(5.0, 0), train_actions=[_raise_stop])
+    controller, _ = _controller(tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop])
     counter.global_step.assign(4)
     with pytest.raises(DivergedError):
         controller.train(20)
     assert not complete_checkpoints(str(tmp_path))
 
 
+class _BackOnce(Callback):
+    """Takes the run back once: after an error, or at the end of a loop."""
+
+    def __init__(self, step: int, at: int = -1) -> None:
+        self._step, self._at = step, at
+        self.rewound_to: list[tuple[int, int]] = []
+
+    def exception(self, run: Run, error: Exception) -> None:
+        run.trainer._losses.clear()
+        run.rewind(self._step, str(error))
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        if run.step == self._at and not self.rewound_to:
+            run.rewind(self._step, "to try again")
+
+    def rewound(self, run: Run, step: int) -> None:
+        self.rewound_to.append((run.step, step))
+
+
 def test_a_run_that_went_back_goes_on_although_an_action_had_stopped_it(tmp_path: Path) -> None:
     counter = _Counter(losses={12: float("nan")})
     once = iter([True])
-
-    def go_back(*_: Any) -> bool:
-        counter._losses.clear()
-        controller.go_back(str(tmp_path / "ckpt-8"))
-        return True
 
     def stop_once(logs: Any) -> None:
         if int(counter.global_step) == 12 and next(once, False):
             _raise_stop(logs)
 
+    back = _BackOnce(8)
     controller, _ = _controller(
-        tmp_path, counter, interval=8, loss_bound=(5.0, 0), train_actions=[stop_once], on_divergence=go_back
+        tmp_path, counter, interval=8, callbacks=[FiniteCheck(5.0), back], train_actions=[stop_once]
     )
     controller.train(20)
-    assert (int(counter.global_step), controller.stop_request.reason) == (20, "")
+    assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (20, "", [(8, 8)])
 
 
-def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew_when_it_ends_there(tmp_path: Path) -> None:
-    class Sets(_Counter):
-        def validation_intervals(self, default: int | None) -> dict[str, int]:
-            return {"often": 4, "rare": 40}
+class _Sets(_Counter):
+    """Two validation sets."""
 
-        def evaluate(self, num_steps: tf.Tensor, sets: Sequence[str] = ("often", "rare")) -> dict[str, Any]:
-            taken.append((int(self.global_step), *sets))
-            return {name: {"accuracy": tf.constant(0.5)} for name in sets}
+    validation_sets = ("often", "rare")
 
-    taken: list[tuple[Any, ...]] = []
-    controller, _ = _controller(tmp_path, Sets(), interval=4, eval_actions=[_raise_stop])
-    controller.train(8)
-    controller.evaluate()
-    controller.go_back(str(tmp_path / "ckpt-4"))
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[tuple[Any, ...]] = []
+
+    def validation_intervals(self, default: int | None) -> dict[str, int | None]:
+        return {"often": 4, "rare": 40}
+
+    def evaluate(self, num_steps: tf.Tensor, sets: Sequence[str] = ("often", "rare")) -> dict[str, Any]:
+        self.taken.append((int(self.global_step), *sets))
+        return {name: {"accuracy": tf.constant(0.5)} for name in sets}
+
+
+def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew(tmp_path: Path) -> None:
+    counter = _Sets()
+    controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
+    assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
+    assert counter.taken == [(4, "often"), (8, "often"), (8, "often"), (12, "often"), (16, "often", "rare")]
+
+
+def test_the_last_step_is_evaluated_whole_where_a_callback_ends_the_run(tmp_path: Path) -> None:
+    counter = _Sets()
+    controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_Seen(stops=True)])
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
-    assert taken[1:] == [(4, "often"), (4, "rare")]
-    controller.go_back(str(tmp_path / "ckpt-4"))
-    controller.train_and_evaluate(train_steps=40)
-    assert taken[3:] == [(4, "often"), (4, "rare")]
+    assert counter.taken == [(4, "often"), (4, "rare")]
+    assert _steps(kept, "validation") == [4]
+
+
+class _Asks(Callback):
+    """Asks for a checkpoint and an evaluation at one step."""
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        if run.step == 8:
+            run.save()
+            run.evaluate(["rare"])
+
+
+def test_what_a_callback_asks_for_is_done_at_that_boundary_saved_first(tmp_path: Path) -> None:
+    counter = _Sets()
+    controller, _ = _controller(tmp_path, counter, interval=99, callbacks=[_Asks()])
+    order: list[Any] = []
+    saved, evaluated = controller.checkpoint_manager.save, counter.evaluate
+    controller.checkpoint_manager.save = lambda **named: (order.append("save"), saved(**named))[1]  # type: ignore[method-assign]
+    counter.evaluate = lambda steps, sets: (order.append(sets), evaluated(steps, sets))[1]  # type: ignore[method-assign]
+    controller.train_and_evaluate(train_steps=12)
+    assert order == [["often"], "save", ["often", "rare"], "save", ["often", "rare"]]
+
+
+class _EveryThird(Callback):
+    every = 3
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self.steps.append(run.step)
+
+
+def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> None:
+    third = _EveryThird()
+    controller, kept = _controller(tmp_path, _Counter(), callbacks=[third])
+    controller.train(10)
+    assert third.steps == [3, 6, 9]
+    assert _steps(kept) == [3, 6, 9, 10]
+
+
+def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
+    with pytest.raises(UsageError, match=r"go back to step 5 \(to try again\), of which .* holds no checkpoint"):
+        controller.train(20)
 
 
 def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_it_again(tmp_path: Path) -> None:

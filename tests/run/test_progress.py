@@ -21,7 +21,8 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     )
     controller = SimpleNamespace(
         phase=phase,
-        saved_step=saved,
+        checkpoint_manager=SimpleNamespace(saved_step=saved),
+        run=SimpleNamespace(total=100),
         save_checkpoint=lambda: done.append("save"),
         sync=lambda: done.append("sync"),
     )
@@ -63,7 +64,7 @@ def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
     assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
     assert _run("wait", 5, 0)[0].of_activity() == ("", 5, 5, 7)
     training, _ = _run("train", 5, 0)
-    training.controller.running, training.controller.total = (5, 10), 20
+    training.controller.running, training.controller.run.total = (5, 10), 20
     assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)
     training.trainer.global_step.assign_add(1)
     assert training.of_activity() == ("training", 5, 6, 7)

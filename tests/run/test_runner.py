@@ -30,13 +30,13 @@ from trainer_kit.errors import (
     StorageError,
     UsageError,
 )
-from trainer_kit.run import build
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS, active_history
 from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.trainer import Trainer
 
 _BEST = {"best_checkpoint_eval_metric": "accuracy"}
@@ -99,7 +99,7 @@ def evaluated(once_evaluated: _Finished, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def evaluator() -> Trainer:
     """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation restores its own."""
-    return build.create_trainer(_EVALUATED, TinyTask(_EVALUATED.task), train=False)
+    return create_trainer(_EVALUATED, TinyTask(_EVALUATED.task), train=False)
 
 
 def _tags(folder: Path) -> dict[str, list[int]]:
@@ -244,7 +244,7 @@ def test_a_learning_rate_that_the_config_changes_is_that_of_the_resumed_run(trai
 def test_a_learning_rate_that_a_callback_has_changed_outlives_the_process(tmp_path: Path) -> None:
     config = tiny_experiment(train_steps=20)
     task = TinyTask(config.task)
-    trainer = build.create_trainer(config, task)
+    trainer = create_trainer(config, task)
     run_experiment(
         None,
         task,
@@ -355,7 +355,7 @@ def test_a_recovery_that_a_controller_of_orbit_would_leave_out_is_refused(tmp_pa
 
 
 def test_a_ready_made_trainer_is_used(tmp_path: Path) -> None:
-    from trainer_kit.run.build import create_trainer
+    from trainer_kit.training.creation import create_trainer
 
     config = tiny_experiment()
     trainer = create_trainer(config, TinyTask(config.task), evaluate=False)

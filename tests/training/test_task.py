@@ -15,8 +15,8 @@ import tf_keras
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradients import apply_gradients
-from trainer_kit.run.build import create_trainer
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.task import Task, full_precision, is_compiled, scalar_loss, split_batch
 
 _X = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0]], np.float32)

@@ -19,8 +19,8 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
-from trainer_kit.run.build import create_trainer
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.trainer import Trainer
 
 

@@ -48,12 +48,12 @@ def explain_divergence(
     record["batches"] = [trainer.data.batch_of(begun + 1), trainer.data.batch_of(end)]
     path, step = manager.newest(), None
     if path is not None:
-        saved = recovery.restore(path)
+        saved = recovery.restore_checkpoint(path)
         record["checkpoint"] = os.path.basename(path)
         step = recovery.first_bad_step(saved, end, time.monotonic() + SEARCH_SECONDS)
         if step is not None:
             record |= {"step": step, "batch": trainer.data.batch_of(step)}
-            recovery.restore(path)
+            recovery.restore_checkpoint(path)
             if step - saved > 1:
                 trainer.train(tf.constant(step - saved - 1, tf.int32))
         if step is not None and int(trainer.global_step.numpy()) == step - 1:  # else a stop was asked for meanwhile

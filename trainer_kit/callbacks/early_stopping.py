@@ -6,20 +6,18 @@ a run that was killed, even between an evaluation and the next checkpoint, ends 
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
-from trainer_kit.errors import StopTraining, UsageError, suggestion
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.evals.ledger import REWIND, Ledger, active_records
 from trainer_kit.telemetry.scalars import flat_scalars
 
-_LOG = logging.getLogger(__name__)
 _OWN = "validation"
 
 
@@ -74,49 +72,46 @@ def check_metric(metric: str, names: Iterable[str], where: str) -> None:
         )
 
 
-class EarlyStopping:
+def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: Any) -> None:
+    """Raises UsageError when no evaluation will report the metric of early stopping, unless only a run can tell."""
+    names = None if options.eval_name else trainer.validation_metric_names()
+    if names is not None:
+        check_metric(options.metric, names, "an evaluation")
+
+
+class EarlyStopping(Callback):
     """Ends a run when its evaluations, or those of a sidecar, have brought no improvement for long enough.
 
-    Eager, on the host, on every worker: the chief decides, and all come to the same.
-
     Args:
-      options: of the config; None: the run is never ended.
-      ledger: of the run; None on workers that are not the chief.
+      options: of the config.
+      ledger: of the run.
       evals: the folder of the ledgers.
-      agree: returns, on every worker, the number that the chief has called it with.
-      step: returns the global step.
-
-    Attributes:
-      agree: as given.
     """
 
-    def __init__(
-        self,
-        options: EarlyStoppingConfig | None,
-        ledger: Ledger | None,
-        evals: str,
-        agree: Callable[[int], int],
-        step: Callable[[], int],
-    ) -> None:
-        self._options, self._ledger, self.agree, self._step = options, ledger, agree, step
-        name = options.eval_name if options else ""
-        self._beside = Ledger(os.path.join(evals, f"{name or _OWN}.jsonl"), dataset="", config_hash="")
+    name = "early_stopping"
+
+    def __init__(self, options: EarlyStoppingConfig, ledger: Ledger, evals: str) -> None:
+        self._options, self._ledger = options, ledger
+        self._beside = Ledger(os.path.join(evals, f"{options.eval_name or _OWN}.jsonl"), dataset="", config_hash="")
         self._read: tuple[Any, list[tuple[int, float]]] = (None, [])
 
-    @property
-    def actions(self) -> list[Callable[[Any], None]]:
-        """What is to be called after each training loop: something where a sidecar's evaluations decide."""
-        return [lambda _: self._check(self._step())] if self._options and self._options.eval_name else []
+    def train_begin(self, run: Run) -> None:
+        """Ends a run at once that had come so far before."""
+        self._check(run)
 
-    def after_evaluation(self, step: int) -> None:
-        """To be called when the run's own evaluation of `step` is on record.
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Looks at what a sidecar has evaluated meanwhile, if it decides."""
+        if self._options.eval_name:
+            self._check(run)
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Looks at the run's own evaluations, if they decide.
 
         Raises:
-          StopTraining: when the run ends there.
           UsageError: when the evaluation has not reported the metric.
         """
-        if self._options and not self._options.eval_name:
-            self._check(step)
+        if not self._options.eval_name:
+            self._check(run)
 
     def reason(self, step: int) -> str:
         """Returns why the run ends at `step`, if it has come so far; "" if it goes on.
@@ -125,25 +120,19 @@ class EarlyStopping:
           UsageError: when the last evaluation has not reported the metric.
         """
         options = self._options
-        if options is None:
-            return ""
         done = [one for one in self._evaluations(options) if one[0] <= step]
         now = standing(done, options.metric_comp, options.min_delta, options.start_step)
-        if not self.agree(int(now.without >= options.patience)):
-            return ""
-        return _told(options, now) if self._ledger is not None else "the first worker tells"
+        return _told(options, now) if now.without >= options.patience else ""
 
-    def _check(self, step: int) -> None:
-        if reason := self.reason(step):
-            raise StopTraining(reason)
+    def _check(self, run: Run) -> None:
+        if reason := self.reason(run.step):
+            run.stop(reason)
 
     def _evaluations(self, options: EarlyStoppingConfig) -> list[tuple[int, float]]:
         """Returns the last value of each step that counts, in the order of steps; read again when there are new ones.
 
         A sidecar may be late to note that the run has gone back: the run's own ledger tells.
         """
-        if self._ledger is None:
-            return []
         records = self._ledger.records()
         if options.eval_name:
             records = [*(item for item in records if item.get("kind") == REWIND), *self._beside.records()]
@@ -157,46 +146,11 @@ class EarlyStopping:
 
     def _check_set(self, options: EarlyStoppingConfig, found: Sequence[Mapping[str, Any]]) -> None:
         """Raises UsageError when no evaluation of the metric's validation set will come."""
-        assert self._ledger is not None
         own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
         whole = {item["step"] for item in found}  # of a sidecar, which evaluates all of its sets at each step
         if len(whole) > 1 if options.eval_name else not own:
             names = {name for item in found for name in flat_scalars(item["metrics"], "|")}
             check_metric(options.metric, names, f"evals/{options.eval_name or _OWN}.jsonl")
-
-
-class StopRequest:
-    """Whether an action has asked to end the run.
-
-    Args:
-      step: returns the global step.
-
-    Attributes:
-      reason: why; "" while none has asked.
-    """
-
-    def __init__(self, step: Callable[[], int]) -> None:
-        self.reason, self._step = "", step
-
-    def ask(self, reason: str) -> None:
-        """Asks to end the run at the step that it has reached; the first reason counts."""
-        if not self.reason:
-            self.reason = reason
-            _LOG.info("the run ends at step %d: %s", self._step(), reason)
-
-    def call(self, actions: Iterable[Callable[[Any], Any]], logs: Any) -> None:
-        """Calls all `actions` with `logs`, whichever of them asks."""
-        for action in actions:
-            with self.heard():
-                action(logs)
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Takes a StopTraining that is raised inside for a request."""
-        try:
-            yield
-        except StopTraining as stop:
-            self.ask(str(stop))
 
 
 def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:

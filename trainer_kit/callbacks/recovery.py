@@ -14,84 +14,95 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.distribution.workers import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import scale_learning_rate
-from trainer_kit.training.finite_checks import reported_loss
+from trainer_kit.training.losses import reported_loss
 
 _LOG = logging.getLogger(__name__)
 
 
-class Recovery:
-    """Takes a run that has diverged back, at most `recovery_max_trials` times.
+class Recovery(Callback):
+    """Takes a run that has diverged back, at most `recovery_max_trials` times; on every worker.
 
     Args:
       options: the trainer's section.
       trainer: the run's.
       manager: of its checkpoints.
-      rewind: called with the step that the run goes back to.
-      explain: called with this object and (error, begun, end) when no trial is left; returns a file that tells more.
+      explain: called with this object and (error, begin, end) when no trial is left; returns a file that says more.
 
     Attributes:
       trials: how often the run went back.
     """
+
+    chief_only = False
+    name = "recovery"
 
     def __init__(
         self,
         options: TrainerConfig,
         trainer: Any,
         manager: CheckpointManager,
-        rewind: Callable[[int], None],
         explain: Callable[[Any, DivergedError, int, int], str],
     ) -> None:
-        self._options, self._trainer, self._manager = options, trainer, manager
-        self._rewind, self._explain = rewind, explain
+        self._options, self._trainer, self._manager, self._explain = options, trainer, manager, explain
         self._factor, self._applied = 1.0, 1.0
+        self._change: Callable[[], str] = lambda: ""
         self.trials = 0
-        self._controller: Any = None
-        trainer.state.run_state.add("recovery", self._state, self._put_state)
+        trainer.keep_state("recovery", self._state, self._put_state)
 
-    def begin(self, controller: Any) -> None:
-        """Follows the run of `controller`; one that may go back saves its initial weights, to have somewhere to go."""
-        self._controller = controller
-        if self._options.recovery_max_trials > 0 and controller.saved_step < 0:
-            controller.save_checkpoint()
+    def train_begin(self, run: Run) -> None:
+        """Asks for a checkpoint of the initial weights, to have somewhere to go back to."""
+        if self._options.recovery_max_trials > 0 and self._manager.saved_step < 0:
+            run.save()
 
-    def __call__(self, error: DivergedError, begun: int, end: int) -> bool:
-        """Goes back; returns True when the run can go on from there.
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Remembers the steps that the loop runs between."""
+        self._loop = run.step, run.step + steps
+
+    def exception(self, run: Run, error: Exception) -> None:
+        """Asks to go back to the last sound checkpoint after a divergence.
 
         Raises:
           DivergedError: when no trial is left, or there is nothing to go back to.
         """
-        options = self._options
+        if not isinstance(error, DivergedError):
+            return
+        options, (begin, end) = self._options, self._loop
         if self.trials >= options.recovery_max_trials:
-            self._give_up(error, begun, end)
+            self._give_up(error, begin, end)
         self.trials += 1
-        path = self._last_sound()
-        step = int(self._trainer.global_step.numpy())
+        self._last_sound()
+        step = run.step
         _LOG.warning("%s: back to step %d (trial %d of %d)", error, step, self.trials, options.recovery_max_trials)
-        change = "nothing is changed"
+        self._change = lambda: "nothing is changed"
         if options.recovery_policy == "skip":
             bad = self.first_bad_step(step, end)
-            self.restore(path)
-            if bad is None:
-                change = "it did not happen again step by step; nothing is left out"
-            else:
-                batch = self._trainer.data.batch_of(bad)
-                self._trainer.data.leave_out(batch)
-                change = f"batch {batch}, of step {bad}, is left out"
+            batch = None if bad is None else self._trainer.data.batch_of(bad)
+            self._change = lambda: self._leave_out(bad, batch)
         elif options.recovery_policy == "lower_learning_rate":
-            self._lower(options.recovery_learning_rate_factor)
-            change = f"the learning rate is {self._factor:g} times what the config says"
-        self._rewind(step)
-        _LOG.warning("going on from step %d; %s", step, change)
-        return True
+            self._change = lambda: self._lower(options.recovery_learning_rate_factor)
+        run.rewind(step, str(error))
 
-    def restore(self, path: str) -> int:
-        """Restores the checkpoint at `path` and returns its step."""
-        return int(self._controller.go_back(path))
+    def rewound(self, run: Run, step: int) -> None:
+        """Changes what is to be different on the next way, once the run has gone back."""
+        change, self._change = self._change, lambda: ""
+        if told := change():
+            _LOG.warning("going on from step %d; %s", step, told)
+
+    def restore_checkpoint(self, path: str) -> int:
+        """Restores the checkpoint at `path` and returns its step; eager, in scope."""
+        self._manager.restore(path)
+        return int(self._trainer.global_step.numpy())
+
+    def _leave_out(self, step: int | None, batch: int | None) -> str:
+        if step is None or batch is None:
+            return "it did not happen again step by step; nothing is left out"
+        self._trainer.data.leave_out(batch)
+        return f"batch {batch}, of step {step}, is left out"
 
     def first_bad_step(self, step: int, end: int, until: float = math.inf) -> int | None:
         """Trains step by step up to `end`, as far as the loop had come; returns the first step that diverges.
@@ -116,7 +127,7 @@ class Recovery:
     def _last_sound(self) -> str:
         path = self._manager.newest()
         while path is not None:
-            self.restore(path)
+            self.restore_checkpoint(path)
             if self._trainer.state.is_sound():
                 return path
             _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
@@ -136,9 +147,10 @@ class Recovery:
             f"gradients (global_clipnorm){otherwise}"
         ) from error
 
-    def _lower(self, factor: float) -> None:
+    def _lower(self, factor: float) -> str:
         self._factor *= factor
         self._apply_factor()
+        return f"the learning rate is {self._factor:g} times what the config says"
 
     def _apply_factor(self) -> None:
         if self._factor == self._applied:

@@ -58,6 +58,7 @@ class CheckpointManager(tf.train.CheckpointManager):
       keeps: False on workers that are not the chief: reading a variable can take all workers, so they save too, but to
         a folder of their own, which goes with the process.
       before_save: called with the prefix before each save, on the caller's thread.
+      after_restore: called with the prefix after each restore.
       before_files: called before the variables of a save are written, in the thread of the save. A checkpoint that has
         all its files is gone on from, with its record or without; what it must not be ahead of is on the disk before.
       recorded: returns how far history and ledger reach at a step, for the checkpoint's record; called after
@@ -72,10 +73,15 @@ class CheckpointManager(tf.train.CheckpointManager):
         are until `archive_later`: the one that is named may not fit.
 
     Attributes:
+      saved_step: the step of the checkpoint that was saved or restored last; -1 before the first.
+      saved_path: its prefix.
       goes_back_to: `from_step`, or that of a process which died before it was done with it; None: to none.
     """
 
     _last_checkpoint_step: int | None
+    saved_step: int = -1
+    saved_path: str | None = None
+    goes_back_to: int | None
     _saving = ""  # the prefix of the save in flight, and what its record will hold
     _noted: Mapping[str, Any] = MappingProxyType({})
 
@@ -92,6 +98,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         for_training: bool = True,
         keeps: bool = True,
         before_save: Callable[[str], None] = lambda _: None,
+        after_restore: Callable[[str], None] = lambda _: None,
         before_files: Callable[[], None] = lambda: None,
         recorded: Callable[[int], dict[str, Any]] = lambda _: {},
         sound: Callable[[], bool] = lambda: True,
@@ -108,8 +115,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
         self._before_save, self._before_files, self._recorded = before_save, before_files, recorded
         self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
-        self.goes_back_to: int | None = None
-        self._begun, self._begun_at = False, -1
+        self._after_restore, self.goes_back_to, self._begun, self._begun_at = after_restore, None, False, -1
         self._start = self._first(from_step) if for_training else None
         with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
             counts = {"step_counter": step_counter, "checkpoint_interval": checkpoint_interval}
@@ -155,7 +161,8 @@ class CheckpointManager(tf.train.CheckpointManager):
             super().save(step_of(prefix), check_interval=False, options=options)
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._failed(prefix, error) from error
-        self._in_flight = prefix
+        self._in_flight = self.saved_path = prefix
+        self.saved_step = step
         return prefix
 
     def sync(self) -> None:
@@ -232,7 +239,9 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is an interval after it."""
         restore(self.checkpoint, path, whole=self._for_training, partial=self._partial, loose=self._loose)
-        self._last_checkpoint_step = int(self._step_counter.numpy())
+        self._last_checkpoint_step = self.saved_step = int(self._step_counter.numpy())
+        self.saved_path = path
+        self._after_restore(path)
 
     def discard(self, path: str) -> str | None:
         """Moves the checkpoint at `path` to `diverged/`; returns the newest one that is left, on every worker."""
@@ -331,7 +340,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes what the failed save has left, and returns what to tell."""
-        self._last_checkpoint_step = None  # else the same step would not be tried again
+        self._last_checkpoint_step, self.saved_step = None, -1  # else the same step would not be tried again
         what = "was not written"
         if os.path.exists(prefix + RECORD):
             what = "was written, but not the file that points to it, or an older one was not removed"

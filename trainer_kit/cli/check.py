@@ -15,7 +15,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import gin_second_pass
 from trainer_kit.errors import DivergedError, ExitCode
 from trainer_kit.process.gc_freeze import gc_frozen
-from trainer_kit.training.finite_checks import reported_loss
+from trainer_kit.training.losses import reported_loss
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,14 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     import tensorflow as tf
 
+    from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.checkpoints.state.restore import restore
     from trainer_kit.process.run_directory import RunDirectory
-    from trainer_kit.run import build
+    from trainer_kit.telemetry.flops import model_cost
+    from trainer_kit.training.creation import create_exporter, create_trainer
 
     with _told("model, optimizer and metrics can be built"):
-        exporter = build.create_exporter(config, RunDirectory(folder, config.trainer))
+        exporter = create_exporter(config, RunDirectory(folder, config.trainer))
         task = task_type(config.task, logging_dir=folder)
-        trainer = build.create_trainer(config, task, checkpoint_exporter=exporter)
+        trainer = create_trainer(config, task, checkpoint_exporter=exporter)
     names = trainer.validation_metric_names()
     if exporter is not None and names is not None:
         with _told(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}"):
@@ -62,12 +64,12 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     early = config.trainer.early_stopping
     if early is not None and not early.eval_name and names is not None:
         with _told(f"early stopping: {early.metric} is one of {', '.join(names)}"):
-            build.check_early_stopping_metric(early, trainer)
+            check_early_stopping_metric(early, trainer)
     with _told("data: can be opened, and is not empty"):
         trainer.check_data()
     with _told("train: one step on one batch"):
         logs = trainer.train(tf.constant(1))
-        print(f"      training_loss {reported_loss(logs):.4g}; {build.model_cost(trainer)}")
+        print(f"      training_loss {reported_loss(logs):.4g}; {model_cost(trainer)}")
         if not math.isfinite(reported_loss(logs)):
             raise DivergedError("the loss of the first step is not finite; look at the data and at build_losses")
     with _told("evaluate: one batch"):  # the exporter refuses logs without its metric

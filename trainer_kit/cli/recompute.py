@@ -142,15 +142,15 @@ def _export(
         from trainer_kit.config.experiments import task_class
         from trainer_kit.evals.best.repair import put_back_lost
         from trainer_kit.process.run_directory import RunDirectory
-        from trainer_kit.run import build
         from trainer_kit.run.launcher import prepare
+        from trainer_kit.training.creation import create_exporter, create_trainer
 
     strategy = prepare(config)
     with strategy.scope():
         directory = RunDirectory(str(folder), config.trainer, sidecar="" if name == VALIDATION else name)
-        exporter = build.create_exporter(config, directory)
+        exporter = create_exporter(config, directory)
         assert exporter is not None
         task = task_class(config.task)(config.task, logging_dir=str(folder))
-        trainer = build.create_trainer(config, task, train=False, checkpoint_exporter=exporter)
+        trainer = create_trainer(config, task, train=False, checkpoint_exporter=exporter)
         exporter.resume(None, records)
         put_back_lost(trainer, str(folder), None)

@@ -54,6 +54,16 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
     return int(resolver.task_id) + (chiefs if resolver.task_type == "worker" else 0)
 
 
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes the run's files."""
+    return bool(strategy.extended.should_checkpoint)
+
+
+def chiefs_text(strategy: tf.distribute.Strategy, text: str) -> str:
+    """Returns the text that the chief has called this with, on every worker."""
+    return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
+
+
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
     """Returns the sum of what each worker gives, on every worker; in graph, in cross-replica context."""
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)

@@ -60,6 +60,19 @@ class RunHistory:
             return {}
         return {"history": list(extent(self._history.path, step)), "evaluations": list(self.ledger.extent(step))}
 
+    def begin_at(self, step: int, manager: Any) -> None:
+        """Takes all to the step that a run goes on from, for good if the run was told to go back to it.
+
+        Args:
+          step: of the checkpoint that was restored.
+          manager: the CheckpointManager that has restored it.
+        """
+        if manager.goes_back_to is None:
+            self.begin(step, anew=manager.begins_anew)
+        else:
+            self.rewind(step)
+            manager.done_going_back()
+
     def begin(self, step: int, anew: bool) -> None:
         """Takes all to the step that a run begins at, or goes on from.
 
@@ -140,6 +153,14 @@ class RunHistory:
             self.ledger.rewind(step)
         self.resume(step)
         self._put_back(step)
+
+    def recorded_logs(self, step: int) -> dict[str, Any]:
+        """Returns the metrics of the evaluations of `step` that are on record, by validation set.
+
+        A single set is called "".
+        """
+        sets, metrics = self.recorded_sets(step), self.metrics_at(step)
+        return {name: metrics.get(name, {}) if name else metrics for name in sets}
 
     def metrics_at(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the evaluation of `step` that is on record; {} if there is none."""

@@ -1,7 +1,7 @@
-"""Controller: the outer loop, leaner than Orbit's: one Python look per loop, reports written by a thread.
+"""Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
 
-It is an orbit.Controller, so that `controller_cls` may be either. Intervals are crossed, global_step
-says how many steps a loop has done, and a stop is honoured between loops, and by the loops themselves between steps.
+The order of what happens at a boundary is in callbacks/base.py. Intervals are crossed, global_step says how many steps
+a loop has done, and a stop is honoured between loops, and by the loops themselves between steps.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.early_stopping import StopRequest
+from trainer_kit.callbacks.base import Evaluation, Loop
+from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import DataError, DivergedError, StorageError
+from trainer_kit.errors import DivergedError, StorageError, UsageError
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
+from trainer_kit.run.goal import Goal, data_ended_early
 from trainer_kit.run.progress import Phases
-from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.reporter import Reporter
+from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.failed_step import is_between_steps, loss_message
-from trainer_kit.training.finite_checks import FiniteCheck
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
-from trainer_kit.training.loops.intervals import all_due, is_due, next_stop
+from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.step_count import CountedLoops
 from trainer_kit.training.stopping import is_stopping
@@ -34,70 +34,68 @@ from trainer_kit.training.stopping import is_stopping
 _LOG = logging.getLogger(__name__)
 
 
-class Controller(orbit.Controller):
-    """Drives a Trainer: train, evaluate, train_and_evaluate, evaluate_continuously.
+class Controller:
+    """Drives a Trainer: train, evaluate, train_and_evaluate, evaluate_continuously; the names are those of Orbit's.
 
     Args:
-      writer: takes a Report after each loop and each evaluation.
-      batch_size: examples in a training step, over all replicas; for the rate of examples.
+      trainer: that trains, a DrivenTrainer; None in modes that do not train.
+      evaluator: that evaluates, a DrivenTrainer; None in modes that do not evaluate.
+      global_step: int64 scalar.
+      checkpoint_manager: of the run's checkpoints.
+      callbacks: called around loops, evaluations and saves.
+      strategy: in whose scope checkpoints are restored; None: the current one.
+      steps_per_loop: steps between two boundaries, or a function of the global step.
+      summary_interval: steps between summaries that the task itself writes; None: it writes none.
+      summary_manager: of the task's own summaries in training; None: there are none.
+      eval_summary_manager: of those in evaluations; None: there are none.
       stopping: tells whether a stop was asked for.
-      loss_bound: `(bound, first step that it counts at)`; None: any loss and any weights will do.
       save_on_stop: whether a stop saves a checkpoint.
-      on_evaluation: called with (step, logs, seconds, checkpoint) after each evaluation, before anything is reported;
-        seconds are by name if there are several validation sets; checkpoint is the path of the one that has the
-        evaluated weights, None if they were not saved. Like an action, it may raise StopTraining.
-      recorded_sets: returns which validation sets have an evaluation of the step that it is given on record, so that
-        one that was cut off is made up; a single set is called "".
-      on_divergence: called with the error and the steps before and after the loop that diverged; returns whether the
-        run went back to an earlier step, to go on from there. Otherwise the error is raised.
-      on_return: called with an earlier step that an action has taken the run back to; returns the checkpoint of it.
-      followed: the run whose checkpoints `evaluate_continuously` takes; None: all that it knows is the folder.
-      newest_only: whether it takes the newest one next, not all in order.
+      recorded: returns the logs that are on record for a step, by validation set; a single set is called "". What was
+        cut off is made up.
       times: counts what the run spends its time on; None: one of its own.
-      **orbit_arguments: those of orbit.Controller, whose constructor restores the newest checkpoint.
 
     Attributes:
+      run: what callbacks are handed.
       running: the global steps that the training loop which runs, or ran last, was to run between.
-      total: the global step to train up to; None where that is not known.
     """
 
     def __init__(
         self,
         *,
-        writer: Writer,
-        batch_size: int = 0,
+        trainer: Any = None,
+        evaluator: Any = None,
+        global_step: tf.Variable,
+        checkpoint_manager: CheckpointManager,
+        callbacks: CallbackList,
+        strategy: tf.distribute.Strategy | None = None,
+        steps_per_loop: StepsPerLoop = 1,
+        summary_interval: int | None = None,
+        summary_manager: Any = None,
+        eval_summary_manager: Any = None,
         stopping: Callable[[], bool] = lambda: False,
-        loss_bound: tuple[float, int] | None = None,
         save_on_stop: bool = True,
-        on_evaluation: Callable[[int, Mapping[str, Any], Any, str | None], None] = lambda *_: None,
-        recorded_sets: Callable[[int], Collection[str]] = lambda _: (),
-        on_divergence: Callable[[DivergedError, int, int], bool] = lambda *_: False,
-        on_return: Callable[[int], str | None] = lambda _: None,
-        followed: WatchedRun | None = None,
-        newest_only: bool = False,
+        recorded: Callable[[int], Mapping[str, Any]] = lambda _: {},
         times: TimeLedger | None = None,
-        **orbit_arguments: Any,
     ) -> None:
-        self._writer, self._stopping = writer, stopping
-        self._reporter = Reporter(writer, batch_size, orbit_arguments.get("evaluator"))
-        self._save_on_stop, self._on_evaluation = save_on_stop, on_evaluation
-        self._finite_check = FiniteCheck(orbit_arguments.get("trainer"), loss_bound)
-        self._on_divergence, self._followed, self._newest_only = on_divergence, followed, newest_only
-        self.total: int | None = None
-        self._recorded_sets, self._on_return = recorded_sets, on_return
-        self._evaluated: dict[str, int] = {}  # the step at which this process has evaluated each validation set last
-        self._saved_step = -1
-        self._checkpoint: str | None = None
-        self.stop_request = StopRequest(lambda: int(self.global_step.numpy()))
+        self.trainer, self.evaluator, self.global_step = trainer, evaluator, global_step
+        self.checkpoint_manager, self.strategy = checkpoint_manager, strategy or tf.distribute.get_strategy()
+        self.callbacks, self.run = callbacks, callbacks.run
+        self.steps_per_loop, self.summary_interval = steps_per_loop, summary_interval
+        self.summary_manager = summary_manager or SummaryManager(None)
+        self.eval_summary_manager = eval_summary_manager or SummaryManager(None)
+        self._stopping, self._save_on_stop, self._recorded = stopping, save_on_stop, recorded
+        self._evaluated: dict[str, int] = {}  # the step at which this process evaluated each validation set last
+        self._seen: dict[str, int] = {}  # the step of the last evaluation that callbacks saw; in the checkpoint
         self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
         self.running = (0, 0)
         self._phases = Phases(times or TimeLedger())
         self._saving = threading.RLock()  # a late save comes from another thread
-        trainer = orbit_arguments.get("trainer")
-        self._loops = CountedLoops(trainer, lambda: int(self.global_step.numpy()), lambda: self.stopping)
-        if trainer is not None and hasattr(trainer, "state"):
-            trainer.state.run_state.add("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
-        super().__init__(**orbit_arguments)
+        self._announced = checkpoint_manager.saved_step
+        self._loops = CountedLoops(trainer, lambda: self.run.step, lambda: self.stopping)
+        if trainer is not None:
+            trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
+            trainer.keep_state("evaluated", lambda: self._seen or None, self._put_seen)
+        tf.summary.experimental.set_step(global_step)
 
     @property
     def stopping(self) -> bool:
@@ -114,72 +112,144 @@ class Controller(orbit.Controller):
         """What the run has spent its time on."""
         return self._phases.times
 
-    @property
-    def saved_step(self) -> int:
-        """The step of the newest checkpoint, saved or restored; -1 before the first."""
-        return self._saved_step
-
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
-        """Trains up to global step `steps`, or until the data ends if it is -1.
+        """Trains up to global step `steps`, or until the data ends if it is -1; see train_and_evaluate."""
+        self.train_and_evaluate(steps, evaluates=False, checkpoint_at_completion=checkpoint_at_completion)
 
-        Stops early, after saving, when a stop was asked for, or an action has ended the run.
+    def train_and_evaluate(
+        self,
+        train_steps: int,
+        eval_steps: int = -1,
+        eval_interval: int | None = None,
+        *,
+        evaluates: bool = True,
+        checkpoint_at_completion: bool = True,
+    ) -> dict[str, Any]:
+        """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
+
+        Stops early, saved and evaluated like a whole run, when a callback ends the run; stops early, saved, when a stop
+        was asked for. An evaluation that was due when an earlier start ended comes first.
+
+        Args:
+          train_steps: the global step to train up to; -1: until the data ends.
+          eval_steps: batches in an evaluation; -1: all.
+          eval_interval: steps between evaluations; None: there is only the one at the end.
+          evaluates: whether there are evaluations at all.
+          checkpoint_at_completion: whether the last step is saved in any case.
+
+        Returns:
+          The logs of the last evaluation, NumPy values; empty without one.
 
         Raises:
-          DataError: when the data ends before `steps`.
-          DivergedError: when the loss or a weight is not finite, or the loss is above its bound.
+          DataError: when the data ends before `train_steps`, or there is none to evaluate.
+          DivergedError: when the loss or a weight is not finite, and no callback takes the run back.
+          StorageError: when a checkpoint, or what an evaluation found, cannot be written.
           TrainerKitError: when a loop of the trainer does not move global_step.
         """
-        if self.total is None:
-            self.total = steps if steps >= 0 else None
-        with self._phases.at_work():
-            while not self._train_until(steps, checkpoint_at_completion):
-                pass
-
-    def _train_until(self, steps: int, checkpoint_at_completion: bool) -> bool:
-        """Trains as `train` does; returns False as soon as the run has gone back to an earlier step."""
-        # Left here, and not after each loop: TensorFlow flushes the writer then. Actions have it as their writer, too.
-        with self.summary_manager.summary_writer().as_default():
-            return self._run_loops(steps, checkpoint_at_completion)
-
-    def _run_loops(self, steps: int, checkpoint_at_completion: bool) -> bool:
-        """Runs loops, looks at what they have come to and saves it, up to `steps` or until the run has gone back."""
-        step = int(self.global_step.numpy())
-        data_ended = False
-        while not self.stop_request.reason and (step < steps or (steps < 0 and not data_ended)):
-            begun, end = self._interrupted_loop.next(step, steps, self._steps_per_loop)
-            try:
-                step = self._run_loop(step, begun, end)
-                if step < begun:
-                    return False
-                save = is_due(begun, step, self._interval)
-                if (
-                    save or step >= steps >= 0 or self.stopping or self.stop_request.reason
-                ):  # before a save, or an evaluation
-                    self._finite_check.require(step)
-            except DivergedError as error:
-                with self.times.during("recovery"):
-                    if not self._on_divergence(error, begun, end):
-                        raise
-                return False
-            data_ended = getattr(self.trainer, "data_ended", False)
-            if data_ended or self.stopping or self.stop_request.reason:
-                break
-            if save:
+        self.run.total = train_steps if train_steps >= 0 else None
+        intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
+        goal = Goal(train_steps, eval_steps, intervals, checkpoint_at_completion)
+        writer = self.summary_manager.summary_writer()
+        with self._phases.at_work(), self.callbacks.around("train"), writer.as_default():
+            output = self._catch_up(goal)
+            while not self._is_last(goal) and not self.stopping:
+                try:
+                    begun = self._train_loop(goal)
+                    output = self._at_boundary(begun, goal) or output
+                except Exception as error:
+                    self._go_back_after(error)
+            if self._save_on_stop if self.stopping else checkpoint_at_completion or self.run.stop_reason:
                 self.save_checkpoint()
-        complete = checkpoint_at_completion or data_ended or self.stop_request.reason
-        if self._save_on_stop if self.stopping else complete:
-            self.save_checkpoint()
             self.sync()
-        if data_ended and self.total is not None and not self.stop_request.reason:
-            raise DataError(
-                f"task.train_data ended at step {step} of {self.total}; repeat the data (an ArraySource does with "
-                "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
-                "(the checkpoint of this step is saved)"
-            )
-        return True
+        return output
+
+    def _train_loop(self, goal: Goal) -> int:
+        """Runs one training loop, up to the next boundary; returns the step before it."""
+        step = self.run.step
+        pause = next_stop(step, goal.step, *goal.intervals.values(), self.callbacks.next_cut(step))
+        begun, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
+        self.callbacks.call("loop_begin", end - step)
+        logs: Any = None
+        start, self.running = time.perf_counter(), (begun, end)
+        with self._phases.during("train"), tf.summary.record_if(self._records_summaries()), self._loops.out_of_data():
+            logs = self.trainer.train(self._tensor_of(end - step))
+        logs, reached = self._loops.counted(step, end, logs)
+        seconds = time.perf_counter() - start - self.trainer.tracing_seconds
+        first_seconds = self.trainer.first_step_at - start
+        self.times.add_loop(reached - step, self.trainer.input_seconds, first_seconds, self.trainer.tracing_seconds)
+        interrupted = begun < reached < end and self.stopping
+        self._interrupted_loop.steps = (begun, end) if interrupted else None
+        if reached > step and not interrupted:
+            self.run.loop = Loop(step, reached, seconds, logs)
+            self.callbacks.call("loop_end", logs)
+        return begun
+
+    def _at_boundary(self, begun: int, goal: Goal) -> dict[str, Any]:
+        """Does what is due or was asked for after the loop that began at `begun`; returns the logs of an evaluation."""
+        asked, step = self.callbacks.take_requests(), self.run.step
+        if asked.rewind is not None:
+            self._rewind(asked.rewind)
+            return {}
+        if self.stopping:
+            if self._save_on_stop:
+                self.save_checkpoint()
+            return {}
+        last, data_ended = self._is_last(goal), self.trainer.data_ended
+        saves_last = last and (goal.saves_last or data_ended or bool(self.run.stop_reason))
+        if saves_last or asked.save or is_due(begun, step, self.checkpoint_manager.checkpoint_interval or 2**62):
+            self.save_checkpoint()
+        if data_ended and self.run.total is not None and not self.run.stop_reason:
+            self.sync()
+            raise data_ended_early(step, self.run.total)
+        return self._evaluate_at_step(goal.due(begun, step, last, asked.evaluate), goal)
+
+    def _is_last(self, goal: Goal) -> bool:
+        """Whether the run ends at this step: it is the last one, the data has ended, or a callback asked for it."""
+        return self.run.step >= goal.step >= 0 or bool(self.run.stop_reason) or self.trainer.data_ended
+
+    def _catch_up(self, goal: Goal) -> dict[str, Any]:
+        """Makes up what was due at this step when an earlier start ended.
+
+        Callbacks are called with the logs of evaluations that are on record and came after the checkpoint.
+        """
+        step = self.run.step
+        recorded = self._recorded(step) if goal.intervals and step > 0 else {}
+        if unseen := {name: logs for name, logs in recorded.items() if self._seen.get(name) != step}:
+            self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
+            self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
+            self._seen.update(dict.fromkeys(unseen, step))
+        asked = self.callbacks.take_requests()
+        if asked.rewind is not None:
+            self._rewind(asked.rewind)
+            return {}
+        if asked.save:
+            self.save_checkpoint()
+        due = goal.due(step - 1, step, self._is_last(goal), asked.evaluate) if step > 0 else []
+        return self._evaluate_at_step(self._not_evaluated(due), goal)
+
+    def _evaluate_at_step(self, due: Collection[str], goal: Goal) -> dict[str, Any]:
+        """Evaluates what is due, and what callbacks ask for then; all sets where the run ends at this step.
+
+        Then all that belongs to this step is done.
+        """
+        logs: dict[str, Any] = {}
+        while due and not self.stopping:
+            logs = self._evaluate(goal.eval_steps, due, logs)
+            asked = self.callbacks.take_requests()
+            if asked.rewind is not None:
+                self._rewind(asked.rewind)
+                return {}
+            if asked.save:
+                self.save_checkpoint()
+            wanted = goal.intervals if self.run.stop_reason else asked.evaluate
+            due = self._not_evaluated(name for name in goal.intervals if name in wanted)
+        if self.stopping:
+            return {}
+        self.callbacks.call("boundary_end")
+        return logs
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values.
+        """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values; {} when a stop has cut it.
 
         Args:
           steps: batches.
@@ -190,113 +260,67 @@ class Controller(orbit.Controller):
           DivergedError: when a weight is not finite.
           StorageError: when what was found, or the save before it, cannot be written.
         """
-        self._require("evaluator", for_method="evaluate")
-        return self._tell(*self._evaluate_sets(steps, sets, {}))
+        logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
+        if self.stopping:
+            return {}
+        if self.callbacks.take_requests().save and self.trainer is not None:
+            self.save_checkpoint()
+        self.callbacks.call("boundary_end")
+        return logs
 
-    def _evaluate_due(self, steps: int, due: Sequence[str], sets: Sequence[str]) -> dict[str, Any]:
-        """Evaluates what is due, and all other `sets` too if that ends the run: its last step is evaluated whole."""
-        logs, seconds, of_sets = self._evaluate_sets(steps, due, {})
-        left = self._not_evaluated(sets) if self.stop_request.reason and not self.stopping else []
-        if left:
-            logs, more, of_others = self._evaluate_sets(steps, left, logs)
-            seconds, of_sets = seconds + more, {**of_sets, **of_others}
-        return self._tell(logs, seconds, of_sets)
-
-    def _evaluate_sets(
-        self, steps: int, sets: Sequence[str] | None, before: dict[str, Any]
-    ) -> tuple[dict[str, Any], float, dict[str, float]]:
-        """Evaluates, calls the actions and puts on record; nothing of it if a stop has cut the evaluation.
+    def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any]:
+        """Evaluates and calls evaluation_end, unless a stop has cut the evaluation.
 
         Args:
           steps: batches.
-          sets: as of `evaluate`.
+          sets: names of validation sets; a single one is called "".
           before: logs of other sets at the same step.
 
         Returns:
-          (all logs of this step, seconds that this evaluation took, those of each set by name).
+          All logs of this step.
         """
-        step = int(self.global_step.numpy())
-        self._finite_check.require(step)
+        run, step = self.run, self.run.step
+        self.callbacks.call("evaluation_begin")
         start = time.perf_counter()
         with self._phases.during("evaluate"), self.eval_summary_manager.summary_writer().as_default():
-            chosen = {} if not sets or "" in sets else {"sets": sets}
+            chosen = {} if "" in sets else {"sets": list(sets)}
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
-        seconds, of_sets = time.perf_counter() - start, self._seconds_of_sets()
+        seconds = time.perf_counter() - start
         if self.stopping:
-            return {}, seconds, of_sets
-        self._call(self.eval_actions, {**before, **logs})
-        logs = tf.nest.map_structure(to_numpy, dict(logs))
-        self._evaluated.update(dict.fromkeys(self._eval_intervals(None) if sets is None else sets, step))
+            return dict(before)
+        self._evaluated.update(dict.fromkeys(sets, step))
+        self._seen.update(dict.fromkeys(sets, step))
         self.sync()  # nothing is recorded before it is there
-        checkpoint = self._checkpoint if step == self._saved_step else None
-        with self.stop_request.heard():
-            self._on_evaluation(step, logs, of_sets or seconds, checkpoint)
-        return {**before, **logs}, seconds, of_sets
-
-    def _tell(self, logs: dict[str, Any], seconds: float, of_sets: dict[str, float]) -> dict[str, Any]:
-        """Reports an evaluation, unless a stop has cut it, and returns its logs."""
-        if self.stopping:
-            return {}
-        step = int(self.global_step.numpy())
-        self._reporter.report("validation", step, self.total, logs, seconds, of_sets=of_sets)
-        return logs
+        manager, of_sets = self.checkpoint_manager, {name: s for name, s in self.evaluator.eval_seconds.items() if name}
+        path = manager.saved_path if step == manager.saved_step else None
+        run.evaluation = Evaluation(step, tuple(sets), seconds, of_sets, path)
+        merged = {**before, **logs}
+        self.callbacks.call("evaluation_end", merged)
+        return dict(tf.nest.map_structure(to_numpy, merged))
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
         """Those of `sets` that were not evaluated at this step, by this process or, as is on record, before it."""
-        step = int(self.global_step.numpy())
-        recorded = self._recorded_sets(step)
-        return [name for name in sets if self._evaluated.get(name) != step and name not in recorded]
-
-    def train_and_evaluate(
-        self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
-    ) -> dict[str, Any]:
-        """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
-
-        An evaluation that was due when an earlier start ended comes first. Where an action ends the run, its last
-        step is evaluated and saved as that of a whole run is.
-
-        Returns:
-          The logs of the last evaluation; empty when a stop was asked for.
-
-        Raises:
-          DataError, DivergedError, StorageError: as `train` and `evaluate` do.
-        """
-        with self._phases.at_work():
-            return self._train_and_evaluate(train_steps, eval_steps, eval_interval)
-
-    def _train_and_evaluate(self, train_steps: int, eval_steps: int, eval_interval: int | None) -> dict[str, Any]:
-        self.total = train_steps if train_steps >= 0 else None
-        step = int(self.global_step.numpy())
-        output: dict[str, Any] = {}
-        intervals = self._eval_intervals(eval_interval)
-        last = step if self.stop_request.reason else train_steps
-        due = self._not_evaluated(all_due(step - 1, step, last, intervals))
-        if due and step > 0:
-            output = self._evaluate_due(eval_steps, due, list(intervals))
-        while (step < train_steps or train_steps < 0) and not self.stopping and not self.stop_request.reason:
-            begun, pause = step, next_stop(step, train_steps, *intervals.values())
-            reached = self._train_until(pause, checkpoint_at_completion=pause == train_steps)
-            step = int(self.global_step.numpy())
-            if reached and getattr(self.trainer, "data_ended", False):
-                train_steps = step
-            if reached and not self.stopping:
-                last = step if bool(self.stop_request.reason) else train_steps
-                due = all_due(begun, step, last, intervals)
-                output = self._evaluate_due(eval_steps, due, list(intervals))
-        if self._save_on_stop or not self.stopping:
-            self.save_checkpoint()
-        self.sync()
-        return output
+        step, names = self.run.step, list(sets)
+        recorded = self._recorded(step) if names else {}
+        return [name for name in names if self._evaluated.get(name) != step and name not in recorded]
 
     def evaluate_continuously(
-        self, steps: int = -1, timeout: float | None = None, timeout_fn: Callable[[], bool] | None = None
+        self,
+        steps: int = -1,
+        timeout: float | None = None,
+        timeout_fn: Callable[[], bool] | None = None,
+        *,
+        watched: WatchedRun | None = None,
+        newest_only: bool = False,
     ) -> dict[str, Any]:
         """Evaluates the checkpoints that are, or appear, in the manager's folder; what is on record not once more.
 
         Args:
           steps: batches in an evaluation, -1 for all.
           timeout: seconds to wait for a checkpoint when nothing tells that the run is alive; None: for ever.
-          timeout_fn: tells whether no more checkpoints will come, if the run followed does not.
+          timeout_fn: tells whether no more checkpoints will come, where `watched` is None.
+          watched: the run that saves the checkpoints; None: all that is known of it is the folder.
+          newest_only: whether to take the newest one next, and not all in order.
 
         Returns:
           The logs of the last evaluation.
@@ -305,42 +329,28 @@ class Controller(orbit.Controller):
           NothingToWaitForError: when no checkpoint came in time although more were to come.
         """
         output: dict[str, Any] = {}
-        directory = getattr(self.checkpoint_manager, "source", self.checkpoint_manager.directory)
-        run = self._followed or Unknown(timeout_fn or (lambda: False))
-        watcher = CheckpointWatcher(directory, timeout, run, self._newest_only)
-        for path in watcher.follow(
-            lambda: self.stopping or bool(self.stop_request.reason), lambda: self._phases.during("wait")
-        ):
+        run = watched or Unknown(timeout_fn or (lambda: False))
+        watcher = CheckpointWatcher(self.checkpoint_manager.source, timeout, run, newest_only)
+        ends = lambda: self.stopping or bool(self.run.stop_reason)  # noqa: E731
+        for path in watcher.follow(ends, lambda: self._phases.during("wait")):
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
                 _LOG.warning("skipped: %s", error)
                 continue
-            start = time.perf_counter()
             output = self.evaluate(steps)
-            seconds = time.perf_counter() - start
-            if not self.stopping:
-                self._writer.flush()  # a record never precedes what it tells of
-                run.record(self._saved_step, output, self._seconds_of_sets() or seconds, path)
         self._phases.now = "end"
         return output
 
-    def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
-        """Restores a checkpoint, or the newest one, or initialises; returns what was restored."""
-        manager = self.checkpoint_manager
+    def restore_checkpoint(self, path: str | None = None) -> str | None:
+        """Restores a checkpoint, or the newest one, or initialises; returns the path of what was restored."""
         with self.strategy.scope():
-            if checkpoint_path is None:
-                checkpoint_path = manager.restore_or_initialize()
-            elif isinstance(manager, CheckpointManager):
-                manager.restore(checkpoint_path)
+            if path is None:
+                path = self.checkpoint_manager.restore_or_initialize()
             else:
-                manager.checkpoint.restore(checkpoint_path)
-        if checkpoint_path is not None:
-            self._saved_step, self._checkpoint = int(self.global_step.numpy()), checkpoint_path
-            after_restore = getattr(self.trainer or self.evaluator, "after_restore", None)
-            if after_restore is not None:
-                after_restore(checkpoint_path)
-        return checkpoint_path
+                self.checkpoint_manager.restore(path)
+        self._announced = self.checkpoint_manager.saved_step
+        return path
 
     def save_checkpoint(self) -> None:
         """Saves the state as it is, unless this step is saved already.
@@ -348,11 +358,15 @@ class Controller(orbit.Controller):
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
+        manager = self.checkpoint_manager
         with self._saving:
-            step = int(self.global_step.numpy())
-            if self.checkpoint_manager is not None and step != self._saved_step:
-                self._finite_check.require(step)
-                self._save(step)
+            step = self.run.step
+            if step == manager.saved_step:
+                return
+            self.sync()
+            self.callbacks.call("checkpoint_begin")
+            with self._phases.during("save"):
+                manager.save(checkpoint_number=step, check_interval=False)
 
     def save_what_is_sound(self, error: Exception, alone: bool = True) -> None:
         """Saves after an error if the state is that of a step's end, and the weights are finite.
@@ -364,14 +378,14 @@ class Controller(orbit.Controller):
           error: that ends the run.
           alone: False: one of several workers, which can save only together. The others would not come, or are gone.
         """
-        trainer, step = self.trainer, int(self.global_step.numpy())
-        if trainer is None or getattr(trainer, "sound", True) is False or step <= max(self._saved_step, 0):
+        trainer, manager, step = self.trainer, self.checkpoint_manager, self.run.step
+        if trainer is None or trainer.sound is False or step <= max(manager.saved_step, 0):
             return
         if self.phase == "train" or not alone:
             if not alone or not self.running[0] <= step <= self.running[1] or not is_between_steps(trainer, error):
                 if alone:
                     self.sync()
-                _LOG.warning("%s", loss_message(step, self._saved_step, self._checkpoint, alone))
+                _LOG.warning("%s", loss_message(step, manager.saved_step, manager.saved_path, alone))
                 return
             if self.running[0] < step < self.running[1]:
                 self._interrupted_loop.steps, trainer.cut_short = self.running, True
@@ -381,74 +395,52 @@ class Controller(orbit.Controller):
         _LOG.info("saved step %d after the error; the same command goes on from there", step)
 
     def sync(self) -> None:
-        """Waits for the save in flight.
+        """Waits for the save in flight, and calls checkpoint_saved for it.
 
         Raises:
           StorageError: when it failed.
         """
-        with self._saving, self._phases.during("save"):
-            self._sync_on_async_checkpointing()
-
-    def go_back(self, path: str | None) -> int:
-        """Restores the checkpoint at `path` in the middle of a run, and returns its step."""
-        self._interrupted_loop.steps, self.stop_request.reason = None, ""
-        self._evaluated.clear()  # what was evaluated on the way that is given up counts no more
-        self.restore_checkpoint(path)
-        return self._saved_step
-
-    def _eval_intervals(self, default: int | None) -> dict[str, int | None]:
-        """The steps between evaluations of each validation set; a single one is called ""."""
-        intervals = getattr(self.evaluator, "validation_intervals", None)
-        return {"": default} if intervals is None else intervals(default)
-
-    def _seconds_of_sets(self) -> dict[str, float]:
-        """How long each of several validation sets took in the last evaluation."""
-        return {name: spent for name, spent in getattr(self.evaluator, "eval_seconds", {}).items() if name}
-
-    @property
-    def _interval(self) -> int:
         manager = self.checkpoint_manager
-        return (manager.checkpoint_interval if manager else None) or 2**62
+        with self._saving:
+            with self._phases.during("save"):
+                manager.sync()
+            if self._announced != manager.saved_step:
+                self._announced = manager.saved_step
+                self.callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
 
-    def _save(self, step: int) -> None:
-        with self._phases.during("save"):
-            self._checkpoint = self.checkpoint_manager.save(checkpoint_number=step, check_interval=False)
-            self._saved_step = step
+    def _go_back_after(self, error: Exception) -> None:
+        """Lets callbacks take the run back to an earlier step; raises the error where none does."""
+        self.callbacks.call_after_error("exception", error)
+        if self.callbacks.shares_requests and not isinstance(error, DivergedError):
+            raise error  # which other workers may not have
+        asked = self.callbacks.take_requests()
+        if asked.rewind is None:
+            raise error
+        self._rewind(asked.rewind)
 
-    def _run_loop(self, step: int, begun: int, end: int) -> int:
-        """Runs one inner loop up to `end`, reports it unless it was stopped before, and returns the step it reached."""
-        start, self.running = time.perf_counter(), (begun, end)
-        with self._phases.during("train"), tf.summary.record_if(self._records_summaries()):
-            logs, done = self._loops.run(step, self._tensor_of(end - step))
-        parts = getattr(self.trainer, "parts", None)
-        ready_at, tracing = getattr(parts, "ready_at", 0.0), getattr(parts, "tracing", 0.0)
-        seconds = time.perf_counter() - start - tracing
-        self.times.add_loop(done, getattr(self.trainer, "input_seconds", None), ready_at - start, tracing)
-        reached = step + done
-        self._interrupted_loop.steps = (begun, end) if begun < reached < end and self.stopping else None
-        if self._interrupted_loop.steps is None and done:
-            values = tf.nest.map_structure(to_numpy, logs)
-            self._reporter.report("train", reached, self.total, values, seconds, steps=done)  # an action may raise
-            self._call(self.train_actions, logs)
-            if self.train_actions and (now := int(self.global_step.numpy())) < reached:
-                return self._follow_back(reached, now)
-        self._finite_check.check(reached, logs)
-        return reached
+    def _rewind(self, step: int) -> None:
+        """Restores the checkpoint of an earlier step in the middle of a run; the run goes on from there."""
+        path = complete_checkpoints(self.checkpoint_manager.source).get(step)
+        if path is None:
+            raise UsageError(
+                f"the run is to go back to step {step} ({self.run.rewind_reason}), of which "
+                f"{self.checkpoint_manager.source} holds no checkpoint; name one of the run's own"
+            )
+        _LOG.warning("the run goes back to step %d: %s", step, self.run.rewind_reason)
+        with self.times.during("recovery"):
+            self.restore_checkpoint(path)
+            self._interrupted_loop.steps, self.run.stop_reason = None, ""
+            self._evaluated.clear()  # what was evaluated on the way that is given up counts no more
+            self.callbacks.call("rewound", step)
 
-    def _follow_back(self, reached: int, step: int) -> int:
-        """Goes to the step that an action has gone back to, with all that it knows nothing of; returns that step."""
-        _LOG.warning("an action has taken the run back from step %d to step %d", reached, step)
-        return self.go_back(self._on_return(step))
+    def _put_seen(self, state: dict[str, int] | None) -> None:
+        self._seen = dict(state or {})
 
     def _tensor_of(self, steps: int) -> tf.Tensor:
         """Returns an int32 scalar, the same one for loop after loop."""
         if self._num_steps[0] != steps:
             self._num_steps = steps, tf.constant(steps, tf.int32)
         return self._num_steps[1]
-
-    def _call(self, actions: Any, logs: Any) -> None:
-        with self.times.during("callbacks"):
-            self.stop_request.call(actions, logs)
 
     def _records_summaries(self) -> Any:
         if not self.summary_interval:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -25,11 +25,12 @@ from trainer_kit.held_folder import check_held
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run import build
 from trainer_kit.run.progress import BETWEEN
+from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
+from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks import problem_of_one_thread
-from trainer_kit.training.step_count import StockLoops
 from trainer_kit.training.stopping import is_stopping
 
 _LOG = logging.getLogger(__name__)
@@ -72,22 +73,30 @@ def explaining() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_after_errors(controller: Any) -> Iterator[None]:
-    """Saves what an error, or the user's sys.exit, has left sound, then lets it go on."""
+    """Saves what an error, or the user's sys.exit, has left sound, then lets it go on.
+
+    Raises:
+      TrainerKitError: when something else than a callback or an action has raised StopTraining.
+    """
     try:
         with exits_as_errors():
             yield
+    except StopTraining as stop:
+        raise TrainerKitError(
+            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; only callbacks, train_actions "
+            "and eval_actions, which are called after them, can end a run"
+        ) from stop
     except Exception as error:
-        save = getattr(controller, "save_what_is_sound", None)
-        if save is not None and not isinstance(error, (DivergedError, StorageError)):
+        if not isinstance(error, (DivergedError, StorageError)):
             try:
-                save(error, alone=worker_count(controller.strategy) == 1)
+                controller.save_what_is_sound(error, alone=worker_count(controller.strategy) == 1)
             except Exception as second:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         raise
 
 
 def finished_logs(
-    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool, enough: Callable[[int], str]
+    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool, reason: str
 ) -> dict[str, Any] | None:
     """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something.
 
@@ -96,10 +105,9 @@ def finished_logs(
       step: of its newest checkpoint.
       config: that it is started with.
       evaluates: whether metrics are wanted.
-      enough: returns why early stopping ends the run at a step; "" if it does not. A run that only an action has
-        stopped goes on.
+      reason: why early stopping ends the run at this step; "" if it does not. A run that only an action has stopped
+        goes on.
     """
-    reason = enough(step)  # asked by all workers, whatever else they find
     final, wanted = directory.read_final(), config.trainer.train_steps
     if final is None or final["step"] != step or (evaluates and not final["metrics"]):
         return None
@@ -112,64 +120,37 @@ def finished_logs(
     return dict(final["metrics"]) if evaluates else {}
 
 
-def until_stopped(
-    entry: Callable[[Any], dict[str, Any]], run: Any, asked_to_stop: Callable[[], bool]
-) -> tuple[dict[str, Any], str]:
-    """Returns what a mode's entry returns, and why an action has ended the run before its last step, "" if none has.
-
-    An orbit.Controller knows nothing of StopTraining: what it has done is saved, and not evaluated once more.
-
-    Raises:
-      TrainerKitError: when something else than an action has raised StopTraining.
-    """
-    controller = run.controller
-    if not hasattr(controller, "stop_request") and controller.trainer is not None:
-        controller.train_actions = [StockLoops(controller.trainer, asked_to_stop), *controller.train_actions]
-    try:
-        logs = entry(run)
-        reason = controller.stop_request.reason if hasattr(controller, "stop_request") else ""
-    except StopTraining as stop:
-        if hasattr(controller, "stop_request"):
-            raise TrainerKitError(
-                f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; only train_actions and "
-                "eval_actions, which are called after them, can end a run"
-            ) from stop
-        controller.save_checkpoint()
-        logs, reason = {}, str(stop)
-        if not asked_to_stop():
-            _LOG.warning("%s has no evaluation at the end of a run that an action stops", type(controller).__name__)
-    step, train_steps = int(controller.global_step.numpy()), run.config.trainer.train_steps
-    return logs, "" if step >= train_steps >= 0 else reason
-
-
 def conclude(
-    run: Any,
+    controller: Any,
+    config: ExperimentConfig,
+    directory: RunDirectory,
     signals: StopSignals,
-    manager: Any,
-    reports: build.Reports,
-    trainer: Any,
+    writers: ReportWriters,
     mode: str,
     logs: Mapping[str, Any],
-    reason: str = "",
 ) -> None:
     """Notes what a training run has ended with, when all that it saved and reported is in the files.
 
-    With a `reason`, it has ended before its last step. What this process has spent its time on is told in any case.
+    What this process has spent its time on, and which callbacks have failed, is logged in any case.
     """
-    check_held(run.directory.own)
+    check_held(directory.own)
+    trainer = controller.trainer or controller.evaluator
     if stopped(signals, trainer):
-        if reports.history is not None:
-            _tell(_spent_time(run, reports)[1])
+        if writers.history is not None:
+            _tell(_spent_time(trainer, config, writers.times)[1])
         _raise_stopped(signals, trainer)
-    with reports.times.during("save"):
-        manager.sync()
-    if reports.history is None:
+    with writers.times.during("save"):
+        controller.sync()
+    for name, count in controller.callbacks.errors.items():
+        _LOG.warning("the callback %s has failed %d time%s; the run went on", name, count, "s" * (count > 1))
+    if writers.history is None:
         return
-    with reports.times.during(BETWEEN):
-        reports.writer.flush()
-        step, cost = int(trainer.global_step.numpy()), build.model_cost(trainer)
-    time, lines = _spent_time(run, reports)
-    run.directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
+    with writers.times.during(BETWEEN):
+        writers.writer.flush()
+        step, cost = controller.run.step, model_cost(trainer)
+    time, lines = _spent_time(trainer, config, writers.times)
+    reason = "" if step >= config.trainer.train_steps >= 0 else controller.run.stop_reason
+    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
     how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
     _tell([f"{how}; {cost}", *lines])
 
@@ -179,24 +160,22 @@ def _tell(lines: Iterable[str]) -> None:
         _LOG.info("%s", line)
 
 
-def _spent_time(run: Any, reports: build.Reports) -> tuple[dict[str, Any], list[str]]:
+def _spent_time(trainer: Any, config: ExperimentConfig, ledger: TimeLedger) -> tuple[dict[str, Any], list[str]]:
     """Returns what this process has spent its time on, for final.json and as lines; nothing if none was trained."""
-    times, options, task = reports.times.account(), run.config.trainer, run.config.task
+    times, options, runtime = ledger.account(), config.trainer, config.runtime
     if not times.steps:
         return {}, []
-    data, trainer, runtime = getattr(task, "train_data", None), run.controller.trainer, run.config.runtime
-    fed = getattr(trainer, "data", None)
-    problem_of_fusing = getattr(trainer, "problem_of_fusing", lambda: "it is no Trainer of ours")
+    fed = getattr(trainer, "data", None)  # a trainer with loops of its own may have none
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         checkpoint_interval=options.checkpoint_interval,
         validation_interval=options.validation_interval,
-        to_compile=tuple(setting for setting, missing in _to_compile(run.config) if missing),
-        fused=getattr(trainer, "fuse_steps", 1) > 1,
-        can_fuse=options.fuse_steps == 1 and not problem_of_fusing(),
-        can_use_one_thread=runtime.executor == "default" and not problem_of_one_thread(run.controller.strategy),
-        cache=getattr(data, "cache", False),
-        prefetches=getattr(data, "prefetch_buffer_size", None) != 0,
+        to_compile=tuple(setting for setting, missing in _to_compile(config) if missing),
+        fused=trainer.fuse_steps > 1,
+        can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
+        can_use_one_thread=runtime.executor == "default" and not problem_of_one_thread(trainer.strategy),
+        cache=getattr(getattr(config.task, "train_data", None), "cache", False),
+        prefetches=getattr(getattr(config.task, "train_data", None), "prefetch_buffer_size", None) != 0,
         saves_position=getattr(fed, "saves_position", False),
         in_memory=isinstance(getattr(fed, "made", None), ArraySource),
         on_cpu=only_cpus(),
@@ -220,6 +199,6 @@ def stopped(signals: StopSignals, trainer: Any) -> bool:
 def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
     where = f"at step {int(trainer.global_step.numpy())}; the same command goes on from the last checkpoint"
     signals.check(where)
-    if getattr(trainer, "stopping_for", 0.0) > 0:  # this process was asked to, and not by a signal
+    if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")
     raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")

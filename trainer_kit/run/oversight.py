@@ -11,11 +11,12 @@ from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
-from trainer_kit.run import build
+from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.activity_watch import ActivityWatch
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.report import Writer
+from trainer_kit.telemetry.report_writers import ReportWriters
 
 
 def guard(
@@ -42,13 +43,22 @@ def show_activity(
     return console, run.enter_context(ActivityWatch(progress.of_activity, progress.total_of, show)).leave
 
 
-def open_reports(
-    run: contextlib.ExitStack, progress: Progress, shown: tuple[Writer | None, Callable[[], None]], *of_reports: Any
-) -> build.Reports:
-    """Opens the reports, and closes them with the run, when the console shows no more of what it is doing."""
+def open_writers(
+    run: contextlib.ExitStack, progress: Progress, shown: tuple[Writer | None, Callable[[], None]], plan: RunPlan
+) -> ReportWriters:
+    """Opens the writers of reports, and closes them with the run, when the console shows no more what it is doing."""
     console, end_showing = shown
-    reports = build.open_reports(console, *of_reports, times=progress.times)
-    run.enter_context(contextlib.closing(reports.writer))
+    options = plan.options
+    writers = ReportWriters.open(
+        plan.directory,
+        chief=plan.chief,
+        trains=plan.trains,
+        save_summary=options.save_summary,
+        console=console,
+        summary_managers=(options.summary_manager, options.eval_summary_manager),
+        times=progress.times,
+    )
+    run.enter_context(contextlib.closing(writers.writer))
     run.callback(end_showing)
     progress.doing = "restoring the checkpoint"
-    return reports
+    return writers

@@ -131,7 +131,7 @@ class Progress:
     def total_of(self, what: str) -> int | None:
         """Returns how many batches an evaluation has, or steps the run, as far as that is known."""
         if what == TRAINING:
-            return getattr(self.controller, "total", None)
+            return None if self.controller is None else self.controller.run.total
         tell = getattr(self.trainer, "evaluation_batches", None)
         return None if tell is None or what != EVALUATING else tell()
 
@@ -150,7 +150,7 @@ class Progress:
         if getattr(trainer, "stop_agreed", None) is not None:
             _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
             return False  # a save takes all workers
-        step, saved = int(trainer.global_step.numpy()), controller.saved_step
+        step, saved = int(trainer.global_step.numpy()), controller.checkpoint_manager.saved_step
         if controller.phase == "train":
             if step > max(saved, 0):
                 _LOG.warning("a training step takes long: if it takes longer, the steps after %d are lost", saved)

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.telemetry.model_stats import count_parameters
+
 # Operations whose work is in another function, which the profiler does not look into.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
@@ -169,3 +171,15 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def model_cost(trainer: Any) -> str:
+    """Returns the size of the trainer's model and, once it was trained, what one example costs, for the log.
+
+    Traces the model once more, so it comes last.
+    """
+    parameters, spec = str(count_parameters(trainer.model)), trainer.batch_spec
+    if spec is None:
+        return parameters
+    features = spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec
+    return f"{parameters}; {count_flops(trainer.model, features)} for one example"

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
@@ -22,6 +21,7 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_told
+from trainer_kit.training.driven_trainer import DrivenTrainer
 from trainer_kit.training.first_batch import batch_described
 from trainer_kit.training.loops.batch_first import writes_after
 from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
@@ -31,16 +31,18 @@ from trainer_kit.training.metrics import MetricSet, to_numpy
 _LOG = logging.getLogger(__name__)
 
 
-class Evaluator(orbit.AbstractEvaluator):
+class Evaluator(DrivenTrainer):
     """What a Trainer evaluates with; to be inherited from, with the attributes below.
 
     Attributes:
       state: the TrainState.
       evaluated_batches: int64 scalar, on the host: batches evaluated by this process.
       best_checkpoint: the class that keeps the best of a run.
+      best_is_kept_by_run: whether the run calls keep_best when the evaluation is on record; else `eval_end` does.
     """
 
     best_checkpoint: Any = BestCheckpoint
+    best_is_kept_by_run: bool = False
     config: Any
     task: Any
     model: Any
@@ -69,10 +71,6 @@ class Evaluator(orbit.AbstractEvaluator):
         self.eval_seconds: dict[str, float] = {}
         self.evaluated_batches = batch_counter()
         self._weights_in_use = threading.RLock()  # a late save, in another thread, puts them back too
-
-    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
-        """Returns actions after evaluations beside those that a run is given; `model_dir` is the evaluation's own."""
-        return []
 
     @property
     def validation_loss(self) -> Any:
@@ -316,7 +314,7 @@ class Evaluator(orbit.AbstractEvaluator):
         return converted(self.evaluated_task.aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
-        """Returns the logs of the evaluation and keeps the best checkpoint. Eager, on the host.
+        """Returns the logs of the evaluation; keeps the best checkpoint unless the run does. Eager, on the host.
 
         Args:
           aggregated_logs: the state that `eval_reduce` made, if any; of several validation sets, by their names.
@@ -326,18 +324,29 @@ class Evaluator(orbit.AbstractEvaluator):
             logs = {name: self._logs_of(name, states.get(name)) for name in self._set_results}
         else:
             logs = self._logs_of("", aggregated_logs)
-        if self._checkpoint_exporter:
-            self.keep_what_changed()
-            with self._weights_in_use:
-                # A late save may have put the weights back after a request to stop.
-                if not self.stop_requested:
-                    step = int(self.global_step.numpy())
-                    left_out = {name for name in self.validation_sets if self.has_validation_sets and name not in logs}
-                    options = {"not_evaluated": left_out} if left_out else {}
-                    self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
-            self._add_best(logs)
+        if not self.best_is_kept_by_run:
+            self.keep_best(logs)
         self.end_averaging()
         return logs
+
+    def keep_best(self, logs: dict[str, Any]) -> None:
+        """Exports the weights that were evaluated if they are among the best; adds the best so far to the logs.
+
+        Eager, on the host, on every worker.
+
+        Args:
+          logs: of this step's evaluation; of several validation sets by their names, those that were evaluated.
+        """
+        if not self._checkpoint_exporter:
+            return
+        self.keep_what_changed()
+        with self.averaged_weights():
+            if not self.stop_requested:  # else a late save may have put the weights back
+                step = int(self.global_step.numpy())
+                left_out = {name for name in self.validation_sets if self.has_validation_sets and name not in logs}
+                options = {"not_evaluated": left_out} if left_out else {}
+                self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
+        self.add_best(logs)
 
     def validation_metric_names(self) -> list[str] | None:
         """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
@@ -385,8 +394,10 @@ class Evaluator(orbit.AbstractEvaluator):
             if self._average is not None and self._average.swapped:
                 self._average.swap()
 
-    def _add_best(self, logs: dict[str, Any]) -> None:
+    def add_best(self, logs: dict[str, Any]) -> None:
         """Adds the best so far to the logs of the validation set that it is of, if that was evaluated."""
+        if not self._checkpoint_exporter:
+            return
         exporter, options = self._checkpoint_exporter, self.config.trainer
         best, metric = exporter.best_ckpt_logs, getattr(exporter, "metric_name", options.best_checkpoint_eval_metric)
         own, _, name = metric.partition("|") if self.has_validation_sets else ("", "", metric)

@@ -23,7 +23,7 @@ class StateKeeping:
     _stop_asked: tf.Variable
     _fuse_steps: int
     _weights_in_use: Any  # a lock
-    _trains: bool
+    trains: bool
     _eval_set: Any  # MetricSet
     config: Any
     evaluated_batches: tf.Variable
@@ -53,7 +53,7 @@ class StateKeeping:
 
     def watch_values(self) -> None:
         """Remembers what `initialize`, actions and callbacks may change, before they do; eager, in scope."""
-        if self._trains and not self._own_loop:  # of which all is saved that can be found
+        if self.trains and not self._own_loop:  # of which all is saved that can be found
             self.state.watch(self._without_state(), everything=self._own_train)
 
     def keep_what_changed(self) -> None:
@@ -62,7 +62,7 @@ class StateKeeping:
         Raises:
           UsageError: if trainer.require_exact_resume, for state that cannot be saved.
         """
-        if not self._trains:
+        if not self.trains:
             return
         unseen = self._own_train and not self._looked_into and not self._searched
         self._searched = self._searched or unseen
@@ -177,7 +177,7 @@ class StateKeeping:
 
     def _own_state(self) -> str:
         """Returns what the task's `state()` returns, as text to compare; "" where there is no such state."""
-        if not (self._trains and self._has_own_state()):
+        if not (self.trains and self._has_own_state()):
             return ""
         return json.dumps(self.task.state(), default=repr, sort_keys=True)
 

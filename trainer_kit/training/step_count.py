@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ _LIBRARIES = ("trainer_kit", "orbit", "official")
 
 
 class CountedLoops:
-    """Runs the loops of a trainer; global_step says how many steps each has done.
+    """Says how many steps each loop of a trainer has done, by global_step.
 
     Args:
       trainer: that runs the loops.
@@ -28,40 +29,44 @@ class CountedLoops:
     def __init__(self, trainer: Any, step: Callable[[], int], stopping: Callable[[], bool]) -> None:
         self._trainer, self._step, self._stopping, self._warned = trainer, step, stopping, False
 
-    def run(self, before: int, num_steps: tf.Tensor) -> tuple[Any, int]:
-        """Runs a loop and returns (its logs, how many steps global_step has moved).
+    @contextlib.contextmanager
+    def out_of_data(self) -> Iterator[None]:
+        """Takes the end of the data, which a trainer with a train() of its own raises, for the end of the loop."""
+        try:
+            yield
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self._trainer.data_ended = True
 
-        Warns once if they are not as many as were asked for, and neither a stop nor the end of the data is the reason.
+    def counted(self, before: int, end: int, logs: Any) -> tuple[Mapping[str, Any], int]:
+        """Returns the logs of a loop, and the global step that it has reached.
+
+        Warns once if that is not the step that was asked for, and neither a stop nor the end of the data is the reason.
 
         Args:
           before: the global step before the loop.
-          num_steps: how many steps the loop is asked for; int32 scalar.
+          end: the global step that the loop was to reach.
+          logs: what the trainer's `train` has returned.
 
         Raises:
           TrainerKitError: when the loop was not stopped and has not moved global_step, or has moved it back.
-          UsageError: when the trainer's `train` returns something else than a dict or None.
+          UsageError: when the trainer's `train` returned something else than a dict or None.
         """
-        trainer, asked = self._trainer, int(num_steps)
-        try:
-            logs = trainer.train(num_steps) or {}
-            if not isinstance(logs, Mapping):
-                raise UsageError(f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None")
-        except (tf.errors.OutOfRangeError, StopIteration):  # of a trainer with a train() of its own
-            trainer.data_ended, logs = True, {}
-        moved = self._step() - before
-        if moved == asked:
-            return logs, moved
-        stopped = self._stopping() or getattr(trainer, "data_ended", False)
-        if moved < 0 or (moved == 0 and not stopped and not _is_out_of_data(trainer)):
-            raise _not_counted(trainer, before, before + moved)
-        if not self._warned and not (moved < asked and stopped) and moved:
+        trainer, reached = self._trainer, self._step()
+        if logs is not None and not isinstance(logs, Mapping):
+            raise UsageError(f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None")
+        if reached == end:
+            return logs or {}, reached
+        stopped = self._stopping() or trainer.data_ended
+        if reached < before or (reached == before and not stopped and not _is_out_of_data(trainer)):
+            raise _not_counted(trainer, before, reached)
+        if not self._warned and not (reached < end and stopped) and reached > before:
             self._warned = True
             _LOG.warning(
                 "a loop was asked for %d steps, and %s moved global_step by %d; the run follows global_step, which "
                 "train_steps, the intervals and the position of the data are counted by",
-                *(asked, _described(trainer), moved),
+                *(end - before, _described(trainer), reached - before),
             )
-        return logs, moved
+        return logs or {}, reached
 
 
 class StockLoops:

@@ -75,10 +75,8 @@ def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
     """Whether a run has to stop: of several workers, whether they have agreed to. Eager, on the host.
 
     Args:
-      trainer: of the run; one that is not ours knows of no stop.
+      trainer: of the run, a DrivenTrainer.
       asked: tells whether something else than the trainer, such as a signal, asked this process to stop.
     """
-    agreed = getattr(trainer, "stop_agreed", None)
-    if agreed is not None:
-        return bool(agreed)
-    return asked() or bool(getattr(trainer, "stop_requested", False))
+    agreed = trainer.stop_agreed
+    return asked() or bool(trainer.stop_requested) if agreed is None else bool(agreed)

@@ -50,7 +50,7 @@ LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
 _SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 
 
-class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbit.AbstractTrainer):
+class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
@@ -87,7 +87,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
         self._strategy = tf.distribute.get_strategy()
         self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
-        self._checkpoint_exporter, self._trains, self._evaluates = checkpoint_exporter, train, evaluate
+        self._checkpoint_exporter, self.trains, self._evaluates = checkpoint_exporter, train, evaluate
         self._global_step = self._new_global_step()
         check_methods(task, train, evaluate)
         build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
@@ -120,10 +120,6 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
-    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
-        """Returns actions after training loops beside those that a run is given; `manager` is of its checkpoints."""
-        return []
-
     # ---- what it is made of
 
     @property
@@ -145,11 +141,6 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
     def model(self) -> Any:
         """The model."""
         return self._model
-
-    @property
-    def trains(self) -> bool:
-        """Whether this trainer was made to train."""
-        return self._trains
 
     @property
     def optimizer(self) -> Any:
@@ -190,6 +181,10 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         if self._fuse_steps > 1 and (problem := self.problem_of_fusing()):
             raise UsageError(f"trainer.fuse_steps={self._fuse_steps}: {problem}; {OR_NOT}")
 
+    def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
+        self.state.run_state.add(name, get, put)
+
     @property
     def has_own_loop(self) -> bool:
         """Whether a subclass makes the training loop itself."""
@@ -197,7 +192,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
 
     def check_data(self) -> None:
         """Raises DataError when a dataset is known to be empty, or not to end; to be called after the restore."""
-        if self._trains:
+        if self.trains:
             self.data.feed.check_not_empty()
         if self._evaluates:
             self.check_validation_data()
@@ -226,7 +221,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator, orbi
         self.state.restored(path)
         if path is not None:
             self.watch_values()
-        if self._trains and self.has_own_loop:  # whose graph is not known
+        if self.trains and self.has_own_loop:  # whose graph is not known
             self.look_into(None)
         self.sound, self.data_ended = None, False
 

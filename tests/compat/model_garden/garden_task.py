@@ -12,10 +12,10 @@ import tf_keras
 from official.core import base_task, config_definitions, task_factory
 from official.modeling import performance
 
+from trainer_kit.checkpoints.creation import create_manager
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
-from trainer_kit.run import build
 
 BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5
 
@@ -89,7 +89,7 @@ def small_trainer(
 
 def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
     """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest, if there is one."""
-    manager = build.create_manager(trainer, convert(config), str(folder), asynchronous=False)
+    manager = create_manager(trainer, convert(config), str(folder), asynchronous=False)
     with trainer.strategy.scope():
         path = manager.restore_or_initialize()
         if path:

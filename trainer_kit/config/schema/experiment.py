@@ -7,7 +7,7 @@ their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -127,6 +127,19 @@ class TaskConfig(Config):
 
 
 @configclass
+class CallbackConfig(Config):
+    """A callback of a run, by name.
+
+    Attributes:
+      name: that it is registered by with @trainer_kit.register_callback, or "module:Class".
+      args: the arguments of its class.
+    """
+
+    name: str
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+@configclass
 class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate. All intervals are in steps.
 
@@ -159,6 +172,7 @@ class TrainerConfig(Config):
       best_checkpoint_metric_comp: whether a higher or a lower value is better.
       early_stopping: when the run ends before train_steps; None: it does not.
       best_checkpoints: further bests by name, each in a folder of its own.
+      callbacks: what is called around training steps, in this order; each has a name and args.
       loss_upper_bound, recovery_begin_steps: a run has diverged when a weight or the loss is not finite, or the loss is
         above the bound after so many steps.
       recovery_max_trials: how often a run that has diverged goes back to its last sound checkpoint; 0: it ends;
@@ -196,6 +210,7 @@ class TrainerConfig(Config):
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
     early_stopping: EarlyStoppingConfig | None = None
     best_checkpoints: dict[str, BestCheckpointConfig] = Field(default_factory=dict)
+    callbacks: tuple[CallbackConfig, ...] = ()
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Count = 0
     recovery_max_trials: StepsOrAll = 0

@@ -7,6 +7,7 @@ data is opened anew.
 from __future__ import annotations
 
 import contextlib
+import logging
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.config.schema.base import FieldError
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.executor import executor
+from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_in
 from trainer_kit.inputs.stacking import bytes_of, problem_of_stacking, stacked
+from trainer_kit.process.run_directory import RunDirectory, kept_fuse_steps
 from trainer_kit.training.loops.fused_loop import UnfusableError, refusal_of_xla
 
+_LOG = logging.getLogger(__name__)
 LARGEST = 100  # steps in a program: more gain nothing, and a stop waits for them
 _STACK_BYTES = 128 * 2**20
 _ROUNDS = 5
@@ -153,3 +159,50 @@ def _ratio(plain: _Form, fused: _Form, longest: int) -> float:
     """How many times as fast the fused form is; each runs one loop, of about a tenth of a second or one step."""
     seconds = [form.run(max(1, min(longest, int(_SECONDS / max(form.seconds, 1e-6))))) for form in (plain, fused)]
     return seconds[0] / seconds[1]
+
+
+def with_kept_choice(config: ExperimentConfig, directory: RunDirectory) -> ExperimentConfig:
+    """Returns the config with what trainer.fuse_steps=auto came to when the run was started, if it was."""
+    kept = kept_fuse_steps(directory.path) if config.trainer.fuse_steps == "auto" else None
+    if kept is None:
+        return config
+    try:
+        resolved = config.replace(trainer={"fuse_steps": kept})
+    except FieldError as error:
+        raise UsageError(
+            f"{error.errors()[0]['msg']}; {kept} is what trainer.fuse_steps=auto chose when the run in "
+            f"{directory.path} was started: go on as it was started, or with trainer.fuse_steps=1 and "
+            "--allow_config_change=trainer.fuse_steps"
+        ) from None
+    _LOG.info("trainer.fuse_steps=auto: %s, as when the run was started", _form(kept))
+    return resolved
+
+
+def choose_loop_form(trainer: Any, config: ExperimentConfig, directory: RunDirectory, summaries: Any) -> int | None:
+    """With fuse_steps=auto chooses the form of the training loop; a run keeps what it chose.
+
+    Args:
+      trainer: of the run, restored.
+      config: of the run.
+      directory: of the run.
+      summaries: the manager of its training summaries.
+
+    Returns:
+      How many steps are one program, if that was to be chosen; None if not, or if a stop came first.
+    """
+    if config.trainer.fuse_steps != "auto" or not trainer.trains:
+        return None
+    if (kept := kept_fuse_steps(directory.path)) is not None:
+        if trainer.fuse_steps != kept:  # a ready-made trainer does not know
+            trainer.fuse(kept)
+        return kept
+    choice = choose_fuse_steps(trainer, summaries.summary_writer())
+    if choice is None:
+        return None
+    _LOG.info("trainer.fuse_steps=auto: %s; %s", _form(choice.fuse_steps), choice.reason)
+    trainer.fuse(choice.fuse_steps)
+    return choice.fuse_steps
+
+
+def _form(fuse_steps: int) -> str:
+    return "each step by itself" if fuse_steps == 1 else f"{fuse_steps} steps fused"

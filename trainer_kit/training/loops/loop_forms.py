@@ -11,6 +11,7 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import MetricSet
 
@@ -39,6 +40,7 @@ class TrainLoops:
     _global_step: tf.Variable
     loop_steps: int | None
     data_ended: bool
+    parts: LoopParts
 
     def init_train_loops(self, fuse_steps: int | str) -> None:
         """Makes so many steps one program; after the data. By "auto" none is as yet: that is chosen later.
@@ -117,6 +119,16 @@ class TrainLoops:
         except (tf.errors.OutOfRangeError, StopIteration):
             self._end_of_data()
         return self.data_ended
+
+    @property
+    def tracing_seconds(self) -> float:
+        """The seconds that the last loop took to begin a trace and to write it."""
+        return self.parts.tracing
+
+    @property
+    def first_step_at(self) -> float:
+        """The time.perf_counter() when the first step of the newest loop function was done; 0 before."""
+        return self.parts.ready_at
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:

@@ -21,8 +21,8 @@ from official.core import base_task, base_trainer, config_definitions
 
 from trainer_kit.compat.model_garden.actions import actions
 from trainer_kit.errors import UsageError
-from trainer_kit.run.build import create_trainer
 from trainer_kit.testing.tiny import TinyTask, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 
 EMA = {"average_decay": 0.5, "trainable_weights_only": True}
 

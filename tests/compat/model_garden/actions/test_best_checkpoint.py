@@ -23,9 +23,9 @@ from trainer_kit.compat.model_garden.actions.best_checkpoint import (
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.best.info import read_info
 from trainer_kit.evals.best.several import BestCheckpoints
-from trainer_kit.run.build import create_trainer
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing.tiny import TinyTask, tiny_experiment
+from trainer_kit.training.creation import create_trainer
 
 NAN = math.nan
 METRIC = "val|accuracy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.run import build
+from trainer_kit.callbacks.actions import Actions, keep_states
 from trainer_kit.run.controller import Controller
 
 
@@ -27,14 +27,18 @@ def actions_of(
         """Drives a run, with the actions of the factories."""
 
         def __init__(self, **parts: Any) -> None:
-            trainer, evaluator = parts["trainer"], parts["evaluator"]
-            if trainer is not None and train_actions is not None:
-                manager = parts["checkpoint_manager"]
-                made = train_actions(params=params, trainer=trainer, model_dir=model_dir, checkpoint_manager=manager)
-                build.keep_states(trainer, made, "made action")
-                parts["train_actions"] = [*(parts["train_actions"] or []), *made]
-            if evaluator is not None and eval_actions is not None:
-                parts["eval_actions"] = [*(parts["eval_actions"] or []), *eval_actions(params, evaluator, model_dir)]
             super().__init__(**parts)
+            actions = next(one for one in self.callbacks.members if isinstance(one, Actions))
+            if self.trainer is not None and train_actions is not None:
+                made = train_actions(
+                    params=params,
+                    trainer=self.trainer,
+                    model_dir=model_dir,
+                    checkpoint_manager=self.checkpoint_manager,
+                )
+                keep_states(self.trainer, made, "made action")
+                actions.train_actions += made
+            if self.evaluator is not None and eval_actions is not None:
+                actions.eval_actions += eval_actions(params, self.evaluator, model_dir)
 
     return WithActions

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.training.finite_checks import LOSS
+from trainer_kit.training.losses import LOSS
 from trainer_kit.training.metrics import MetricSet, task_metrics
 
 TOTAL = "total_loss"

@@ -17,8 +17,10 @@ from trainer_kit.compat.model_garden.multitask.separate_evaluation import Separa
 from trainer_kit.compat.model_garden.training.runner import evaluating_as_theirs
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.workers import is_chief
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.run import build, runner
+from trainer_kit.run import runner
+from trainer_kit.training.creation import create_exporter
 
 __all__ = ["TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"]
 
@@ -168,4 +170,4 @@ def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distri
 
 def _default_exporter(config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
     """What our engine would keep the best checkpoint with, for a ready-made trainer."""
-    return build.create_exporter(config, RunDirectory(model_dir, config.trainer), build.is_chief(strategy))
+    return create_exporter(config, RunDirectory(model_dir, config.trainer), is_chief(strategy))

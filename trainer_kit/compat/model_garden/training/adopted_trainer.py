@@ -8,10 +8,9 @@ have a position: what it distributes itself begins anew, and a warning says so. 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR
@@ -24,6 +23,7 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
+from trainer_kit.training.driven_trainer import DrivenTrainer
 from trainer_kit.training.stopping import Stopping
 from trainer_kit.training.trainer import Trainer
 
@@ -52,7 +52,7 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     return AdoptedTrainer(trainer, seed)
 
 
-class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
+class AdoptedTrainer(Stopping, DrivenTrainer):
     """A trainer of theirs with what our runner asks of one. Made in the scope of its strategy.
 
     What is not here is that of the trainer itself.
@@ -167,6 +167,10 @@ class AdoptedTrainer(Stopping, orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
         """Returns what happens after each evaluation; gin can bind it."""
         return get_eval_actions(params, self, model_dir)
+
+    def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
+        self.state.run_state.add(name, get, put)
 
     def check_data(self) -> None:
         """Raises DataError when all validation data is to be evaluated, and is known to be endless.

@@ -14,12 +14,14 @@ from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.workers import is_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.selection import INITIAL, newest_checkpoint
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
-from trainer_kit.run import build, runner
+from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.tensorboard import SummaryManager
+from trainer_kit.training.creation import create_exporter
 
 _LOG = logging.getLogger(__name__)
 
@@ -167,7 +169,7 @@ class OrbitExperimentRunner:
         """Returns what keeps the best checkpoint; to be overridden for another keeper."""
         name = str(self._arguments.get("eval_name", "continuous_eval")) if self._mode == "continuous_eval" else ""
         directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
-        return build.create_exporter(self._config, directory, build.is_chief(self.strategy))
+        return create_exporter(self._config, directory, is_chief(self.strategy))
 
     def _refuse_own_parts(self) -> None:
         for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
@@ -218,7 +220,7 @@ def evaluating_as_theirs(
     if "checkpoint" not in options and newest_checkpoint(model_dir) is None:
         _LOG.warning("%s holds no checkpoint: the weights are evaluated as the task initializes them", model_dir)
         chosen["checkpoint"] = INITIAL
-    writes = options.get("save_summary", True) and build.is_chief(strategy)
+    writes = options.get("save_summary", True) and is_chief(strategy)
     if writes and options.get("eval_summary_manager") is None:
         chosen["eval_summary_manager"] = SummaryManager(directory.eval_summaries)
     return chosen

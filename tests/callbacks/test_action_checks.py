@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import pytest
 
+from trainer_kit.callbacks.action_checks import checked_actions
 from trainer_kit.errors import UsageError
-from trainer_kit.run.action_checks import checked_actions
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyTask, tiny_experiment
 

@@ -1,0 +1,93 @@
+"""What a report is put together from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer_kit.callbacks.base import Evaluation, Loop, Run
+from trainer_kit.callbacks.reports import Reports
+from trainer_kit.telemetry.report import Report, Writer
+
+
+class _Kept(Writer):
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def write(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+def _run(seconds: float = 2.0, best: Any = None) -> Run:
+    run = Run(SimpleNamespace(checkpoint_exporter=SimpleNamespace(best=best)))
+    run.total, run.loop = 100, Loop(40, 50, seconds, {"loss": 0.5})
+    return run
+
+
+def _report(run: Run, batch_size: int = 0) -> Report:
+    kept = _Kept()
+    assert run.loop is not None
+    Reports(kept, batch_size).loop_end(run, run.loop.logs)
+    return kept.reports[-1]
+
+
+def test_rates_are_of_the_steps_and_of_the_examples_in_them() -> None:
+    report = _report(_run(), 32)
+    assert (report.kind, report.step, report.total_steps, report.metrics) == ("train", 50, 100, {"loss": 0.5})
+    assert (report.steps_per_second, report.examples_per_second, report.seconds) == (5.0, 160.0, 2.0)
+
+
+def test_a_loop_too_short_to_time_has_no_rate() -> None:
+    report = _report(_run(seconds=0.0), 32)
+    assert report.steps_per_second is report.examples_per_second is None
+
+
+def test_the_best_is_that_which_is_kept_now() -> None:
+    assert _report(_run()).best is None
+    assert _report(_run(best=("accuracy", 0.9, 40))).best == ("accuracy", 0.9, 40)
+
+
+def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
+    run = _run()
+    run.report("samples", 3)
+    assert _report(run).metrics == {"loss": 0.5, "samples": 3}
+    assert _report(run).metrics == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("value", ["three", [1, 2], None])
+def test_only_numbers_can_be_reported(value: Any) -> None:
+    with pytest.raises(Exception, match=r"run.report\('samples'\): .* is no single number"):
+        _run().report("samples", value)
+
+
+def test_evaluations_of_one_step_are_one_report() -> None:
+    kept, run = _Kept(), _run()
+    reports = Reports(kept)
+    for name, logs in (("often", {"often": {"a": 1}}), ("rare", {"often": {"a": 1}, "rare": {"a": 2}})):
+        run.evaluation = Evaluation(50, (name,), 1.0, {name: 1.0})
+        reports.evaluation_end(run, logs)
+    reports.boundary_end(run)
+    reports.boundary_end(run)
+    (report,) = kept.reports
+    assert report.metrics == {"often": {"a": 1}, "rare": {"a": 2}}
+    assert (report.kind, report.seconds, report.seconds_of_sets) == ("validation", 2.0, {"often": 1.0, "rare": 1.0})
+    assert report.steps_per_second is None
+
+
+def test_a_loop_is_reported_although_another_callback_fails_at_its_end() -> None:
+    kept, run = _Kept(), _run()
+    reports = Reports(kept)
+    for _ in range(2):
+        reports.exception(run, ValueError("of another callback"))
+    assert [report.step for report in kept.reports] == [50]
+
+
+def test_a_replayed_evaluation_is_reported_already() -> None:
+    kept, run = _Kept(), _run()
+    reports = Reports(kept)
+    run.evaluation = Evaluation(50, replayed=True)
+    reports.evaluation_end(run, {"a": 1})
+    reports.boundary_end(run)
+    assert kept.reports == []

@@ -1,0 +1,25 @@
+"""What the numbers of a run are written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.testing import tiny_experiment
+
+
+def _opened(folder: Path, **options: bool) -> ReportWriters:
+    writers = ReportWriters.open(RunDirectory(str(folder), tiny_experiment().trainer), **options)
+    writers.writer.close()
+    return writers
+
+
+def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> None:
+    assert _opened(tmp_path, chief=False).history is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_runs_that_train_have_a_history(tmp_path: Path) -> None:
+    for trains in (True, False):
+        assert (_opened(tmp_path, trains=trains, save_summary=False).history is not None) == trains

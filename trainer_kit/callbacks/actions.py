@@ -1,0 +1,68 @@
+"""Actions of Orbit, functions of the logs, as a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.errors import StopTraining
+
+
+class Actions(Callback):
+    """Calls actions after each training loop and after each evaluation, on every worker.
+
+    An action may raise StopTraining: the others are called all the same. One that has restored an earlier checkpoint
+    takes the run back to it. Those with methods `state()` and `restore(state)` have their state in checkpoints.
+
+    Args:
+      train_actions: called with what the trainer's `train` has returned.
+      eval_actions: called with what its `evaluate` has returned.
+    """
+
+    chief_only = False
+    name = "actions"
+
+    def __init__(
+        self, train_actions: Sequence[Callable[[Any], Any]] = (), eval_actions: Sequence[Callable[[Any], Any]] = ()
+    ) -> None:
+        self.train_actions, self.eval_actions = list(train_actions), list(eval_actions)
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Calls the actions after training loops."""
+        assert run.loop is not None
+        _call(self.train_actions, run, logs)
+        if self.train_actions and (step := run.step) < run.loop.end:
+            run.rewind(step, f"an action has taken the run back from step {run.loop.end} to step {step}")
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Calls the actions after evaluations."""
+        assert run.evaluation is not None
+        if not run.evaluation.replayed:
+            _call(self.eval_actions, run, logs)
+
+
+def _call(actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any) -> None:
+    for action in actions:
+        try:
+            action(logs)
+        except StopTraining as stop:
+            run.stop(str(stop))
+
+
+def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
+    """Has the states of actions be in every checkpoint; before the restore.
+
+    Args:
+      trainer: of the run.
+      actions: those with methods `state()` and `restore(state)` have a state.
+      kind: tells these from the others of the run.
+    """
+    for number, action in enumerate(actions):
+        if hasattr(action, "state") and hasattr(action, "restore"):
+            restore = action.restore
+            trainer.keep_state(
+                f"{kind} {number} {type(action).__name__}",
+                action.state,
+                lambda state, restore=restore: None if state is None else restore(state),
+            )

@@ -1,0 +1,73 @@
+"""EvaluationLedger: keeps evaluations on record, and what was told of a run in step with its checkpoints."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.telemetry.report import Writer
+from trainer_kit.training.metrics import to_numpy
+
+
+class EvaluationLedger(Callback):
+    """Records each evaluation in the run's ledger, first of all; takes history, ledger and best back with the run.
+
+    Args:
+      history: of the run.
+    """
+
+    chief_only = False
+    name = "ledger"
+
+    def __init__(self, history: RunHistory) -> None:
+        self._history = history
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Appends the evaluation to the ledger; on the chief."""
+        done = run.evaluation
+        assert done is not None
+        if done.replayed or not run.chief:
+            return
+        found = logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
+        metrics = tf.nest.map_structure(to_numpy, found)
+        path = os.path.relpath(done.checkpoint, run.directory) if done.checkpoint else None
+        self._history.ledger.append(done.step, metrics, done.seconds_of_sets or done.seconds, path)
+
+    def rewound(self, run: Run, step: int) -> None:
+        """Takes history, ledger and best back; on every worker."""
+        del run
+        self._history.rewind(step)
+
+
+class SidecarLedger(Callback):
+    """Records each evaluation of a sidecar in its own ledger, when it is reported.
+
+    A sidecar that dies before that evaluates the checkpoint, and reports it, once more.
+
+    Args:
+      sidecar: that evaluates.
+      writer: of the reports.
+    """
+
+    name = "ledger"
+
+    def __init__(self, sidecar: Sidecar, writer: Writer) -> None:
+        self._sidecar, self._writer = sidecar, writer
+        self._logs: dict[str, Any] = {}
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Takes the logs."""
+        del run
+        self._logs = tf.nest.map_structure(to_numpy, dict(logs))
+
+    def boundary_end(self, run: Run) -> None:
+        """Appends the evaluation to the ledger."""
+        done = run.evaluation
+        assert done is not None and done.checkpoint is not None
+        self._writer.flush()  # a record never precedes what it tells of
+        self._sidecar.record(done.step, self._logs, done.seconds_of_sets or done.seconds, done.checkpoint)

@@ -1,0 +1,84 @@
+"""Reports: puts the figures of training loops and evaluations together, and hands them to the writers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Callback, Evaluation, Loop, Run
+from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.training.metrics import to_numpy
+
+
+class Reports(Callback):
+    """Writes one report for each training loop and one for the evaluations of a step; the last of the callbacks.
+
+    Args:
+      writer: takes them.
+      batch_size: examples in a training step, over all replicas; 0: not known, so no rate of examples is reported.
+    """
+
+    chief_only = False
+    name = "report"
+
+    def __init__(self, writer: Writer, batch_size: int = 0) -> None:
+        self._writer, self._batch_size = writer, batch_size
+        self._written: Loop | None = None
+        self._logs: Mapping[str, Any] = {}
+        self._evaluations: list[Evaluation] = []
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Reports the loop, with what callbacks have reported of it."""
+        loop = self._written = run.loop
+        assert loop is not None
+        rate = loop.steps / loop.seconds if loop.seconds > 0 else None
+        self._write(
+            run,
+            kind="train",
+            step=loop.end,
+            metrics={**logs, **_taken(run)},
+            steps_per_second=rate,
+            examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
+            seconds=loop.seconds,
+        )
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Takes an evaluation; there may be another one of this step."""
+        assert run.evaluation is not None
+        if not run.evaluation.replayed:
+            self._logs = {**logs, **_taken(run)}
+            self._evaluations.append(run.evaluation)
+
+    def boundary_end(self, run: Run) -> None:
+        """Reports the evaluations of this step."""
+        evaluations, self._evaluations = self._evaluations, []
+        if not evaluations:
+            return
+        of_sets = {name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()}
+        seconds, step = sum(one.seconds for one in evaluations), evaluations[-1].step
+        metrics = {**self._logs, **_taken(run)}
+        self._write(run, kind="validation", step=step, metrics=metrics, seconds=seconds, seconds_of_sets=of_sets)
+
+    def exception(self, run: Run, error: Exception) -> None:
+        """Reports the loop whose logs were there when another callback has failed."""
+        del error
+        if run.loop is not None and run.loop is not self._written:
+            self.loop_end(run, run.loop.logs)
+
+    def rewound(self, run: Run, step: int) -> None:
+        """Forgets the evaluations of a step that the run has gone back from."""
+        del run, step
+        self._evaluations = []
+
+    def _write(self, run: Run, **figures: Any) -> None:
+        best = getattr(run.trainer.checkpoint_exporter, "best", None)
+        figures["metrics"] = tf.nest.map_structure(to_numpy, figures["metrics"])
+        self._writer.write(Report(total_steps=run.total, best=best, **figures))
+
+
+def _taken(run: Run) -> dict[str, Any]:
+    """Returns what callbacks have reported since the last line."""
+    reported, run.reported = run.reported, {}
+    return reported

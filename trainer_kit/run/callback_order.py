@@ -1,0 +1,62 @@
+"""Which callbacks a run has, in the order in which they are called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from trainer_kit.callbacks.actions import Actions
+from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.best_checkpoint import KeepBest
+from trainer_kit.callbacks.divergence_report import explain_divergence
+from trainer_kit.callbacks.early_stopping import EarlyStopping
+from trainer_kit.callbacks.evaluation_ledger import EvaluationLedger, SidecarLedger
+from trainer_kit.callbacks.finite_check import FiniteCheck
+from trainer_kit.callbacks.profile import Profile
+from trainer_kit.callbacks.recovery import Recovery
+from trainer_kit.callbacks.reports import Reports
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.telemetry.report import Writer
+from trainer_kit.training.trainer import Trainer
+
+
+def callbacks_of_run(
+    config: ExperimentConfig,
+    trainer: Any,
+    manager: CheckpointManager,
+    history: RunHistory,
+    writer: Writer,
+    users: Sequence[Callback],
+    actions: Actions,
+    *,
+    early: EarlyStopping | None = None,
+    profile: Profile | None = None,
+    sidecar: Sidecar | None = None,
+    trains: bool = True,
+) -> list[Callback]:
+    """Returns the engine's callbacks and the users' in the order in which each event calls them.
+
+    An evaluation is on record before its weights are exported, and exported before anybody else sees it. What users
+    report joins the line of the loop, and the loss of the loop is looked at when the line is written. A sidecar
+    records last: one that dies before it has reported an evaluation makes it once more.
+    """
+    batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
+    shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size)]
+    if sidecar is not None:
+        return [KeepBest(), *shown, SidecarLedger(sidecar, writer)]
+    recorded: list[Callback] = [EvaluationLedger(history), KeepBest()]
+    checks = _divergence_checks(config, trainer, manager) if trains else []
+    return [*recorded, *([profile] if profile else []), *shown, *checks]
+
+
+def _divergence_checks(config: ExperimentConfig, trainer: Any, manager: CheckpointManager) -> list[Callback]:
+    options = config.trainer
+    if options.recovery_max_trials < 0 or not isinstance(trainer, Trainer):
+        return []
+    explain = functools.partial(explain_divergence, trainer, manager, manager.source)
+    check = FiniteCheck(options.loss_upper_bound, options.recovery_begin_steps)
+    return [check, Recovery(options, trainer, manager, explain)]

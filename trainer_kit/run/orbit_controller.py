@@ -1,0 +1,130 @@
+"""OrbitController: a caller's orbit.Controller, driven by a run like our own Controller."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from trainer_kit.callbacks.actions import Actions
+from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.errors import StopTraining
+from trainer_kit.training.step_count import StockLoops
+
+_LOG = logging.getLogger(__name__)
+
+
+class OrbitController:
+    """Has an orbit.Controller do what the modes of a run ask for.
+
+    It keeps no ledger, goes back after no divergence, and stops between loops only. Callbacks of users are called
+    around training, after loops and after evaluations; what they ask for is not done, except to stop.
+
+    Args:
+      kind: a subclass of orbit.Controller; its constructor restores the newest checkpoint.
+      trainer, evaluator, global_step, strategy: as of Controller.
+      checkpoint_manager: of the run's checkpoints.
+      callbacks: of users.
+      actions: of users; the controller calls them itself.
+      stopping: tells whether a stop was asked for.
+      **arguments: further ones of the class.
+    """
+
+    phase = "start"
+    running = (0, 0)
+    stopping = False
+
+    def __init__(
+        self,
+        kind: type[orbit.Controller],
+        *,
+        trainer: Any,
+        evaluator: Any,
+        global_step: tf.Variable,
+        checkpoint_manager: CheckpointManager,
+        strategy: tf.distribute.Strategy,
+        callbacks: CallbackList,
+        actions: Actions,
+        stopping: Callable[[], bool],
+        **arguments: Any,
+    ) -> None:
+        self.trainer, self.evaluator, self.strategy = trainer, evaluator, strategy
+        self.checkpoint_manager, self.callbacks, self.run = checkpoint_manager, callbacks, callbacks.run
+        self._stopping = stopping
+        stop = [] if trainer is None else [StockLoops(trainer, stopping)]
+        self._inner = kind(
+            strategy=strategy,
+            trainer=trainer,
+            evaluator=evaluator,
+            global_step=global_step,
+            checkpoint_manager=checkpoint_manager,
+            train_actions=[*stop, self._loop_end, *actions.train_actions],
+            eval_actions=[self._evaluation_end, *actions.eval_actions],
+            **arguments,
+        )
+
+    def restore_checkpoint(self, path: str | None = None) -> str | None:
+        """Restores a checkpoint; the newest one was restored by the constructor."""
+        restored: str | None = self._inner.restore_checkpoint(path)
+        return restored
+
+    def train(self, steps: int) -> None:
+        """Trains up to global step `steps`."""
+        self._until_stopped(lambda: self._inner.train(steps=steps))
+
+    def train_and_evaluate(
+        self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
+    ) -> dict[str, Any]:
+        """Trains up to `train_steps`, with evaluations; returns the logs of the last one."""
+        return self._until_stopped(lambda: self._inner.train_and_evaluate(train_steps, eval_steps, eval_interval))
+
+    def evaluate(self, steps: int = -1) -> dict[str, Any]:
+        """Evaluates `steps` batches, -1 for all; returns the logs."""
+        return dict(self._inner.evaluate(steps=steps) or {})
+
+    def evaluate_continuously(
+        self, steps: int, timeout: float | None, timeout_fn: Callable[[], bool], **_: Any
+    ) -> dict[str, Any]:
+        """Evaluates the checkpoints that appear in the folder; returns the logs of the last evaluation."""
+        return dict(self._inner.evaluate_continuously(steps=steps, timeout=timeout, timeout_fn=timeout_fn) or {})
+
+    def save_checkpoint(self) -> None:
+        """Saves the state as it is."""
+        self._inner.save_checkpoint()
+
+    def save_what_is_sound(self, error: Exception, alone: bool = True) -> None:
+        """Saves nothing: what an error has left behind is not known."""
+
+    def sync(self) -> None:
+        """Waits for the save in flight."""
+        self.checkpoint_manager.sync()
+
+    def _until_stopped(self, work: Callable[[], Any]) -> dict[str, Any]:
+        """Does the work; what an action stops is saved, and not evaluated once more."""
+        try:
+            with self.callbacks.around("train"):
+                return dict(work() or {})
+        except StopTraining as stop:
+            self._inner.save_checkpoint()
+            if not self._stopping():
+                self.run.stop(str(stop))
+                kind = type(self._inner).__name__
+                _LOG.warning("%s has no evaluation at the end of a run that an action stops", kind)
+            return {}
+
+    def _loop_end(self, logs: Any) -> None:
+        self.callbacks.call("loop_end", logs)
+        self._stop_if_asked()
+
+    def _evaluation_end(self, logs: Any) -> None:
+        self.callbacks.call("evaluation_end", logs)
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        self.callbacks.take_requests()
+        if self.run.stop_reason:
+            raise StopTraining(self.run.stop_reason)

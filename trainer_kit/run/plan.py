@@ -1,0 +1,159 @@
+"""RunPlan: what is known of a run before anything is built: its mode, its folder, its options."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.action_checks import checked_actions
+from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.registered import checked_callbacks
+from trainer_kit.config.modes import Mode, lookup_mode
+from trainer_kit.config.schema.evaluation import evaluation_name
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.workers import is_chief, strategy_of_run, worker_count
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.evals.continuous_eval import with_chosen_sets
+from trainer_kit.evals.selection import select_checkpoint
+from trainer_kit.files import follow_links
+from trainer_kit.held_folder import held_if_there
+from trainer_kit.process.lease import Lease
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
+from trainer_kit.process.run_lock import RunLock
+from trainer_kit.run.preflight import profile_mistakes
+from trainer_kit.run.progress import Progress
+from trainer_kit.telemetry.report import Writer
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of run_experiment, by the names and with the meanings that they have there."""
+
+    run_post_eval: bool = False
+    save_summary: bool = True
+    train_actions: Sequence[Any] | None = None
+    eval_actions: Sequence[Any] | None = None
+    trainer: Any = None
+    controller_cls: Any = None
+    summary_manager: Any = None
+    eval_summary_manager: Any = None
+    enable_async_checkpointing: bool = True
+    callbacks: Sequence[Callback] | None = None
+    checkpoint: str = "latest"
+    eval_name: str = "continuous_eval"
+    experiment: str = ""
+    allow_config_change: Iterable[str] = ()
+    from_step: int | None = None
+    allow_partial_restore: bool = False
+    records: Callable[[], Mapping[str, str]] = dict
+    console: Writer | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is known of a run before anything is built.
+
+    Attributes:
+      mode: its name.
+      kind: what the mode needs.
+      config: of the experiment; of a sidecar, with the validation sets that it evaluates.
+      options: of run_experiment.
+      strategy: of the run.
+      directory: of the run.
+      checkpoint: what mode eval evaluates: a path, or "" for the weights as the task initializes them.
+      train_actions, eval_actions: as given, as lists.
+      callbacks: as given, as a list.
+    """
+
+    mode: str
+    kind: Mode
+    config: ExperimentConfig
+    options: RunOptions
+    strategy: tf.distribute.Strategy
+    directory: RunDirectory
+    checkpoint: str
+    train_actions: Sequence[Any]
+    eval_actions: Sequence[Any]
+    callbacks: Sequence[Callback]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run trains."""
+        return self.kind.trains
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run evaluates."""
+        return self.kind.evaluates or self.options.run_post_eval
+
+    @property
+    def chief(self) -> bool:
+        """Whether this process writes the run's files."""
+        return is_chief(self.strategy)
+
+    def lock(self, progress: Progress) -> AbstractContextManager[Any]:
+        """Returns what makes this process the only trainer in model_dir, or the only sidecar of its name.
+
+        One that ends before its run, or an evaluation, is recorded leaves no trace.
+
+        Raises:
+          UsageError: for a sidecar of several workers: each would choose its checkpoints by itself.
+        """
+        directory, stop = self.directory, progress.request_stop
+        if self.mode == "continuous_eval":
+            if worker_count(self.strategy) > 1:
+                raise UsageError(
+                    "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
+                )
+            evaluated = functools.partial(os.path.exists, directory.ledger)
+            return Lease(directory.evals, self.options.eval_name, progress.of_step, evaluated, on_lost=stop)
+        if not self.chief or not self.trains:
+            return held_if_there(directory.path)
+        return RunLock(directory.path, progress.of_step, recorded=directory.is_recorded, on_lost=stop)
+
+
+def plan_run(
+    strategy: tf.distribute.Strategy | None, mode: str, config: ExperimentConfig, model_dir: str, options: RunOptions
+) -> RunPlan:
+    """Checks what can be checked before anything is built, and returns the plan of the run; changes nothing.
+
+    Raises:
+      UsageError: for an unknown mode, actions or callbacks that are none, or a missing checkpoint.
+      ConfigError: when the run in model_dir was started with another config, or no steps of `profile` are trained.
+    """
+    kind = _single_mode(mode, options.profile)
+    config = with_chosen_sets(config) if mode == "continuous_eval" else config
+    actions, callbacks = checked_actions(options.train_actions, options.eval_actions), options.callbacks
+    directory = RunDirectory(follow_links(model_dir), config.trainer, sidecar=evaluation_name(mode, options.eval_name))
+    strategy = strategy_of_run(strategy)
+    if kind.trains:
+        for change in check_model_dir(directory, config, options.experiment, options.allow_config_change):
+            _LOG.info("changed since the run was started: %s", change)
+    checkpoint = options.checkpoint
+    if mode == "eval":
+        checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
+    users = checked_callbacks(callbacks)
+    return RunPlan(mode, kind, config, options, strategy, directory, checkpoint, *actions, users)
+
+
+def _single_mode(mode: str, profile: str | None) -> Mode:
+    """Returns the mode, which has to be one of a single run, and one that trains if steps are to be profiled."""
+    kind = lookup_mode(mode)
+    if not kind.single:
+        raise UsageError(
+            f"mode {mode} needs a new task for each checkpoint: start it by trainer_kit.launch(config, {mode!r}, "
+            "model_dir), or by python -m trainer_kit.train"
+        )
+    if mistakes := profile_mistakes(profile, mode):
+        raise ConfigError(mistakes)
+    return kind
