@@ -236,7 +236,11 @@ class Callback:
         """The run has ended; called after errors, too."""
 
     def state(self) -> Any:
-        """Returns what a checkpoint keeps of it, as JSON can hold it; None: nothing."""
+        """Returns what a checkpoint keeps of it; None: nothing.
+
+        Numbers, texts, NumPy arrays, tf.Variables, and lists and dicts of them; arrays and variables come back as
+        NumPy arrays.
+        """
         return None
 
     def restore(self, state: Any) -> None:

@@ -150,6 +150,7 @@ class Controller:
         intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
         goal = Goal(train_steps, eval_steps, intervals, checkpoint_at_completion)
         writer = self.summary_manager.summary_writer()
+        self.callbacks.log_cuts(self.steps_per_loop)
         with self._phases.at_work(), self.callbacks.around("train"), writer.as_default():
             output = self._catch_up(goal)
             while not self._is_last(goal) and not self.stopping:

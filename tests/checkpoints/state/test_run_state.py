@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -108,7 +110,7 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
 
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
-    state = _with(part=_Part(tf.constant(1.0)))
+    state = _with(part=_Part({1, 2}))
     with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, texts"):
         state.store()
 
@@ -160,3 +162,22 @@ def test_checkpoints_with_and_without_a_run_state_are_both_restored(tmp_path: Pa
     assert state.variable.numpy() == b""
     state.store()
     restore(parts(0, None), parts(2, state).save(str(tmp_path / "full")), whole=False)
+
+
+ARRAYS: dict[str, Callable[[], Any]] = {
+    "ints": lambda: np.arange(6, dtype=np.int64).reshape(2, 3),
+    "floats": lambda: np.array([math.nan, -0.0, 1e-45], np.float32),
+    "empty": lambda: np.zeros((0, 2)),
+    "a variable": lambda: tf.Variable([1.5, 2.5], dtype=tf.bfloat16),
+    "a scalar": lambda: np.array(True),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_and_variables_come_back_bit_by_bit(kind: str) -> None:
+    value, read = ARRAYS[kind](), _Part()
+    source = _with(part=_Part({"inner": [value]}))
+    source.store()
+    _copied(source, _with(part=read)).load()
+    found, expected = read.value["inner"][0], np.asarray(value)
+    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())

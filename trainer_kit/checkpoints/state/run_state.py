@@ -7,17 +7,20 @@ value: a run that was killed and one that was not have equal checkpoints.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainer_kit.errors import StorageError, UsageError
 
 _KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"  # of the variable, in a checkpoint
+_ARRAY = "trainer_kit/array"
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,7 +42,7 @@ class RunState:
 
         Args:
           name: its key; one that is there already is replaced.
-          get: returns what JSON can hold.
+          get: returns what JSON can hold; arrays and variables, too, which come back as NumPy arrays.
           put: takes what `get` returned when the checkpoint was made; None when the checkpoint has no such part.
         """
         self._parts[name] = (get, put)
@@ -48,11 +51,11 @@ class RunState:
         """Puts all parts into the variable; eager, on the host, right before a save.
 
         Raises:
-          UsageError: when a part returns what JSON cannot hold.
+          UsageError: when a part returns what cannot be held.
         """
         values = {name: get() for name, (get, _) in self._parts.items()}
         try:
-            text = json.dumps(values, sort_keys=True)
+            text = json.dumps(values, sort_keys=True, default=_encoded)
         except (TypeError, ValueError):
             raise UsageError(_no_json(values)) from None
         self.variable.assign(text)
@@ -60,7 +63,7 @@ class RunState:
     def load(self) -> None:
         """Hands all parts what the variable holds; eager, on the host, after a restore."""
         text = self.variable.numpy()
-        values = json.loads(text) if text else {}
+        values = json.loads(text, object_hook=_decoded) if text else {}
         if unknown := sorted(values.keys() - self._parts.keys()):
             _LOG.warning("the checkpoint holds the state of what this run does not have: %s", ", ".join(unknown))
         for name, (_, put) in self._parts.items():
@@ -81,7 +84,7 @@ class RunState:
             text = reader.get_tensor(_KEY) if reader.has_tensor(_KEY) else b""
         except (tf.errors.OpError, ValueError, IndexError) as error:
             raise StorageError(f"{path} is gone or damaged: {error}") from error
-        value = json.loads(text or "{}").get(name)
+        value = json.loads(text or "{}", object_hook=_decoded).get(name)
         if value is None:
             _LOG.warning("%s holds no state of the %s: it keeps the state that it has", path, name)
         else:
@@ -93,10 +96,33 @@ class RunState:
         self.load()
 
 
+def _encoded(value: Any) -> Any:
+    """Returns an array or a variable as JSON can hold it, bit by bit."""
+    if not hasattr(value, "__array__"):
+        raise TypeError(f"a {type(value).__name__} is none of these")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError("an array of Python objects is none of these")
+    if isinstance(value, np.generic):
+        return value.item()
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {_ARRAY: {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}}
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    """Returns the array that `_encoded` was given; any other dict as it is."""
+    if value.keys() != {_ARRAY}:
+        return value
+    held = value[_ARRAY]
+    data = np.frombuffer(base64.b64decode(held["data"]), tf.as_dtype(held["dtype"]).as_numpy_dtype)
+    return data.reshape(held["shape"]).copy()
+
+
 def _no_json(values: dict[str, Any]) -> str:
     for name, value in values.items():
         try:
-            json.dumps(value, sort_keys=True)
+            json.dumps(value, sort_keys=True, default=_encoded)
         except (TypeError, ValueError) as error:
-            return f"the state of {name} cannot be saved: {error}; return numbers, texts, lists and dicts from state()"
+            advice = "return numbers, texts, arrays, lists and dicts from state()"
+            return f"the state of {name} cannot be saved: {error}; {advice}"
     return "the state of the run cannot be saved"

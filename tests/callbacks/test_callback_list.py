@@ -1,0 +1,180 @@
+"""How callbacks are called: their order, time, errors, state and requests."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.errors import DivergedError, StopTraining
+from trainer_kit.telemetry.time_ledger import TimeLedger
+
+
+class _Noting(Callback):
+    def __init__(self, called: list[str], name: str = "Noting", error: Exception | None = None) -> None:
+        self._called, self._name, self._error = called, name, error
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def train_begin(self, run: Run) -> None:
+        self._called.append(f"{self._name}.train_begin")
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self._called.append(f"{self._name}.loop_end")
+        if self._error is not None:
+            raise self._error
+
+    def train_end(self, run: Run) -> None:
+        self._called.append(f"{self._name}.train_end")
+
+
+class _Optional(_Noting):
+    required = False
+
+
+class _Everywhere(_Noting):
+    chief_only = False
+
+
+class _Counting(Callback):
+    """Counts loops, from zero at train_begin."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def train_begin(self, run: Run) -> None:
+        self.count = 0
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self.count += 1
+
+    def state(self) -> Any:
+        return self.count
+
+    def restore(self, state: Any) -> None:
+        self.count = state
+
+
+def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
+    made = SimpleNamespace(global_step=tf.Variable(7, dtype=tf.int64), validation_sets=("",), **trainer)
+    return CallbackList(Run(made, "", chief), members)
+
+
+def test_callbacks_are_called_in_their_order_and_end_in_any_case() -> None:
+    called: list[str] = []
+    listed = _listed(_Noting(called, "a"), _Noting(called, "b"))
+    with pytest.raises(KeyError), listed.around("train"):
+        listed.call("loop_end", {})
+        raise KeyError
+    events = ["train_begin", "loop_end", "train_end"]
+    assert called == [f"{name}.{event}" for event in events for name in ("a", "b")]
+
+
+def test_the_error_of_a_required_callback_goes_through_and_that_of_an_optional_one_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    called: list[str] = []
+    listed = _listed(_Optional(called, "samples", OSError("no space")), _Noting(called, "b"))
+    for _ in range(2):
+        listed.call("loop_end", {})
+    assert called == ["samples.loop_end", "b.loop_end"] * 2
+    assert listed.errors == {"samples": 2}
+    assert caplog.text.count("the callback samples failed at step 7, and the run goes on: no space") == 2
+    with pytest.raises(OSError):
+        _listed(_Noting(called, "b", OSError())).call("loop_end", {})
+
+
+def test_a_callback_that_fails_after_an_error_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(Callback):
+        def exception(self, run: Run, error: Exception) -> None:
+            raise ValueError("of the callback")
+
+        def train_end(self, run: Run) -> None:
+            raise ValueError("at the end")
+
+    listed = _listed(Bad())
+    with pytest.raises(KeyError), listed.around("train"):
+        listed.call_after_error("exception", KeyError())
+        raise KeyError
+    assert "Bad.exception failed, after another error" in caplog.text
+    assert "Bad.train_end failed, after another error" in caplog.text
+
+
+def test_a_divergence_that_is_explained_takes_the_place_of_the_first_error() -> None:
+    class Explains(Callback):
+        def exception(self, run: Run, error: Exception) -> None:
+            raise DivergedError("more is known")
+
+    with pytest.raises(DivergedError, match="more is known"):
+        _listed(Explains()).call_after_error("exception", DivergedError("nan"))
+
+
+def test_what_each_callback_takes_is_counted_under_its_name() -> None:
+    ticks = iter(range(100))
+    times = TimeLedger(lambda: float(next(ticks)))
+    called: list[str] = []
+    members = [_Noting(called, "a"), _Noting(called, "report")]
+    CallbackList(_listed().run, members, times).call("loop_end", {})
+    seconds = times.account().seconds
+    assert seconds["callbacks/a"] == 1 and seconds["report"] == 1
+
+
+def test_only_the_chief_calls_what_does_not_say_otherwise() -> None:
+    called: list[str] = []
+    _listed(_Noting(called, "a"), _Everywhere(called, "b"), chief=False).call("loop_end", {})
+    assert called == ["b.loop_end"]
+
+
+def test_stop_training_is_a_request_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+    listed = _listed(_Noting([], "a", StopTraining("enough")), _Noting([], "b", StopTraining("later")))
+    with caplog.at_level(logging.INFO, "trainer_kit"):
+        listed.call("loop_end", {})
+    assert listed.run.stop_reason == "enough"
+    assert "the run ends at step 7: enough" in caplog.text
+
+
+def test_requests_are_taken_once() -> None:
+    listed = _listed()
+    listed.run.save()
+    listed.run.evaluate()
+    asked = listed.take_requests()
+    assert (asked.save, asked.evaluate, asked.rewind) == (True, {""}, None)
+    assert not listed.take_requests()
+
+
+def test_states_come_back_after_train_begin_and_at_once_in_the_middle_of_a_run() -> None:
+    kept: dict[str, tuple[Any, Any]] = {}
+    first, second = _Counting(), _Counting()
+    listed = _listed(first, second, keep_state=lambda name, get, put: kept.update({name: (get, put)}))
+    listed.keep_states()
+    assert list(kept) == ["callback _Counting", "callback _Counting 2"]
+    kept["callback _Counting"][1](5)
+    kept["callback _Counting 2"][1](None)
+    assert first.count == 0
+    with listed.around("train"):
+        assert (first.count, second.count) == (5, 0)
+        listed.call("loop_end", {})
+        assert kept["callback _Counting"][0]() == 6
+        kept["callback _Counting"][1](2)
+        assert first.count == 2
+
+
+def test_an_event_that_is_not_overridden_costs_no_call() -> None:
+    times = TimeLedger()
+    CallbackList(_listed().run, [_Counting()], times).call("evaluation_end", {})
+    assert "callbacks/_Counting" not in times.account().seconds
+
+
+@pytest.mark.parametrize(("every", "cut"), [((None, None), None), ((3, None), 9), ((5, 4), 8)])
+def test_loops_are_cut_at_the_next_multiple_that_some_callback_asks_for(every: tuple[Any, ...], cut: Any) -> None:
+    members = [_Counting(), _Counting()]
+    for member, steps in zip(members, every, strict=True):
+        member.every = steps
+    assert _listed(*members).next_cut(7) == cut
