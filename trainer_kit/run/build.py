@@ -89,7 +89,9 @@ def check_trainer(trainer: Any) -> None:
         )
 
 
-def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bool = True) -> BestCheckpoints | None:
+def create_exporter(
+    config: ExperimentConfig, directory: RunDirectory, keeps: bool = True
+) -> BestCheckpoint | BestCheckpoints | None:
     """Returns what keeps the best checkpoints in their folders; None when the config names no metric."""
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
@@ -108,7 +110,7 @@ def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bo
         )
         for name, one in options.best_checkpoints.items()
     }
-    return BestCheckpoints(primary, named) if primary or named else None
+    return BestCheckpoints(primary, named) if named else primary
 
 
 def check_best_metric(trainer: Any, wanted: bool) -> None:
