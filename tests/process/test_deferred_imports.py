@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from trainer_kit.process.deferred_imports import DeferringFinder, defer_imports, when_imported
+from trainer_kit.process.deferred_imports import DeferringFinder, defer_imports, when_asked, when_imported
 from trainer_kit.testing import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -46,17 +46,18 @@ def use_wrappers_and_plots() -> None:
         raise AssertionError("a module that does not exist was found")
 
 
-def use_what_has_stand_ins() -> None:
+def import_orbit_without_keras_2() -> None:
     """In a process that has imported TensorFlow, Keras and Orbit as a command does."""
     import numpy as np
     import orbit
 
+    assert isinstance(orbit.__loader__, SourceFileLoader)
     assert not [name for name in ("tf_keras", "pandas") if name in sys.modules]
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     ArrayDataAdapter(np.ones((4, 2)), np.ones(4), batch_size=2)
     assert "pandas" in sys.modules
-    assert orbit.controller.tf_keras.Model is importlib.import_module("tf_keras").Model
+    assert importlib.import_module("tf_keras").Model
 
 
 def import_keras_2_late() -> None:
@@ -83,7 +84,7 @@ def import_keras_2_late() -> None:
 def run_each() -> None:
     """In a process of its own, whose fork server has imported nothing for other tests."""
     with ForkServer() as server:
-        for use in (use_wrappers_and_plots, use_what_has_stand_ins, import_keras_2_late):
+        for use in (use_wrappers_and_plots, import_orbit_without_keras_2, import_keras_2_late):
             ended = server.run(use)
             assert ended.code == 0, ended.text
 
@@ -139,7 +140,7 @@ def slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module that is deferred and notes in the file `runs` how often its code ran."""
     (tmp_path / "slow_one.py").write_text(_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", [DeferringFinder({"slow_one"}), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [DeferringFinder({"slow_one": when_asked}), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "slow_one", raising=False)
     return importlib.import_module("slow_one")
 
@@ -155,11 +156,10 @@ def test_what_tools_ask_of_every_module_does_not_run_it_and_a_name_does_once(slo
     assert (slow_one.answer, slow_one.other, _runs(slow_one)) == (42, "slow_one", 1)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         slow_one.nothing  # noqa: B018
-    assert {"__getattr__", "__dir__"}.isdisjoint(vars(slow_one)) and _runs(slow_one) == 1
+    assert _runs(slow_one) == 1 and isinstance(slow_one.__loader__, SourceFileLoader)
 
 
-def test_dir_a_star_import_and_pickle_see_all_of_it(slow_one: ModuleType) -> None:
-    assert {"answer", "Thing"} <= set(dir(slow_one))
+def test_pickle_sees_all_of_it(slow_one: ModuleType) -> None:
     assert pickle.loads(pickle.dumps(slow_one.Thing())).__class__ is slow_one.Thing
 
 
@@ -190,74 +190,17 @@ def test_an_error_is_raised_each_time_until_its_cause_is_gone(
     assert slow_one.answer == 42
 
 
-def test_a_reload_runs_it_again(slow_one: ModuleType) -> None:
-    assert slow_one.answer == 42
-    importlib.reload(slow_one)
-    assert (slow_one.answer, _runs(slow_one)) == (42, 2)
-
-
-_USER = """
-import slow_one
-from slow_one import Thing
-
-def answer():
-    return slow_one.answer
-"""
-
-
-@pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The source of the module `user_of_it`, which gets a stand-in for `slow_one`, that notes in `runs` when it ran."""
-    (tmp_path / "slow_one.py").write_text(_MODULE)
-    (tmp_path / "user_of_it.py").write_text(_USER)
+def test_who_waits_for_a_module_is_given_it_when_its_code_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waited_for.py").write_text("answer = 42")
     monkeypatch.syspath_prepend(tmp_path)
-    finder = DeferringFinder((), {"user_of_it": {"slow_one", "not_installed", "not_installed.part"}})
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    for name in ("slow_one", "user_of_it"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path / "user_of_it.py"
-
-
-def test_a_stand_in_is_for_one_module_only_and_imports_the_real_one_when_it_is_used(user: Path) -> None:
-    module, runs = importlib.import_module("user_of_it"), user.with_name("runs")
-    assert "slow_one" not in sys.modules and not hasattr(module.slow_one, "__wrapped__") and not runs.exists()
-    assert type(module.Thing()).__name__ == "Thing"
-    real = sys.modules["slow_one"]
-    assert isinstance(module.slow_one.Thing(), real.Thing)
-    assert (module.answer(), module.Thing.mro()[0], runs.read_text()) == (42, real.Thing, "x")
-    assert not hasattr(module.slow_one, "nothing")
-
-
-def test_a_name_that_is_used_while_its_user_is_imported_is_the_real_one(user: Path) -> None:
-    user.write_text(_USER + "thing = Thing()\nanother = slow_one.answer + 1\n")
-    module = importlib.import_module("user_of_it")
-    assert (type(module.thing), module.another) == (sys.modules["slow_one"].Thing, 43)
-
-
-def test_what_is_imported_already_needs_no_stand_in(user: Path) -> None:
-    real = importlib.import_module("slow_one")
-    assert importlib.import_module("user_of_it").slow_one is real
-
-
-@pytest.mark.parametrize("name", ["not_installed", "not_installed.part"])
-def test_what_is_not_installed_has_no_stand_in_and_no_stand_in_outlives_an_error(user: Path, name: str) -> None:
-    user.write_text(f"{_USER}import {name}\n")
-    with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed'"):
-        importlib.import_module("user_of_it")
-    assert "slow_one" not in sys.modules
-
-
-def test_a_module_that_gets_stand_ins_has_its_own_loader(user: Path) -> None:
-    module = importlib.import_module("user_of_it")
-    assert isinstance(module.__loader__, SourceFileLoader) and module.__spec__ is not None
-    assert module.__spec__.loader is module.__loader__
-
-
-def test_who_waits_for_a_module_is_given_it_when_its_code_has_run(user: Path) -> None:
+    monkeypatch.setattr(sys, "meta_path", [DeferringFinder({}), *sys.meta_path])
     seen: list[object] = []
     for act in (lambda _: seen.append("replaced"), lambda module: seen.append(module.answer)):
-        when_imported("slow_one", "look", act)
-    when_imported("slow_one", "look too", lambda module: seen.append(type(module.__loader__)))
-    assert (importlib.import_module("user_of_it").answer(), seen) == (42, [42, SourceFileLoader])
-    when_imported("slow_one", "look", lambda module: seen.append("now"))
+        when_imported("waited_for", "look", act)
+    when_imported("waited_for", "look too", lambda module: seen.append(type(module.__loader__)))
+    importlib.import_module("waited_for")
+    assert seen == [42, SourceFileLoader]
+    when_imported("waited_for", "look", lambda module: seen.append("now"))
     assert seen[2:] == ["now"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +35,7 @@ class EvaluationLedger(Callback):
         if done.replayed or not run.chief:
             return
         found = logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
-        metrics = tf.nest.map_structure(to_numpy, found)
+        metrics = tf.nest.map_structure(to_numpy, without_best(found))
         path = os.path.relpath(done.checkpoint, run.directory) if done.checkpoint else None
         self._history.ledger.append(done.step, metrics, done.seconds_of_sets or done.seconds, path)
 
@@ -42,6 +43,12 @@ class EvaluationLedger(Callback):
         """Takes history, ledger and best back; on every worker."""
         del run
         self._history.rewind(step)
+
+
+def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs of an evaluation without the best so far, which is no result of that evaluation."""
+    own = {name: value for name, value in logs.items() if name.removeprefix("best_") not in logs.keys() - {name}}
+    return {name: without_best(value) if isinstance(value, Mapping) else value for name, value in own.items()}
 
 
 class SidecarLedger(Callback):
@@ -63,7 +70,7 @@ class SidecarLedger(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Takes the logs."""
         del run
-        self._logs = tf.nest.map_structure(to_numpy, dict(logs))
+        self._logs = tf.nest.map_structure(to_numpy, without_best(logs))
 
     def boundary_end(self, run: Run) -> None:
         """Appends the evaluation to the ledger."""

@@ -3,7 +3,9 @@
 The destructor of a tf.data iterator can wait for a minute: it tells tf.data's tuner to stop while the tuner sleeps,
 and the tuner, woken too early to see it, sleeps on, each time twice as long as before. (An evaluation of 0.7 s took
 50 s that way, the end of a process on two replicas two minutes.) So iterators are deleted in threads, those of one pass
-as soon as it ends, while the pauses are short; and those that live to the end of the process are not deleted at all.
+as soon as it ends, while the pauses are short; and those that live to the end of the process are not deleted at all:
+after 6 s of training half of the processes ended 4 s later without that. Nothing milder does: Python clears modules and
+cycles as it ends, and gc.freeze() would keep the files of users, too, from being written out.
 """
 
 from __future__ import annotations
@@ -126,11 +128,6 @@ class DatasetIterator:
         if self._one_pass:
             self._let_go()
 
-    def leave(self) -> None:
-        """Leaves the iterator to the operating system, at the end of the process: its destructor never runs."""
-        if self._iterator is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._iterator))
-
     def _let_go(self) -> None:
         if self._iterator is not None:
             last_reference, self._iterator = [self._iterator], None
@@ -153,9 +150,10 @@ def is_endless(dataset: Any) -> bool:
 
 
 @atexit.register
-def _leave_all() -> None:
+def _keep_all() -> None:
+    """Leaves iterators to the operating system: with one reference more, no destructor runs as Python ends."""
     for feed in list(_ALIVE):
-        feed.leave()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(feed._iterator))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,9 @@ def create_trainer(
     return chosen.create(config, task, train, evaluate, checkpoint_exporter)
 
 
-def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bool = True) -> BestCheckpoints | None:
+def create_exporter(
+    config: ExperimentConfig, directory: RunDirectory, keeps: bool = True
+) -> BestCheckpoint | BestCheckpoints | None:
     """Returns what keeps the best checkpoints in their folders; None when the config names no metric.
 
     Args:
@@ -51,7 +53,7 @@ def create_exporter(config: ExperimentConfig, directory: RunDirectory, keeps: bo
         )
         for name, one in options.best_checkpoints.items()
     }
-    return BestCheckpoints(primary, named) if primary or named else None
+    return BestCheckpoints(primary, named) if named else primary
 
 
 def check_trainer(trainer: Any) -> None:

@@ -35,18 +35,16 @@ class PythonState:
         return sorted(set(changed))
 
 
-def _put_back(one: Any, before: dict[str, Any]) -> Iterator[str]:
-    """Puts attributes back one by one, since other threads may read them, and yields the names of those it had to."""
-    attributes = vars(one)
-    for name in {*attributes, *before}:
-        value = before.get(name, _ABSENT)
-        if attributes.get(name, _ABSENT) is value:
-            continue
-        if value is _ABSENT:
-            del attributes[name]
+def _put_back(one: Any, before: dict[str, Any]) -> list[str]:
+    """Puts attributes back one by one, since other threads may read them; returns the names of those it had to."""
+    now = vars(one)
+    names = [name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)]
+    for name in names:
+        if name in before:
+            now[name] = before[name]
         else:
-            attributes[name] = value
-        yield f"{type(one).__name__}.{name}"
+            del now[name]
+    return [f"{type(one).__name__}.{name}" for name in names]
 
 
 def _containers(one: Any) -> Iterator[tuple[str, Any]]:

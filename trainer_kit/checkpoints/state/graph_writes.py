@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.auto_control_deps_utils import RESOURCE_READ_OPS, get_read_write_resource_inputs
 
 from trainer_kit.errors.user_frames import own_frames
 
-_HARMLESS = re.compile(r"Collective|VarIsInitializedOp|LookupTable(Find|Size|Export)")
+_HARMLESS = re.compile(
+    r"Collective|ReadVariableOp$|VariableShape$|VarIsInitializedOp$|ResourceGather(Nd)?$|LookupTable(Find|Size|Export)"
+)
 _KIND = re.compile(r'type="?([\w:]+)')
 _WHAT = {"Var": "a variable", "LookupInterface": "a hash table", "IteratorResource": "an iterator of tf.data"}
 
@@ -25,14 +26,10 @@ def written(graph: Any) -> list[Any]:
     Args:
       graph: a FuncGraph.
     """
-    outside = {id(inner): outer for outer, inner in graph.captures if outer.dtype == tf.resource}
-    found: dict[int, Any] = {}
-    for operation in graph.get_operations():
-        _, changed = get_read_write_resource_inputs(operation)
-        found.update((id(outside[id(one)]), outside[id(one)]) for one in changed if id(one) in outside)
     captured = _captured(graph)
-    users = {number: _users(captured, handle) for number, handle in found.items() if _kind(handle) in _WHAT}
-    return [found[number] for number, known in users.items() if not known or not all(map(_is_harmless, known))]
+    outside = [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) in _WHAT]
+    users = [(handle, _users(captured, handle)) for handle in outside]
+    return [handle for handle, known in users if not known or not all(map(_is_harmless, known))]
 
 
 def variables_used(graph: Any) -> list[Any]:
@@ -89,7 +86,7 @@ def _users(captured: dict[int, list[Any]], handle: Any) -> list[Any]:
 
 def _is_harmless(operation: Any) -> bool:
     """Whether an operation leaves a resource as it is; collective operations have variables that order them only."""
-    return operation.type in RESOURCE_READ_OPS or _HARMLESS.match(operation.type) is not None
+    return _HARMLESS.match(operation.type) is not None
 
 
 def _kind(handle: Any) -> str:

@@ -85,6 +85,11 @@ class BestCheckpoint:
         return best.record["metrics"] if best else None
 
     @property
+    def metric_names(self) -> list[str]:
+        """The metric that decides."""
+        return [self.metric_name]
+
+    @property
     def best(self) -> tuple[str, float, int] | None:
         """(metric, value, step) of the best so far."""
         best = self.criterion.best(self._so_far)

@@ -26,12 +26,6 @@ class BestCheckpoints:
         yield from [self.primary] if self.primary else []
         yield from self.named.values()
 
-    def __getattr__(self, name: str) -> Any:
-        """What is not here is the primary one's: a caller who keeps one best need not know of others."""
-        if name.startswith("__") or name == "primary" or self.primary is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.primary, name)
-
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
         """The metrics of the primary best so far; None before the first, and if there is no primary one."""
@@ -45,7 +39,7 @@ class BestCheckpoints:
     @property
     def metric_names(self) -> list[str]:
         """The metrics that decide, each once."""
-        return list(dict.fromkeys(one.metric_name for one in self))
+        return list(dict.fromkeys(name for one in self for name in one.metric_names))
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
         """Resumes each; see BestCheckpoint."""

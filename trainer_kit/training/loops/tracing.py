@@ -8,10 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.training.loops.iterators import Iterators
-
 _LOG = logging.getLogger(__name__)
-_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator, Iterators)
 
 
 def graph_function(function: Callable[..., Any]) -> Any:
@@ -25,10 +22,7 @@ def eager(function: Callable[..., Any]) -> Any:
 
 
 class LoopFunction:
-    """A loop or a step in graph. Called with an iterator first, then with tensors always alike; eager, on the host.
-
-    It looks itself for the graph that a call needs, by the type of the iterator, and gives the iterator to it as the
-    tensors that it consists of. To find, check and convert all that takes a tf.function half a millisecond, warm.
+    """A tf.function of a loop or a step that knows its graph; called with an iterator first, eager, on the host.
 
     Args:
       function: the framework's own.
@@ -38,7 +32,7 @@ class LoopFunction:
       check: raises an error where a graph that was traced is no good.
 
     Attributes:
-      function: as a tf.function.
+      function: the tf.function.
       newest_graph: the graph that was made last; None before the first.
     """
 
@@ -49,51 +43,39 @@ class LoopFunction:
         specs: Callable[[Any], Sequence[Any]] | None = None,
         check: Callable[[tf.Graph], None] = lambda graph: None,
     ) -> None:
-        self.function, self._name = graph_function(function), name
-        self._function, self._specs, self._check = function, specs, check
-        self._traced: dict[Any, Any] = {}  # by the kind of the iterator
-        self._newest: Any = None  # spec of its elements
+        self._loop, self._name, self._specs, self._check = function, name, specs, check
+        self.function = graph_function(self._trace)
+        self._newest: Any = None  # spec of the elements of its iterator
         self.newest_graph: tf.Graph | None = None
 
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
-        if tf.config.functions_run_eagerly() or not isinstance(iterator, _ITERATORS):
-            return self.function(iterator, *arguments)
-        traced = self._traced.get(_kind(iterator)) or self._trace(iterator, arguments)
-        return traced(tf.nest.flatten(iterator, expand_composites=True), *arguments)
+        if self._specs and iterator.element_spec != self._newest:
+            self.graph(iterator)  # one for all arguments like these
+        return self.function(iterator, *arguments)
 
     def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
         """Returns the graph for an iterator and arguments like these; None where TensorFlow runs functions eagerly."""
-        if tf.config.functions_run_eagerly() or not isinstance(iterator, _ITERATORS):
+        if tf.config.functions_run_eagerly():
             return None
-        return (self._traced.get(_kind(iterator)) or self._trace(iterator, arguments)).graph
+        like = self._specs(iterator.element_spec) if self._specs else arguments
+        return self.function.get_concrete_function(iterator, *like).graph
 
-    def _trace(self, iterator: Any, arguments: Sequence[Any]) -> Any:
-        spec = tf.nest.map_structure(tf.type_spec_from_value, iterator)
-
-        def function(tensors: Any, *arguments: Any) -> Any:
-            return self._function(tf.nest.pack_sequence_as(spec, tensors, expand_composites=True), *arguments)
-
-        elements = iterator.element_spec
-        if self._traced:
+    def _trace(self, iterator: Any, *arguments: Any) -> Any:
+        """Calls the function; TensorFlow runs this Python code whenever it makes a graph, and only then."""
+        if not tf.inside_function():
+            return self._loop(iterator, *arguments)
+        elements = getattr(iterator, "element_spec", None)
+        if self.newest_graph is not None and elements != self._newest:
             _LOG.warning(
                 "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give "
                 "batches of one shape",
                 *(self._name, _described(elements), _described(self._newest)),
             )
-        tensors = tf.nest.flatten(iterator, expand_composites=True)
-        like = self._specs(elements) if self._specs else arguments
-        traced = graph_function(function).get_concrete_function(tensors, *like)
-        self._check(traced.graph)
-        self.newest_graph = traced.graph
-        self._traced[_kind(iterator)], self._newest = traced, elements
-        return traced
-
-
-def _kind(iterator: Any) -> Any:
-    """The type of an iterator, or of several, to look for the graph by."""
-    if isinstance(iterator, Iterators):
-        return tuple((name, tf.type_spec_from_value(one)) for name, one in sorted(iterator.items()))
-    return tf.type_spec_from_value(iterator)
+        results = self._loop(iterator, *arguments)
+        graph = tf.compat.v1.get_default_graph()
+        self._check(graph)
+        self.newest_graph, self._newest = graph, elements
+        return results
 
 
 def _described(spec: Any) -> str:
