@@ -198,7 +198,7 @@ def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_sa
 
 @pytest.mark.parametrize(
     ("long", "phase"),
-    [("hanging step", "train"), ("hanging evaluation", "evaluate"), ("hanging best", "evaluate")],
+    [("hanging step", "train"), ("hanging evaluation", "evaluate"), ("hanging best", "report")],
     indirect=["long"],
 )
 def test_a_run_that_hangs_ends_with_its_own_exit_code(long: Stop, phase: str) -> None:

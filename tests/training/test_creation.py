@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.criterion import Criterion
+from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.several import BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.flops import model_cost
@@ -29,14 +30,14 @@ def test_an_optimizer_is_made_and_built_only_to_train() -> None:
     assert _trainer(train=False).optimizer is None
 
 
-def _exporter(config: ExperimentConfig, folder: Path) -> BestCheckpoints | None:
+def _exporter(config: ExperimentConfig, folder: Path) -> BestCheckpoint | BestCheckpoints | None:
     return create_exporter(config, RunDirectory(str(folder), config.trainer))
 
 
 def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> None:
     values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
     exporter = _exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
-    assert exporter is not None and exporter.primary is None
+    assert isinstance(exporter, BestCheckpoints) and exporter.primary is None
     assert exporter.named["top"].criterion == Criterion("validation_loss", "lower", 3, 0.5)
     assert exporter.named["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
 
@@ -45,8 +46,8 @@ def test_the_best_is_kept_only_when_the_config_names_a_metric(tmp_path: Path) ->
     assert _exporter(tiny_experiment(), tmp_path) is None
     lower = tiny_experiment(best_checkpoint_eval_metric="validation_loss", best_checkpoint_metric_comp="lower")
     exporter = _exporter(lower, tmp_path)
-    assert exporter is not None and exporter.primary is not None and exporter.named == {}
-    assert exporter.primary.export_dir == str(tmp_path / "best_ckpt")
+    assert isinstance(exporter, BestCheckpoint)
+    assert exporter.export_dir == str(tmp_path / "best_ckpt")
     checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
     assert [exporter.maybe_export_checkpoint(checkpoint, {"validation_loss": v}, s) for s, v in enumerate([2, 3, 1])] \
         == [True, False, True]  # fmt: skip
