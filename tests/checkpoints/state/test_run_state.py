@@ -160,3 +160,10 @@ def test_checkpoints_with_and_without_a_run_state_are_both_restored(tmp_path: Pa
     assert state.variable.numpy() == b""
     state.store()
     restore(parts(0, None), parts(2, state).save(str(tmp_path / "full")), whole=False)
+
+
+def test_in_the_scope_of_a_strategy_the_variable_is_on_the_host_and_not_mirrored() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"], tf.distribute.ReductionToOneDevice()).scope():
+        variable = RunState().variable
+    assert not isinstance(variable, tf.distribute.DistributedValues)
+    assert variable.device.endswith("CPU:0") and variable.dtype == tf.string

@@ -7,13 +7,13 @@ value: a run that was killed and one that was not have equal checkpoints.
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainer_kit.errors import StorageError, UsageError
 
@@ -29,9 +29,10 @@ class RunState:
     """
 
     def __init__(self) -> None:
-        # Not tf.Variable: a strategy of several workers would broadcast its value, and cannot broadcast a string.
-        with tf.device("CPU:0"), tf.init_scope():
-            self.variable = ResourceVariable("", trainable=False, name="run_state")
+        # In a thread of its own, where no strategy is: one of several workers would broadcast its value, and cannot
+        # broadcast a string.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            self.variable = thread.submit(_variable).result()
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
     def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -91,6 +92,11 @@ class RunState:
         """Forgets what was loaded, for a run that starts anew."""
         self.variable.assign("")
         self.load()
+
+
+def _variable() -> tf.Variable:
+    with tf.device("CPU:0"):
+        return tf.Variable("", trainable=False, name="run_state")
 
 
 def _no_json(values: dict[str, Any]) -> str:

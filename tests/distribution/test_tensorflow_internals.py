@@ -1,0 +1,238 @@
+"""The private names of TensorFlow: that they are there and mean what they meant, and what happens without them."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.distribution import tensorflow_internals as internals
+from trainer_kit.errors import TrainerKitError, UsageError
+
+D = tf.data.Dataset
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    monkeypatch.delattr(importlib.import_module(module), name)
+
+
+# ---- eager context
+
+
+def test_functions_run_on_one_thread_inside_and_only_there() -> None:
+    from tensorflow.python.eager import context
+
+    def kind() -> str:
+        return str(context.context().function_call_options.executor_type or "")
+
+    with internals.single_threaded_executor():
+        assert kind() == "SINGLE_THREADED_EXECUTOR"
+    assert kind() == ""
+
+
+def test_without_the_executor_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, "tensorflow.python.eager.context", "function_executor_type")
+    with pytest.raises(UsageError, match=r"runtime\.executor=single_threaded: .* set executor=default"):
+        internals.single_threaded_executor()
+
+
+def _drawn(count: int) -> list[float]:
+    return [float(tf.random.uniform([])) for _ in range(count)]
+
+
+def test_seeds_of_operations_are_drawn_anew_inside_and_go_on_afterwards() -> None:
+    tf.random.set_seed(3)
+    whole = _drawn(3)
+    tf.random.set_seed(3)
+    before = _drawn(1)
+    with internals.operation_seeds_from_the_start():
+        seeds = [tf.compat.v1.get_seed(None) for _ in range(2)]
+    with internals.operation_seeds_from_the_start():
+        assert [tf.compat.v1.get_seed(None) for _ in range(2)] == seeds
+    assert before + _drawn(2) == whole
+
+
+def test_without_the_generator_of_seeds_nothing_changes_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tf.random.set_seed(3)
+    whole = _drawn(2)
+    tf.random.set_seed(3)
+    seeds = internals.operation_seeds_from_the_start()
+    with monkeypatch.context() as patch:
+        _without(patch, "tensorflow.python.eager.context", "global_seed")
+        seeds.__enter__()
+    assert _drawn(1) == whole[:1]
+    seeds.__exit__(None, None, None)
+    assert _drawn(1) == whole[1:]
+    assert "does not tell its generator of seeds" in caplog.text
+
+
+# ---- the global generator
+
+
+def test_the_global_generator_is_the_one_that_was_set() -> None:
+    mine = tf.random.Generator.from_seed(5)
+    tf.random.set_global_generator(mine)
+    assert internals.global_generator() is mine
+
+
+def test_that_none_was_made_is_told_without_making_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("tensorflow.python.ops.stateful_random_ops"), "global_generator", None)
+    assert internals.global_generator() is None
+    assert internals.global_generator() is None
+    tf.random.get_global_generator()
+    assert internals.global_generator() is not None
+
+
+def test_without_the_global_generator_none_is_told_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _without(monkeypatch, "tensorflow.python.ops.stateful_random_ops", "global_generator")
+    assert internals.global_generator() is None
+    assert "is replaced by one from runtime.random_seed" in caplog.text
+
+
+# ---- called functions
+
+
+def _calling() -> Any:
+    inner = tf.function(lambda x: x @ x)
+    return tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([2, 2]))
+
+
+def _kinds(concrete: Any) -> set[str]:
+    return {operation.type for operation in concrete.graph.get_operations()}
+
+
+def test_called_functions_are_put_in_the_place_of_their_calls() -> None:
+    assert "MatMul" not in _kinds(_calling())
+    assert "MatMul" in _kinds(internals.with_calls_inlined(_calling()))
+
+
+def test_without_the_inlining_the_calls_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, "tensorflow.python.framework.convert_to_constants", "convert_variables_to_constants_v2")
+    concrete = _calling()
+    assert internals.with_calls_inlined(concrete) is concrete
+
+
+# ---- asynchronous saves
+
+
+def _save(path: Path, callback: Any = None) -> tf.train.Checkpoint:
+    checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
+    callbacks = [callback] if callback else None
+    options = tf.train.CheckpointOptions(enable_async=True, experimental_write_callbacks=callbacks)
+    checkpoint.write(str(path / "ckpt-1"), options)
+    checkpoint.sync()
+    return checkpoint
+
+
+def _fail(path: str) -> None:
+    raise OSError(f"no room for {path}")
+
+
+def test_the_failure_of_a_save_is_taken_once(tmp_path: Path) -> None:
+    checkpoint = _save(tmp_path, _fail)
+    assert "no room for" in str(internals.take_failure_of_save(checkpoint))
+    assert internals.take_failure_of_save(checkpoint) is None
+    internals.end_saver(checkpoint)
+
+
+def test_the_thread_of_saves_ends_and_comes_again_with_the_next_save(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    checkpoint = _save(tmp_path)
+    assert threading.active_count() == threads + 1
+    internals.end_saver(checkpoint)
+    assert threading.active_count() == threads
+    checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
+    checkpoint.sync()
+    assert (tmp_path / "ckpt-2.index").exists()
+    internals.end_saver(checkpoint)
+    assert threading.active_count() == threads
+
+
+def test_nothing_is_ended_before_the_first_asynchronous_save() -> None:
+    checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
+    internals.end_saver(checkpoint)
+    assert internals.take_failure_of_save(checkpoint) is None
+
+
+class _NoSaver(tf.train.Checkpoint):
+    """A checkpoint of a TensorFlow that keeps its saver elsewhere."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_async_checkpointer_impl":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_without_the_saver_no_failure_is_known_and_the_thread_stays() -> None:
+    checkpoint = _NoSaver(variable=tf.Variable(1.0))
+    assert internals.take_failure_of_save(checkpoint) is None
+    internals.end_saver(checkpoint)
+
+
+# ---- datasets
+
+
+def test_a_dataset_tells_its_inputs_and_the_graphs_of_its_functions() -> None:
+    one, two = D.range(2), D.range(3)
+    both = D.zip((one, two))
+    assert internals.inputs_of(both) == [one, two] and internals.inputs_of(one) == []
+    (graph,) = internals.functions_of(both.map(lambda x, y: x * y))
+    assert "Mul" in {operation.type for operation in graph.get_operations()}
+    assert internals.functions_of(both) == []
+
+
+def test_a_dataset_that_does_not_tell_is_an_error_that_says_what_to_do() -> None:
+    for ask in (internals.inputs_of, internals.functions_of):
+        with pytest.raises(TrainerKitError, match=r"does not tell what a object is made of .* return a Source"):
+            ask(object())
+
+
+def test_a_dataset_of_version_1_tells_what_it_stands_for() -> None:
+    adapter = tf.compat.v1.data.Dataset.range(3)
+    if type(adapter).__name__ == "DatasetV1Adapter":
+        assert "Range" in type(internals.without_adapter(adapter)).__name__
+    plain = D.range(3)
+    assert internals.without_adapter(plain) is plain
+
+
+def test_settings_of_transformations_are_told() -> None:
+    tf.random.set_seed(None)
+    numbers = D.range(9)
+    ordered = numbers.map(lambda x: x, num_parallel_calls=2)
+    assert not internals.is_nondeterministic(numbers) and not internals.is_nondeterministic(ordered)
+    assert internals.is_nondeterministic(numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False))
+    assert internals.is_nondeterministic(numbers.batch(2, num_parallel_calls=2, deterministic=False))
+    assert internals.is_unseeded(numbers.shuffle(9)) and internals.is_unseeded(D.random())
+    assert not internals.is_unseeded(numbers.shuffle(9, seed=1)) and not internals.is_unseeded(numbers)
+    tf.random.set_seed(3)
+    assert not internals.is_unseeded(numbers.shuffle(9))
+    assert internals.draws_new_orders(numbers.shuffle(9, seed=1))
+    assert not internals.draws_new_orders(numbers.shuffle(9, seed=1, reshuffle_each_iteration=False))
+    assert internals.draws_new_orders(D.random(seed=1, rerandomize_each_iteration=True))
+    assert not internals.draws_new_orders(D.random(seed=1)) and not internals.draws_new_orders(numbers)
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "ask"),
+    [
+        (lambda: D.range(9).shuffle(9), ("_seed", "_seed2"), internals.is_unseeded),
+        (lambda: D.random(seed=1), ("_seed", "_seed2"), internals.is_unseeded),
+        (lambda: D.range(9).shuffle(9), ("_reshuffle_each_iteration",), internals.draws_new_orders),
+        (lambda: D.random(seed=1), ("_rerandomize",), internals.draws_new_orders),
+        (lambda: D.range(9).map(lambda x: x, 2), ("_deterministic",), internals.is_nondeterministic),
+    ],
+)
+def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(make: Any, names: tuple[str, ...], ask: Any) -> None:
+    dataset = make()
+    for name in names:
+        delattr(dataset, name)
+    with pytest.raises(TrainerKitError, match="is made of"):
+        ask(dataset)
