@@ -11,15 +11,15 @@ import pytest
 from trainer_kit.config.sources import gin_internals as internals
 from trainer_kit.errors import UsageError
 
-ONE, OTHER = "gin_internals.one", "gin_internals.other"
+ONE, OTHER = "gin_internals.first", "gin_internals.second"
 
 
-@gin.configurable("one", module="gin_internals")
+@gin.configurable("first", module="gin_internals")
 def _one(value: int = 0) -> int:
     return value
 
 
-@gin.configurable("other", module="gin_internals")
+@gin.configurable("second", module="gin_internals")
 def _other(value: int = 0) -> int:
     return value
 
@@ -38,17 +38,17 @@ def test_one_binding_is_taken_back_and_the_others_stay() -> None:
     assert (_one(), _other()) == (1, 2)
     internals.unbind(gin, [(("", ONE), "value"), (("", "gin_internals.nothing"), "value")])
     assert (_one(), _other()) == (0, 2)
-    assert "one.value" not in gin.config_str() and "other.value = 2" in gin.config_str()
+    assert "first.value" not in gin.config_str() and "second.value = 2" in gin.config_str()
 
 
 def test_what_was_used_is_forgotten_by_its_name() -> None:
     _one(), _other()
     internals.forget_use(gin, [ONE])
-    assert "one.value" not in gin.operative_config_str() and "other.value = 2" in gin.operative_config_str()
+    assert "first.value" not in gin.operative_config_str() and "second.value = 2" in gin.operative_config_str()
 
 
 def test_names_are_found_by_their_ends() -> None:
-    assert internals.matching(gin, "gin_internals.one") == internals.matching(gin, ONE) == [ONE]
+    assert internals.matching(gin, "gin_internals.first") == internals.matching(gin, ONE) == [ONE]
     assert internals.matching(gin, "gin_internals.nothing") == []
     assert {ONE, OTHER} <= set(internals.all_registered(gin))
 

@@ -8,7 +8,6 @@ by `checkpoint_items`.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -229,20 +228,6 @@ def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str
         keys = [one.checkpoint_key for one in nodes[child.node_id].attributes if one.name == "VARIABLE_VALUE"]
         yield from ((name, key) for key in keys)
         yield from _paths(nodes, child.node_id, name, depth - 1)
-
-
-def end_saver(checkpoint: tf.train.Checkpoint) -> None:
-    """Ends the thread of asynchronous saves, which TensorFlow leaves to the end of the process, with all it refers to.
-
-    It would keep the model, and its copy of every variable, while other runs follow in the same process. A later save
-    makes another one.
-    """
-    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
-    if saver is not None and saver._async_save_thread is not None:
-        atexit.unregister(saver._join_async_save_thread)
-        saver._queue.put(False)  # after the save in flight, if any
-        saver._async_save_thread.join()
-        checkpoint._async_checkpointer_impl = None
 
 
 def holds(path: str, section: str) -> bool:
