@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,20 @@ def test_seeds_of_operations_are_drawn_anew_inside_and_go_on_afterwards() -> Non
     with internals.operation_seeds_from_the_start():
         assert [tf.compat.v1.get_seed(None) for _ in range(2)] == seeds
     assert before + _drawn(2) == whole
+
+
+def test_without_a_global_seed_there_is_nothing_to_draw_from_and_nothing_to_say(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from tensorflow.python.eager import context
+
+    tf.random.set_seed(3)
+    tf.random.set_seed(None)
+    kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
+    with internals.operation_seeds_from_the_start():
+        assert tf.compat.v1.get_seed(None) == (None, None)
+    assert not caplog.records
+    context.context()._rng = kept
 
 
 def test_without_the_generator_of_seeds_nothing_changes_and_a_warning_says_so(
@@ -118,6 +133,82 @@ def test_without_the_inlining_the_calls_stay(monkeypatch: pytest.MonkeyPatch) ->
     _without(monkeypatch, "tensorflow.python.framework.convert_to_constants", "convert_variables_to_constants_v2")
     concrete = _calling()
     assert internals.with_calls_inlined(concrete) is concrete
+
+
+# ---- AutoGraph
+
+
+def _positive(x: Any) -> Any:
+    if x > 0:  # in a graph only after a conversion
+        return tf.constant("yes")
+    return tf.constant("no")
+
+
+def _in_unconverted_code(function: Any) -> Any:
+    def call(x: Any) -> Any:
+        return internals.converted_by_autograph(function)(x)
+
+    return tf.function(call, autograph=False)
+
+
+def test_code_that_is_not_converted_calls_what_is() -> None:
+    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+    kept = tf.autograph.experimental.do_not_convert(_positive)
+    with pytest.raises(TypeError):
+        _in_unconverted_code(kept)(tf.constant(1))
+
+
+def test_an_object_is_converted_as_its_call() -> None:
+    class Model(tf.Module):
+        def __call__(self, x: Any) -> Any:
+            return _positive(x)
+
+    assert _in_unconverted_code(Model())(tf.constant(-1)) == b"no"
+
+
+def test_without_the_conversion_functions_are_converted_by_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf, "__internal__", object())
+    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+    model = tf.Module()
+    assert internals.converted_by_autograph(model) is model
+
+
+# ---- what checkpoints hold
+
+
+def test_the_classes_of_checkpoints_are_those_of_tables_modules_and_variables() -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    holders = (table, tf.Module(), tf.Variable(1.0), tf.train.Checkpoint())
+    assert all(isinstance(one, internals.trackable_class()) for one in holders)
+    assert not isinstance({}, internals.trackable_class())
+
+
+def test_a_plain_node_has_the_attributes_that_it_is_given_and_no_others(tmp_path: Path) -> None:
+    node: Any = internals.plain_node_class()()
+    node.name, node.variables = tf.Variable(1.0), tf.Variable(2.0)
+    path = tf.train.Checkpoint(node=node).write(str(tmp_path / "ckpt"))
+    names = {name.split("/.")[0] for name, _ in tf.train.list_variables(path)}
+    assert {"node/name", "node/variables"} <= names
+
+
+def test_without_the_classes_modules_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf, "__internal__", object())
+    assert internals.trackable_class() is tf.Module
+    assert internals.plain_node_class() is tf.Module
+
+
+def test_the_objects_of_a_checkpoint_are_told(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(one=tf.Variable(1.0)).write(str(tmp_path / "ckpt"))
+    graph = internals.object_graph(tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    (child,) = [child for child in graph.nodes[0].children if child.local_name == "one"]
+    (attribute,) = graph.nodes[child.node_id].attributes
+    assert attribute.checkpoint_key == "one/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_without_the_message_the_error_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow.core.protobuf.trackable_object_graph_pb2", None)
+    with pytest.raises(TrainerKitError, match="use the TensorFlow of requirements"):
+        internals.object_graph(b"")
 
 
 # ---- asynchronous saves

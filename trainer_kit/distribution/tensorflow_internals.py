@@ -8,10 +8,13 @@ Imports are inside the functions, so that one missing name costs one feature.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
+import functools
+import inspect
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -53,7 +56,7 @@ def operation_seeds_from_the_start() -> Iterator[None]:
         from tensorflow.python.eager import context
 
         eager, seed = context.context(), context.global_seed()
-        kept = eager._rng
+        kept = None if seed is None else eager._rng  # there is none before a seed is set
     except (ImportError, AttributeError) as error:
         _LOG.warning(
             "TensorFlow %s does not tell its generator of seeds (%s): shuffles and random operations of the data "
@@ -102,6 +105,70 @@ def with_calls_inlined(concrete: Any) -> Any:
     except ImportError:
         return concrete
     return convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+
+
+def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
+
+    In graph, in any context. What users have marked `do_not_convert`, and the layers of Keras 3, stay as they are.
+    `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked ones too; without
+    the name it is used for those, and all else stays as it is: an `if` over a tensor in a model then fails.
+    """
+    try:
+        neither_on_nor_off = _outside_of_functions()
+        return tf.__internal__.autograph.tf_convert(function, neither_on_nor_off)
+    except AttributeError:
+        return tf.autograph.to_graph(function) if inspect.isroutine(function) else function
+
+
+@functools.cache
+def _outside_of_functions() -> Any:
+    """AutoGraph's state as it is outside of every tf.function."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # where no function is traced
+        return thread.submit(tf.__internal__.autograph.control_status_ctx).result()
+
+
+def trackable_class() -> type:
+    """Returns the class of all that a checkpoint can hold; without the name tf.Module, which is less.
+
+    Hash tables, optimizers and loaded models have no other class in common that is public. Without the name their
+    variables are not found where a task holds them in an attribute.
+    """
+    return _tracking("Trackable")
+
+
+def plain_node_class() -> type:
+    """Returns the class of objects whose attributes a checkpoint holds, and which have no others.
+
+    Without the name tf.Module is used: best weights of a model with an attribute of the same name as one of tf.Module,
+    such as `name`, could not be written.
+    """
+    return _tracking("AutoTrackable")
+
+
+def _tracking(name: str) -> type:
+    try:
+        return getattr(tf.__internal__.tracking, name)
+    except AttributeError:
+        return tf.Module
+
+
+def object_graph(serialized: bytes) -> Any:
+    """Returns what a checkpoint says of the objects that it was made of; its `nodes` have children and attributes.
+
+    The format of the message is stable, and its class is in no public module.
+
+    Raises:
+      TrainerKitError: when this TensorFlow has the class elsewhere: no checkpoint could be compared with a run.
+    """
+    try:
+        from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+    except ImportError as error:
+        raise TrainerKitError(
+            f"TensorFlow {tf.__version__} does not show what is in its checkpoints ({error}); use the TensorFlow of "
+            "requirements.lock"
+        ) from error
+    return TrackableObjectGraph.FromString(serialized)
 
 
 def take_failure_of_save(checkpoint: tf.train.Checkpoint) -> Exception | None:

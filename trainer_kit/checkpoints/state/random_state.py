@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.distribution.keras_internals import global_seed_generator, set_global_seed_generator
-from trainer_kit.distribution.tensorflow_internals import global_generator
+from trainer_kit.distribution.tensorflow_internals import global_generator, plain_node_class
 
 _KINDS = (
-    *(tf.Variable, tf.Module, tf.random.Generator, tf.__internal__.tracking.AutoTrackable),
+    *(tf.Variable, tf.Module, tf.random.Generator, plain_node_class()),
     *(keras.Layer, keras.random.SeedGenerator, list, tuple, dict),
 )
 

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, missing_objects, readable
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
@@ -26,6 +25,7 @@ from trainer_kit.checkpoints.state.variables import (
     model_variables,
     optimizer_variables,
 )
+from trainer_kit.distribution.tensorflow_internals import object_graph
 from trainer_kit.errors import StorageError, UsageError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -215,10 +215,7 @@ def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...
 
 def _objects(reader: Any) -> Any:
     """Returns the nodes of the objects that a checkpoint was made of; none for one that is not object-based."""
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    if reader.has_tensor(_OBJECTS):
-        graph.ParseFromString(reader.get_tensor(_OBJECTS))
-    return graph.nodes
+    return object_graph(reader.get_tensor(_OBJECTS)).nodes if reader.has_tensor(_OBJECTS) else ()
 
 
 def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str, str]]:
