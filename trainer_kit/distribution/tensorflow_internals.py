@@ -23,6 +23,7 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
+_NOT_TOLD = "not told"  # of a setting that a dataset does not have
 
 
 def single_threaded_executor() -> AbstractContextManager[Any]:
@@ -248,7 +249,9 @@ def is_nondeterministic(dataset: Any) -> bool:
     Raises:
       TrainerKitError: when this TensorFlow does not tell it of a parallel map.
     """
-    return str(_setting(dataset, "_deterministic", ("_ParallelMapDataset",))).lower() == "false"
+    deterministic = getattr(dataset, "_deterministic", _NOT_TOLD)
+    _check_told(dataset, "ParallelMapDataset", deterministic)
+    return str(deterministic).lower() == "false"
 
 
 def is_unseeded(dataset: Any) -> bool:
@@ -257,7 +260,8 @@ def is_unseeded(dataset: Any) -> bool:
     Raises:
       TrainerKitError: when this TensorFlow does not tell it of a shuffle or Dataset.random.
     """
-    seeds = [_setting(dataset, name, ("_ShuffleDataset", "_RandomDataset")) for name in ("_seed", "_seed2")]
+    seeds = (getattr(dataset, "_seed", _NOT_TOLD), getattr(dataset, "_seed2", _NOT_TOLD))
+    _check_told(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
@@ -267,21 +271,20 @@ def draws_new_orders(dataset: Any) -> bool:
     Raises:
       TrainerKitError: when this TensorFlow does not tell it of a shuffle or Dataset.random.
     """
-    reshuffles = _setting(dataset, "_reshuffle_each_iteration", ("_ShuffleDataset",), default=False)
-    return reshuffles is not False or bool(_setting(dataset, "_rerandomize", ("_RandomDataset",)))
+    reshuffles = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
+    rerandomizes = getattr(dataset, "_rerandomize", _NOT_TOLD)
+    _check_told(dataset, "ShuffleDataset", reshuffles)
+    _check_told(dataset, "RandomDataset", rerandomizes)
+    return not (reshuffles is False or reshuffles is _NOT_TOLD) or bool(rerandomizes is not _NOT_TOLD and rerandomizes)
 
 
-def _setting(dataset: Any, name: str, kinds: tuple[str, ...], default: Any = None) -> Any:
-    """Returns an attribute of a dataset; the default for one that has no such attribute and is not of these classes."""
-    try:
-        return getattr(dataset, name)
-    except AttributeError as error:
-        if type(dataset).__name__ in kinds:
-            raise _gone(dataset, error) from error
-    return default
+def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:
+    """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
+    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _NOT_TOLD for one in settings):
+        raise _gone(dataset, "a setting is gone")
 
 
-def _gone(dataset: Any, error: AttributeError) -> TrainerKitError:
+def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
     return TrainerKitError(
         f"TensorFlow {tf.__version__} does not tell what a {type(dataset).__name__} is made of ({error}), so nothing "
         "can be said about resuming; use the TensorFlow of requirements.lock, or return a Source such as ArraySource"
