@@ -305,10 +305,9 @@ def test_settings_of_transformations_are_told() -> None:
     assert not internals.is_unseeded(numbers.shuffle(9, seed=1)) and not internals.is_unseeded(numbers)
     tf.random.set_seed(3)
     assert not internals.is_unseeded(numbers.shuffle(9))
-    assert internals.draws_new_orders(numbers.shuffle(9, seed=1))
-    assert not internals.draws_new_orders(numbers.shuffle(9, seed=1, reshuffle_each_iteration=False))
-    assert internals.draws_new_orders(D.random(seed=1, rerandomize_each_iteration=True))
-    assert not internals.draws_new_orders(D.random(seed=1)) and not internals.draws_new_orders(numbers)
+    assert internals.reshuffles(numbers.shuffle(9, seed=1))
+    assert not internals.reshuffles(numbers.shuffle(9, seed=1, reshuffle_each_iteration=False))
+    assert not internals.reshuffles(D.random(seed=1)) and not internals.reshuffles(numbers)
 
 
 @pytest.mark.parametrize(
@@ -316,8 +315,7 @@ def test_settings_of_transformations_are_told() -> None:
     [
         (lambda: D.range(9).shuffle(9), ("_seed", "_seed2"), internals.is_unseeded),
         (lambda: D.random(seed=1), ("_seed", "_seed2"), internals.is_unseeded),
-        (lambda: D.range(9).shuffle(9), ("_reshuffle_each_iteration",), internals.draws_new_orders),
-        (lambda: D.random(seed=1), ("_rerandomize",), internals.draws_new_orders),
+        (lambda: D.range(9).shuffle(9), ("_reshuffle_each_iteration",), internals.reshuffles),
         (lambda: D.range(9).map(lambda x: x, 2), ("_deterministic",), internals.is_nondeterministic),
     ],
 )

@@ -265,17 +265,15 @@ def is_unseeded(dataset: Any) -> bool:
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
-def draws_new_orders(dataset: Any) -> bool:
-    """Whether a dataset draws another order, or other numbers, each time that an iterator of it is made.
+def reshuffles(dataset: Any) -> bool:
+    """Whether a dataset is a shuffle that draws another order each time that an iterator of it is made.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell it of a shuffle or Dataset.random.
+      TrainerKitError: when this TensorFlow does not tell it of a shuffle.
     """
-    reshuffles = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
-    rerandomizes = getattr(dataset, "_rerandomize", _NOT_TOLD)
-    _check_told(dataset, "ShuffleDataset", reshuffles)
-    _check_told(dataset, "RandomDataset", rerandomizes)
-    return not (reshuffles is False or reshuffles is _NOT_TOLD) or bool(rerandomizes is not _NOT_TOLD and rerandomizes)
+    setting = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
+    _check_told(dataset, "ShuffleDataset", setting)
+    return setting is not False and setting is not _NOT_TOLD
 
 
 def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:

@@ -25,11 +25,11 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from trainer_kit.distribution.tensorflow_internals import (
-    draws_new_orders,
     functions_of,
     inputs_of,
     is_nondeterministic,
     is_unseeded,
+    reshuffles,
     without_adapter,
 )
 from trainer_kit.inputs.batch_function import label_of
@@ -280,8 +280,15 @@ def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
         yield "any_order", f"{name}: deterministic=False"
     if is_unseeded(part):
         yield "unseeded", name
-    if draws_new_orders(part):
+    if _draws_new_orders(part):
         yield "new_orders", name
+
+
+def _draws_new_orders(part: Any) -> bool:
+    """Whether each iterator draws another order or other numbers; of Dataset.random only the op knows."""
+    if kind_of(part) != "Random":
+        return reshuffles(part)
+    return any(node.attr["rerandomize_each_iteration"].b for node in _graph_of(part).node)
 
 
 def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
@@ -296,7 +303,7 @@ def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
             continue
         seen.add((id(below), bool(between)))
         kind = kind_of(below)
-        if draws_new_orders(below) and between:
+        if _draws_new_orders(below) and between:
             yield "not_savable", f"{_spelled(kind)}, {between}, repeat()"
         if kind not in _HAND_ON:
             between = between or _spelled(kind)
@@ -306,15 +313,25 @@ def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
 def _of_graph(part: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for a dataset and what it is made from, as the graph that TensorFlow has."""
     try:
-        variant = tf.data.experimental.to_variant(part)
-        text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
+        graph = _graph_of(part)
     except tf.errors.OpError:
         yield "unknown", name
         return
-    for node in nodes(tf.compat.v1.GraphDef.FromString(text.numpy())):
+    for node in nodes(graph):
         yield from _of_op(node, name)
         if node.op.startswith("Shuffle"):
             yield "new_orders", f"{name}: {_spelled(kind_named(node.op))}"
+
+
+def _graph_of(part: Any) -> Any:
+    """Returns the GraphDef that TensorFlow makes of a dataset and all that it is made from, arrays in memory included.
+
+    Raises:
+      tf.errors.OpError: when it cannot make one.
+    """
+    variant = tf.data.experimental.to_variant(part)
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
+    return tf.compat.v1.GraphDef.FromString(text.numpy())
 
 
 def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
