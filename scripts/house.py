@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import trainer_kit
+from scripts.private_names import private_uses
 from scripts.source_files import Source, documented, is_annotated, length
 
 PACKAGE = "trainer_kit"
@@ -36,6 +37,16 @@ ONLY_IN = {
 LIGHT_FLOORS = (*BASE, "config", "process")
 LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
 RECOGNISER_LINES = 60  # of the one small module that may import tf_keras, to tell its objects from others
+
+# Where names may be used that a library does not publish: one module for each library, and the doors, which translate
+# programs of other frameworks that use private names.
+INTERNALS = (
+    "config.sources.gin_internals",
+    "distribution.keras_internals",
+    "distribution.tensorflow_internals",
+    "testing.multiprocessing_internals",
+    "compat",
+)
 
 FILE_LINES, SHORTER_FILES = 300, {"trainer_kit.train": 100}  # train is wiring only
 FUNCTION_LINES, LONGER_FUNCTIONS = 40, {"run_experiment": 80}
@@ -178,6 +189,15 @@ def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
     ]
 
 
+def private_names_in_their_modules(sources: Sequence[Source]) -> list[str]:
+    """What a library does not publish, and another module's private names, are used in INTERNALS only."""
+    users: dict[str, str] = {}
+    for use in private_uses(sources):
+        if not any(is_within(use.module, f"{PACKAGE}.{room}") for room in INTERNALS):
+            users.setdefault(use.module, f"{use.module}:{use.line} uses {use.name}, which is not public: {use.text}")
+    return list(users.values())
+
+
 def safe_yaml(sources: Sequence[Source]) -> list[str]:
     """YAML is read by safe loaders only: yaml.load needs one, or a class made from one, by name."""
     breaches = []
@@ -254,6 +274,7 @@ RULES: tuple[Rule, ...] = (
     one_tf_keras_recogniser,
     experiments_use_public_names,
     package_knows_no_experiment,
+    private_names_in_their_modules,
     safe_yaml,
     names_say_what_is_inside,
     module_docstrings,

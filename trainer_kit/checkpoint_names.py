@@ -52,11 +52,16 @@ def require_step(step: int, there: Iterable[int]) -> None:
         raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; 0 starts again")
 
 
-def pointer_text(names: Sequence[str]) -> str:
+def pointer_text(names: Sequence[str], times: Sequence[float] = (), preserved: float | None = None) -> str:
     """Returns what TensorFlow's pointer file says of checkpoints in its own folder.
 
     Args:
       names: `ckpt-<step>`, at least one; the last is the one that `tf.train.latest_checkpoint` returns.
+      times: when each was saved, in seconds since 1970. TensorFlow's manager, when it goes on in the folder, removes
+        only checkpoints whose time is known.
+      preserved: the time up to which TensorFlow's manager keeps checkpoints for ever; None: it is not said.
     """
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+    lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
+    lines += [] if preserved is None else [f"last_preserved_timestamp: {preserved!r}"]
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import orbit
 import pytest
 import tensorflow as tf
 
@@ -262,3 +263,57 @@ def test_a_manager_that_is_left_keeps_neither_the_model_nor_a_thread_and_may_sav
     keras.utils.clear_session()
     gc.collect()
     assert model() is None
+
+
+def test_all_that_tensorflows_manager_can_do_is_ours_and_none_of_its_state_is_used(tmp_path: Path) -> None:
+    theirs = tf.train.CheckpointManager
+    public = {name for name in vars(theirs) if not name.startswith("_")}
+    assert public <= set(vars(CheckpointManager))
+    plain = theirs(tf.train.Checkpoint(), str(tmp_path / "plain"), max_to_keep=1)
+    hidden = {name for name in (*vars(theirs), *vars(plain)) if name.startswith("_") and not name.endswith("__")}
+    manager = _Run(tmp_path / "run").manager
+    assert hidden & {*vars(CheckpointManager), *vars(manager)} == set()
+
+
+def test_a_folder_or_a_number_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    with pytest.raises(UsageError, match="max_to_keep=0: at least one"):
+        CheckpointManager(tf.train.Checkpoint(), str(tmp_path), max_to_keep=0, step_counter=step, checkpoint_interval=1)
+
+
+class _Steps(orbit.AbstractTrainer):
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+
+    def train(self, num_steps: tf.Tensor) -> None:
+        for _ in range(int(num_steps)):
+            self._run.train()
+
+
+def test_orbits_own_controller_saves_and_restores_with_it(tmp_path: Path) -> None:
+    for begun, end in ((0, 2), (2, 4)):
+        run = _Run(tmp_path)
+        controller = orbit.Controller(
+            trainer=_Steps(run), global_step=run.step, steps_per_loop=1, checkpoint_manager=run.manager
+        )
+        assert int(run.step.numpy()) == begun  # it restores when it is made
+        controller.train(end)
+    assert run.manager.latest_checkpoint == str(tmp_path / "ckpt-4")
+    assert run.manager.checkpoints == [str(tmp_path / f"ckpt-{step}") for step in (3, 4)]
+    assert (run.manager.directory, run.manager.checkpoint_interval) == (str(tmp_path), 1)
+    assert controller.restore_checkpoint(str(tmp_path / "ckpt-3")) and int(run.step.numpy()) == 3
+
+
+def test_tensorflows_manager_goes_on_in_the_folder_and_rotates_what_was_saved(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    for _ in range(3):
+        run.train()
+        run.manager.save()
+    run.manager.sync()
+    saved = [str(tmp_path / f"ckpt-{step}") for step in (2, 3)]
+    state = tf.train.get_checkpoint_state(str(tmp_path))
+    assert (state.model_checkpoint_path, list(state.all_model_checkpoint_paths)) == (saved[-1], saved)
+    theirs = tf.train.CheckpointManager(run.manager.checkpoint, str(tmp_path), max_to_keep=2)
+    assert (theirs.latest_checkpoint, theirs.checkpoints) == (saved[-1], saved)
+    theirs.save(4)
+    assert list(complete_checkpoints(str(tmp_path))) == [3, 4]

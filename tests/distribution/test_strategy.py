@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.devices import configure_devices
-from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.distribution.strategy import create_strategy, runtime_has_started
 from trainer_kit.errors import UsageError
 
 DEFAULT = type(tf.distribute.get_strategy())
@@ -113,3 +115,15 @@ def test_configuring_more_cpus_than_there_are_is_too_late() -> None:
     assert len(tf.config.list_logical_devices("CPU")) == 4
     with pytest.raises(UsageError, match=r"runtime\.virtual_cpus: TensorFlow is already in use .* with 4 CPU"):
         configure_devices(RuntimeConfig(virtual_cpus=5))
+
+
+def test_that_the_runtime_has_started_is_told_and_asking_neither_starts_it_nor_changes_anything() -> None:
+    threads = "tf.config.threading.get_inter_op_parallelism_threads()"
+    code = (
+        "import tensorflow as tf; from trainer_kit.distribution.strategy import runtime_has_started as asked; "
+        f"before = [asked(), asked(), {threads}]; tf.constant(1); print(before, asked(), {threads})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[False, False, 0] True 0"
+    tf.constant(1)
+    assert runtime_has_started()

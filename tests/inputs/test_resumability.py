@@ -299,6 +299,13 @@ def test_a_shuffle_inside_a_dataset_that_tensorflow_made_is_seen() -> None:
     assert _read(iter(dataset), 9) != _read(iter(dataset), 9)
 
 
+@pytest.mark.parametrize("again", [None, False, True])
+def test_numbers_that_are_drawn_anew_by_each_iterator_are_seen(again: bool | None) -> None:
+    dataset = D.random(seed=1, rerandomize_each_iteration=again)
+    assert examine(dataset).new_orders == (("Dataset.random()",) if again else ())
+    assert (_read(iter(dataset), 9) != _read(iter(dataset), 9)) == bool(again)
+
+
 @pytest.mark.parametrize("name", BY_SKIPPING)
 def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, files: list[str]) -> None:
     make, named = BY_SKIPPING[name]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 
 
@@ -28,7 +28,7 @@ from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
     ],
 )
 def test_python_and_random_numbers_have_a_state_that_is_not_saved(op: str, state: str | None) -> None:
-    definition = op_def_registry.get(op)
+    definition = op_definition(op)
     assert (definition is None) == (op == "NoSuchOp")
     assert unsaved_state(op, definition) == state
 

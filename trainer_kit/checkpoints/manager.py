@@ -30,17 +30,23 @@ from trainer_kit.checkpoints.folder import (
     remove_unfinished,
     set_aside,
 )
-from trainer_kit.checkpoints.state.restore import end_saver, restore
+from trainer_kit.checkpoints.pointer_file import PointerFile
+from trainer_kit.checkpoints.state.restore import restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_first import WrittenAfter
-from trainer_kit.errors import DivergedError, StorageError
+from trainer_kit.distribution.tensorflow_internals import end_saver, take_failure_of_save
+from trainer_kit.errors import DivergedError, StorageError, UsageError
 from trainer_kit.held_folder import check_held, remove_made_again
 
 _LOG = logging.getLogger(__name__)
 
 
 class CheckpointManager(tf.train.CheckpointManager):
-    """TensorFlow's manager, with asynchronous saves, commit records, rotation of our own and a strict restore.
+    """Saves in the background with commit records, rotates, and restores strictly.
+
+    It does all itself, with `tf.train.Checkpoint.write` and a pointer file in TensorFlow's format, and is a
+    tf.train.CheckpointManager only because Orbit's Controller asserts one: every public name is its own, and none of
+    the state of TensorFlow's class exists.
 
     A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it. Rotation
     counts and removes only checkpoints that have a record of this run; one with a file `ckpt-<step>.pin` stays.
@@ -72,13 +78,15 @@ class CheckpointManager(tf.train.CheckpointManager):
       from_step: of the checkpoint to go on from, in place of the newest; 0: begin anew. The later ones stay where they
         are until `archive_later`: the one that is named may not fit.
 
+    Raises:
+      UsageError: when max_to_keep is below 1, or a step to go back to does not exist.
+
     Attributes:
       saved_step: the step of the checkpoint that was saved or restored last; -1 before the first.
       saved_path: its prefix.
       goes_back_to: `from_step`, or that of a process which died before it was done with it; None: to none.
     """
 
-    _last_checkpoint_step: int | None
     saved_step: int = -1
     saved_path: str | None = None
     goes_back_to: int | None
@@ -112,19 +120,43 @@ class CheckpointManager(tf.train.CheckpointManager):
         self.source = directory
         self._own_folder = None if keeps else tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
         self._keeps, self._for_training, self._partial, self._loose = keeps, for_training, partial, loose
-        self._keep_newest, self._in_flight, self._asynchronous = max_to_keep, "", asynchronous
+        self._keep_newest, self._in_flight, self._asynchronous = _at_least_one(max_to_keep), "", asynchronous
         self._before_save, self._before_files, self._recorded = before_save, before_files, recorded
         self._sound, self._agree, self._spared, self._run_id = sound, agree, spared, run_id
         self._after_restore, self.goes_back_to, self._begun, self._begun_at = after_restore, None, False, -1
         self._start = self._first(from_step) if for_training else None
-        with tempfile.TemporaryDirectory() as nothing:  # TensorFlow goes by the pointer file, and fails on an empty one
-            counts = {"step_counter": step_counter, "checkpoint_interval": checkpoint_interval}
-            super().__init__(checkpoint, nothing, max_to_keep=max_to_keep, init_fn=init_fn, **counts)
-        self._directory = self._own_folder.name if self._own_folder else directory
-        self._checkpoint_prefix = os.path.join(self._directory, "ckpt")
+        self._tracked, self._steps, self._interval = checkpoint, step_counter, checkpoint_interval
+        self._initialize = init_fn
+        self._folder = self._own_folder.name if self._own_folder else directory
+        self._pointer = PointerFile(self._folder)
         self._follow_folder()
         if self._start and keeps and self.goes_back_to is None:
-            self._sweep()  # a process that died may have left one too many
+            self._rotate()  # a process that died may have left one too many
+
+    @property
+    def directory(self) -> str:
+        """The folder that saves go to: the run's; on a worker that is not the chief, one of its own."""
+        return self._folder
+
+    @property
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """What is saved and restored."""
+        return self._tracked
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Steps between saves."""
+        return self._interval
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The prefix of the newest checkpoint that is complete."""
+        return self._pointer.newest
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The prefixes of the checkpoints in the pointer file, the oldest first."""
+        return self._pointer.listed
 
     def save(
         self,
@@ -137,17 +169,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         Raises:
           StorageError: when this save, or the one before it in the background, cannot be written.
         """
-        step = int(self._step_counter.numpy())
-        last = self._last_checkpoint_step
-        if last is not None and (step == last or (check_interval and step < last + self._checkpoint_interval)):
+        step, last = self._step, self.saved_step
+        if last >= 0 and (step == last or (check_interval and step < last + self._interval)):
             return None
         self.sync()  # of the save before: its failure is told as its own
-        options = copy.copy(options) if options else tf.train.CheckpointOptions(enable_async=self._asynchronous)
-        if self._keeps:
-            options.experimental_write_callbacks = [self._commit]
-            shards = options.experimental_sharding_callback
-            options.experimental_sharding_callback = WrittenAfter(self._write_first, shards)
-        prefix = f"{self._prefix}-{step if checkpoint_number is None else int(checkpoint_number)}"
+        prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
         try:
             check_held(prefix)
             if self._keeps:
@@ -158,12 +184,23 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._before_save(prefix)
             files.reach("checkpoint.save", prefix)
             self._saving = prefix
-            super().save(step_of(prefix), check_interval=False, options=options)
+            self.saved_step, self.saved_path = step, prefix
+            self.checkpoint.save_counter.assign_add(1)
+            self.checkpoint.write(prefix, self._options(options))
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._failed(prefix, error) from error
-        self._in_flight = self.saved_path = prefix
-        self.saved_step = step
+        self._in_flight = prefix
         return prefix
+
+    def _options(self, given: tf.train.CheckpointOptions | None) -> tf.train.CheckpointOptions:
+        """Returns a caller's options, or ours, with what happens before and after the files of a save are written."""
+        options = copy.copy(given) if given else tf.train.CheckpointOptions(enable_async=self._asynchronous)
+        callbacks = [self._commit] if self._keeps else options.experimental_write_callbacks or []
+        options.experimental_write_callbacks = [*callbacks, self._point_to]
+        if self._keeps:
+            shards = options.experimental_sharding_callback
+            options.experimental_sharding_callback = WrittenAfter(self._write_first, shards)
+        return options
 
     def sync(self) -> None:
         """Waits for the save in flight.
@@ -171,9 +208,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         Raises:
           StorageError: when it failed. TensorFlow itself would say so with the next save only, or never.
         """
-        super().sync()
+        self.checkpoint.sync()
         asked, self._in_flight = self._in_flight, ""
-        error = _failure_in_background(self.checkpoint)
+        error = take_failure_of_save(self.checkpoint)
         if error is not None or (asked and asked != self.latest_checkpoint):  # which moves when a save is complete
             raise self._failed(asked, error) from error
 
@@ -209,14 +246,14 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when none is whole.
           DivergedError: when none is sound.
         """
-        if self._begun and (not self._for_training or int(self._step_counter.numpy()) == self._begun_at):
+        if self._begun and (not self._for_training or self._step == self._begun_at):
             return self._start
         path, self._start = self.newest() if self._begun else self._start, None
         self._begun = True
         try:
             return self._restore_sound(path)
         finally:
-            self._begun_at = int(self._step_counter.numpy())
+            self._begun_at = self._step
 
     def _restore_sound(self, path: str | None) -> str | None:
         """Restores the checkpoint at `path`, or the newest sound one before it, or calls init_fn."""
@@ -232,15 +269,14 @@ class CheckpointManager(tf.train.CheckpointManager):
                     f"every checkpoint in {self.source} holds weights that are not finite; they were moved to "
                     f"{DIVERGED}/: start again with --from_step=0, and a lower learning rate or gradient clipping"
                 )
-        if self._for_training and self._init_fn is not None:
-            self._init_fn()
+        if self._for_training and self._initialize is not None:
+            self._initialize()
         return None
 
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is an interval after it."""
         restore(self.checkpoint, path, whole=self._for_training, partial=self._partial, loose=self._loose)
-        self._last_checkpoint_step = self.saved_step = int(self._step_counter.numpy())
-        self.saved_path = path
+        self.saved_step, self.saved_path = self._step, path
         self._after_restore(path)
 
     def discard(self, path: str) -> str | None:
@@ -275,6 +311,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         self.sync()
         return self._newest()
 
+    @property
+    def _step(self) -> int:
+        return int(self._steps.numpy())
+
     def _first(self, from_step: int | None) -> str | None:
         """Returns the prefix of the checkpoint that the run goes on from, on every worker."""
         if self._keeps:
@@ -294,12 +334,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
 
     def _follow_folder(self) -> None:
-        """Makes the checkpoints that are there those that TensorFlow's manager knows of and puts in its pointer."""
-        there = complete_checkpoints(self._directory).values()
-        self._maybe_delete.clear()
-        if self._keeps and self._for_training:  # else another process removes them
-            self._maybe_delete.update({path: os.path.getmtime(f"{path}.index") for path in there})
-        self._latest_checkpoint = next(reversed(there), None)
+        """Makes the checkpoints that are there those of the pointer file, which the next save writes."""
+        there = complete_checkpoints(self._folder).values()
+        self._pointer.follow(there, list_them=self._keeps and self._for_training)
 
     def _write_first(self) -> None:
         """In the thread of the save, before the variables are written."""
@@ -318,29 +355,29 @@ class CheckpointManager(tf.train.CheckpointManager):
         unmark([prefix], run_id)
         files.reach("checkpoint.pointer", prefix)
 
-    def _sweep(self) -> None:
+    def _point_to(self, prefix: str) -> None:
+        """In the thread of the save, last: makes it the newest in the pointer file, and removes older ones."""
+        self._pointer.add(prefix)
+        self._rotate()
+
+    def _rotate(self) -> None:
         """Removes all but the newest checkpoints and those that are pinned or spared; in the thread of the save.
 
-        Overrides TensorFlow's, which knows neither pins nor checkpoints of others. A checkpoint leaves the pointer file
-        before it loses a file.
+        A checkpoint leaves the pointer file before it loses a file.
         """
-        check_held(self._directory)
-        there, run_id = complete_checkpoints(self._directory), self._run_id()
+        check_held(self._folder)
+        there, run_id = complete_checkpoints(self._folder), self._run_id()
         own = [path for path in there.values() if not self._keeps or is_own(path, run_id)]
         old = [path for path in own[: -self._keep_newest] if not os.path.exists(f"{path}.pin")]
         spared = self._spared([step_of(path) for path in old])
         old = [path for path in old if step_of(path) not in spared]
-        gone = [path for path in self._maybe_delete if step_of(path) not in there]
-        for path in [*old, *gone]:
-            self._maybe_delete.pop(path, None)
-        if old:
-            self._record_state()
+        self._pointer.drop([*old, *(path for path in self._pointer.listed if step_of(path) not in there)])
         for path in old:
             remove_checkpoint(path, run_id)
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes what the failed save has left, and returns what to tell."""
-        self._last_checkpoint_step, self.saved_step = None, -1  # else the same step would not be tried again
+        self.saved_step = -1  # else the same step would not be tried again
         what = "was not written"
         if os.path.exists(prefix + RECORD):
             what = "was written, but not the file that points to it, or an older one was not removed"
@@ -350,10 +387,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
 
 
-def _failure_in_background(checkpoint: tf.train.Checkpoint) -> Exception | None:
-    """Takes the error of the last asynchronous save from TensorFlow, which would raise it once more at exit."""
-    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
-    error = getattr(saver, "_async_error", None)
-    if saver is not None:
-        saver._async_error = None
-    return error
+def _at_least_one(max_to_keep: int) -> int:
+    if max_to_keep < 1:
+        raise UsageError(f"max_to_keep={max_to_keep}: at least one checkpoint has to stay")
+    return max_to_keep

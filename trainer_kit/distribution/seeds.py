@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import random
 from types import ModuleType
 
 import keras
 
+from trainer_kit.distribution.keras_internals import seed_keras_2
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.deferred_imports import when_imported
 
@@ -36,4 +36,4 @@ def _seed_keras_2(seed: int, keras_2: ModuleType) -> None:
     """Does what its set_random_seed does, but for Python, NumPy and TensorFlow: numbers may be drawn already."""
     # Its layers then draw from generators, whose state is in checkpoints; else from ops that begin anew.
     keras_2.backend.experimental.enable_tf_random_generator()
-    keras_2.src.backend._SEED_GENERATOR.generator = random.Random(seed)
+    seed_keras_2(keras_2, seed)

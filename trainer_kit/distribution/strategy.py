@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
-from tensorflow.python.eager import context as eager_context
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.cluster import Cluster, read_cluster
@@ -110,8 +109,19 @@ def _check_devices(devices: tuple[str, ...]) -> None:
 
 def _wait_for_others(cluster: Cluster, timeout_seconds: float | None) -> None:
     _LOG.info("%s %d waits for all %d workers to start", cluster.task_type, cluster.task_index, cluster.workers)
-    if not eager_context.context()._initialized:  # else it is too late, and TensorFlow says so at once
+    if not runtime_has_started():  # else it is too late, and TensorFlow says so at once
         wait_for_workers(cluster, timeout_seconds)
+
+
+def runtime_has_started() -> bool:
+    """Whether TensorFlow's runtime has started: it takes no other number of threads from then on. Starts nothing."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return False
 
 
 def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_NEITHER_ON_NOR_OFF = tf.__internal__.autograph.control_status_ctx()  # as outside of every tf.function
+from trainer_kit.distribution.tensorflow_internals import converted_by_autograph
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,4 +22,4 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if tf.executing_eagerly():
         return function
-    return tf.__internal__.autograph.tf_convert(function, _NEITHER_ON_NOR_OFF)
+    return converted_by_autograph(function)

@@ -61,8 +61,9 @@ class BatchFunction:
                 return changed
             return (tuple(changed) if isinstance(changed, list) else changed, seeds)  # as tf.data packs a list
 
-        call.label = self.label
-        return batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
+        made = batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
+        made.label = self.label
+        return made
 
     def _call(self, batch: Any, seeds: tf.Tensor | None) -> Any:
         function = converted(self._function)
@@ -71,9 +72,9 @@ class BatchFunction:
         return function(batch, seeds) if self._seed_by == "position" else function(batch, seed=seeds)
 
 
-def label_of(function: Any) -> str | None:
-    """Returns the label of the user's function that a dataset's function calls; None when it calls none."""
-    return getattr(function, "label", None)
+def label_of(dataset: Any) -> str | None:
+    """Returns the label of the user's function that `BatchFunction.over` has made a dataset call; None for others."""
+    return getattr(dataset, "label", None)
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:

@@ -23,9 +23,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from trainer_kit.distribution.tensorflow_internals import (
+    functions_of,
+    inputs_of,
+    is_nondeterministic,
+    is_unseeded,
+    reshuffles,
+    without_adapter,
+)
 from trainer_kit.inputs.batch_function import label_of
+from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 from trainer_kit.inputs.transformations import kind_named, kind_of, transformations
 
@@ -204,12 +212,12 @@ def _of_source(dataset: tf.data.Dataset, deterministic_ops: bool) -> Iterator[tu
     in_any_order = dataset.options().deterministic is False
     for part in transformations(dataset):
         name = _spelled(kind_of(part))
-        set_here = str(getattr(part, "_deterministic", "")).lower() == "false"
+        set_here = is_nondeterministic(part)
         if not deterministic_ops and (set_here or in_any_order) and kind_of(part).startswith("Parallel"):
             yield "any_order", f"{name}: deterministic=False"
-        for wrapper in part._functions():
-            label = label_of(wrapper._func)
-            for node in nodes(wrapper.function.graph.as_graph_def()):
+        label = label_of(part)
+        for graph in functions_of(part):
+            for node in nodes(graph.as_graph_def()):
                 changes = _CHANGES_A_VARIABLE.search(node.op)
                 for field, text in _of_op(node, label or name):
                     if label and field in ("random_ops", "python", "state"):
@@ -259,8 +267,7 @@ def _spelled(kind: str) -> str:
 
 def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for one transformation."""
-    if type(part).__name__ == "DatasetV1Adapter":  # passes on inputs and functions of what it stands for
-        part = part._dataset
+    part = without_adapter(part)
     kind = kind_of(part)
     name = _spelled(kind)
     if kind == "Variant":  # TensorFlow made it from another one, such as the numbers of enumerate
@@ -269,25 +276,26 @@ def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
     yield from _of_kind(kind, name)
     if kind == "ParallelInterleave":  # only the op knows
         yield from (found for found in _of_graph(part, name) if found[0] in ("any_order", "unknown"))
-    elif str(getattr(part, "_deterministic", "")).lower() == "false":
+    elif is_nondeterministic(part):
         yield "any_order", f"{name}: deterministic=False"
-    seeds: list[Any] = [getattr(part, attribute, None) for attribute in ("_seed", "_seed2")]
-    if all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds):
+    if is_unseeded(part):
         yield "unseeded", name
     if _draws_new_orders(part):
         yield "new_orders", name
 
 
 def _draws_new_orders(part: Any) -> bool:
-    reshuffles = getattr(part, "_reshuffle_each_iteration", False) is not False
-    return reshuffles or bool(getattr(part, "_rerandomize", False))
+    """Whether each iterator draws another order or other numbers; of Dataset.random only the op knows."""
+    if kind_of(part) != "Random":
+        return reshuffles(part)
+    return any(node.attr["rerandomize_each_iteration"].b for node in _graph_of(part).node)
 
 
 def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for each shuffle below a repeat, unless all between hand on at once."""
     if kind_of(part) != "Repeat":
         return
-    waiting = [(below, "") for below in part._inputs()]
+    waiting = [(below, "") for below in inputs_of(part)]
     seen = set()
     while waiting:
         below, between = waiting.pop()
@@ -299,21 +307,31 @@ def _of_passes(part: Any) -> Iterator[tuple[str, str]]:
             yield "not_savable", f"{_spelled(kind)}, {between}, repeat()"
         if kind not in _HAND_ON:
             between = between or _spelled(kind)
-        waiting += [(input, between) for input in below._inputs()]
+        waiting += [(input, between) for input in inputs_of(below)]
 
 
 def _of_graph(part: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for a dataset and what it is made from, as the graph that TensorFlow has."""
     try:
-        variant = tf.data.experimental.to_variant(part)
-        text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
+        graph = _graph_of(part)
     except tf.errors.OpError:
         yield "unknown", name
         return
-    for node in nodes(tf.compat.v1.GraphDef.FromString(text.numpy())):
+    for node in nodes(graph):
         yield from _of_op(node, name)
         if node.op.startswith("Shuffle"):
             yield "new_orders", f"{name}: {_spelled(kind_named(node.op))}"
+
+
+def _graph_of(part: Any) -> Any:
+    """Returns the GraphDef that TensorFlow makes of a dataset and all that it is made from, arrays in memory included.
+
+    Raises:
+      tf.errors.OpError: when it cannot make one.
+    """
+    variant = tf.data.experimental.to_variant(part)
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
+    return tf.compat.v1.GraphDef.FromString(text.numpy())
 
 
 def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
@@ -329,14 +347,14 @@ def _of_kind(kind: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _of_functions(part: Any) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, text) for the ops in a transformation's functions, and in their functions."""
-    for wrapper in part._functions():
-        name = label_of(wrapper._func) or _spelled(kind_of(part))
-        for node in nodes(wrapper.function.graph.as_graph_def()):
+    name = label_of(part) or _spelled(kind_of(part))
+    for graph in functions_of(part):
+        for node in nodes(graph.as_graph_def()):
             yield from _of_op(node, name)
 
 
 def _of_op(node: Any, name: str) -> Iterator[tuple[str, str]]:
-    definition = op_def_registry.get(node.op)
+    definition = op_definition(node.op)
     hidden, text = unsaved_state(node.op, definition), f"{name}: {node.op}"
     if hidden == "python":
         yield "python", text

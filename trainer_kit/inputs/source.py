@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
-from tensorflow.python.eager import context as eager_context
 
+from trainer_kit.distribution.tensorflow_internals import operation_seeds_from_the_start
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.order import replicas_here
 from trainer_kit.inputs.position import Position
@@ -49,7 +47,7 @@ def made_inputs(
       UsageError: when it returns something else.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
-    with _seeds_of_operations():
+    with operation_seeds_from_the_start():
         made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
     if not isinstance(made, Source) and not hasattr(made, "element_spec"):
         name = getattr(build_inputs, "__qualname__", "build_inputs")
@@ -100,17 +98,3 @@ def _without(dataset: tf.data.Dataset, position: Position, here: int) -> tf.data
     if count != tf.data.INFINITE_CARDINALITY:
         count -= sum(min(here, max(0, count - (batch - position.batch) * here)) for batch in out)
     return used.apply(tf.data.experimental.assert_cardinality(count))
-
-
-@contextlib.contextmanager
-def _seeds_of_operations() -> Iterator[None]:
-    """Draws seeds of operations from the global seed anew, and goes on afterwards as if nothing had been drawn."""
-    context = eager_context.context()
-    if context._seed is None:
-        yield
-        return
-    kept, context._rng = context._rng, random.Random(context._seed)
-    try:
-        yield
-    finally:
-        context._rng = kept

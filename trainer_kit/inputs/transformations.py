@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import functions_of, inputs_of
+from trainer_kit.errors import TrainerKitError
 from trainer_kit.errors.user_frames import Frame, own_frames
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
@@ -19,14 +22,18 @@ _ENDLESS_OF_ENDLESS = {
 
 
 def transformations(dataset: Any) -> Iterator[Any]:
-    """Yields the dataset and all datasets that it is made from, each once; not those inside its functions."""
+    """Yields the dataset and all datasets that it is made from, each once; not those inside its functions.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell.
+    """
     waiting, seen = [dataset], set()
     while waiting:
         part = waiting.pop()
         if id(part) not in seen:
             seen.add(id(part))
             yield part
-            waiting += part._inputs()
+            waiting += inputs_of(part)
 
 
 def never_ends(dataset: Any) -> bool:
@@ -40,7 +47,7 @@ def never_ends(dataset: Any) -> bool:
     known = int(dataset.cardinality())
     if known != tf.data.UNKNOWN_CARDINALITY:
         return known == tf.data.INFINITE_CARDINALITY
-    inputs = dataset._inputs()
+    inputs = inputs_of(dataset)
     return kind_of(dataset) in _ENDLESS_OF_ENDLESS and bool(inputs) and all(map(never_ends, inputs))
 
 
@@ -52,9 +59,9 @@ def line_of_failed_op(message: str, dataset: Any) -> Frame | None:
       dataset: that was read; anything else has no such functions.
     """
     names = _NODE.findall(message)
-    for part in transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
-        for wrapper in part._functions():
-            for operation in wrapper.function.graph.get_operations():
+    with contextlib.suppress(TrainerKitError):  # a TensorFlow that does not tell what a dataset is made of
+        for part in transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
+            for operation in (operation for graph in functions_of(part) for operation in graph.get_operations()):
                 if operation.name in names and (frames := own_frames(operation.traceback)):
                     return frames[-1]
     return None

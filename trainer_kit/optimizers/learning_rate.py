@@ -11,6 +11,7 @@ from keras.optimizers.schedules import CosineDecay, ExponentialDecay, PiecewiseC
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig, WarmupConfig
+from trainer_kit.distribution.keras_internals import learning_rate_of, replace_learning_rate
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
     PowerAndLinearDecay,
@@ -68,7 +69,7 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     if isinstance(optimizer, Mapping):
         return {name: current_learning_rate(one, step) for name, one in optimizer.items()}
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    schedule = getattr(optimizer, "_learning_rate", None)  # Keras' public property evaluates it at iterations only
+    schedule = learning_rate_of(optimizer)
     if step is None or not isinstance(schedule, Schedule):
         schedule = getattr(optimizer, "learning_rate", None)
     if schedule is None:
@@ -91,7 +92,7 @@ class ConfiguredRates:
     def __init__(self, optimizer: Any) -> None:
         named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
         inner = {name: getattr(one, "inner_optimizer", one) for name, one in named.items()}
-        rates = {name: _rate_of(one) for name, one in inner.items()}
+        rates = {name: learning_rate_of(one) for name, one in inner.items()}
         self._variables = {
             name: rate for name, rate in rates.items() if isinstance(rate, (keras.Variable, tf.Variable))
         }
@@ -106,12 +107,6 @@ class ConfiguredRates:
         for name, rate in self._configured.items():
             if before is not None and before.get(name) != rate:
                 self._variables[name].assign(rate)
-
-
-def _rate_of(optimizer: Any) -> Any:
-    """The variable, or schedule, that an optimizer has its rate in; a legacy one of tf_keras shows it as it is."""
-    rate = getattr(optimizer, "_learning_rate", None)
-    return getattr(optimizer, "learning_rate", None) if rate is None else rate
 
 
 class Scaled(Schedule):
@@ -141,11 +136,10 @@ def scale_learning_rate(optimizer: Any, factor: float) -> bool:
     Takes effect in functions that are traced afterwards.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(optimizer, "_learning_rate", None)
-    if not isinstance(optimizer, keras.Optimizer) or rate is None:
+    if not isinstance(optimizer, keras.Optimizer):
         return False
-    optimizer._learning_rate = Scaled(rate.rate if isinstance(rate, Scaled) else rate, factor)
-    return True
+    rate = learning_rate_of(optimizer)
+    return replace_learning_rate(optimizer, Scaled(rate.rate if isinstance(rate, Scaled) else rate, factor))
 
 
 def _schedule(config: LrConfig) -> float | Schedule:

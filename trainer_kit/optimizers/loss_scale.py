@@ -7,7 +7,7 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -41,6 +41,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> None:
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
         self.changes = dynamic
+        self._built_with: Callable[[], list[Any]] = list
         first = {"aggregation": "only_first_replica"}
         self.step_counter = self.add_variable((), "zeros", "int", name="step_counter", **first)
         initial = keras.initializers.Constant(initial_scale)
@@ -48,6 +49,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the inner optimizer's variables for `variables`; in strategy scope."""
+        given = list(variables)
+        self._built_with = lambda: given  # a list as an attribute would be tracked, and so be part of checkpoints
         self.inner_optimizer.build(variables)
         keras.optimizers.Optimizer.build(self, variables)  # past Keras' own, which would make the scale again
 
@@ -62,7 +65,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           grads: this replica's; None for variables that keep their values.
           trainable_variables: as many; None: those it was built with.
         """
-        given = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        given = list(self._built_with() if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(given)
         inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)

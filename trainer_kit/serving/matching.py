@@ -7,6 +7,7 @@ of the checkpoint that may be the model, and what fits most is taken.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from trainer_kit.checkpoints.state.checkpoint_graph import ROOT, CheckpointGraph
 from trainer_kit.checkpoints.state.variables import canonical_paths, model_variables
@@ -137,9 +137,16 @@ def _keras_two_children(model: Any) -> dict[str, Any]:
     """The layers as Keras 2 numbered them in its TensorFlow format, and those that are attributes by their names."""
     weighted = [layer for layer in model.layers if layer.weights]
     numbered = {f"layer_with_weights-{number}": layer for number, layer in enumerate(weighted)}
-    if isinstance(model, (keras.Sequential, Functional)):
+    if isinstance(model, (keras.Sequential, _functional())):
         return numbered
     return dict(tf.train.TrackableView.children(model))
+
+
+@functools.cache
+def _functional() -> type[keras.Model]:
+    """Returns the class of models that are made from inputs and outputs, which Keras gives no public name."""
+    inputs = keras.Input((1,), name="inputs")
+    return type(keras.Model(inputs, inputs, name="functional"))
 
 
 def _remembering(children_of: Children) -> Children:

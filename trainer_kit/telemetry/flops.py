@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import with_calls_inlined
 from trainer_kit.telemetry.model_stats import count_parameters
 
 # Operations whose work is in another function, which the profiler does not look into.
@@ -99,9 +100,7 @@ def _trace(model: Callable[..., Any], spec: Any) -> Any:
 def _inlined(concrete: Any) -> Any:
     if any(operation.type in _CALLS for operation in concrete.graph.get_operations()):
         # The one way to have called functions (a layer with a tf.function, a loaded SavedModel) put in their place.
-        from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-        return convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+        return with_calls_inlined(concrete)
     return concrete
 
 

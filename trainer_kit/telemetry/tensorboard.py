@@ -19,6 +19,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ class SummaryManager:
     def __init__(self, directory: str | None) -> None:
         self._directory = directory
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._handles: weakref.WeakKeyDictionary[tf.summary.SummaryWriter, tf.Tensor] = weakref.WeakKeyDictionary()
         self._skipped: set[str] = set()
         self._newest: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
@@ -168,8 +170,10 @@ class SummaryManager:
             # The public writer takes summaries only, and needs three times as long. A tensor, because the operation
             # is slow to convert what is none.
             serialized = tf.constant(event.SerializeToString())
+            if writer not in self._handles:
+                self._handles[writer] = _handle(writer)
             for _ in range(times):
-                tf.raw_ops.ImportEvent(writer=writer._resource, event=serialized)
+                tf.raw_ops.ImportEvent(writer=self._handles[writer], event=serialized)
             writer.flush()
 
     def _warn(self, name: str, value: Any) -> None:
@@ -219,6 +223,17 @@ class TensorBoardWriter:
         """Flushes both managers, and closes those that can be closed."""
         for manager in self._managers.values():
             getattr(manager, "close", manager.flush)()
+
+
+def _handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
+    """Returns TensorFlow's resource behind a writer. The public way to it: what a function that flushes it captures."""
+
+    @tf.function(autograph=False)
+    def flush() -> None:
+        writer.flush()
+
+    (handle,) = flush.get_concrete_function().captured_inputs
+    return handle
 
 
 def _add_scalar(summary: Any, name: str, number: float) -> None:

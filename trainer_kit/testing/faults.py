@@ -27,6 +27,7 @@ WRITE_POINTS: tuple[str, ...] = (
     *("checkpoint.record" + step for step in _WHOLE),
     "checkpoint.unmark",
     "checkpoint.pointer",
+    *("checkpoint.pointer_file" + step for step in _WHOLE),
     "checkpoint.remove",
     "best.weights",
     *("best.record" + step for step in _WHOLE),

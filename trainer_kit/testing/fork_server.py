@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from trainer_kit.errors import UsageError
+from trainer_kit.testing.multiprocessing_internals import stop_fork_server
 
 TRAIN = "train"
 _PRELOADED = "trainer_kit.testing.preloaded"
@@ -113,7 +114,7 @@ class ForkServer:
         self._context = multiprocessing.get_context("forkserver")
         if missing := [name for name in self._needs if name not in self._needed]:
             self._needed.extend(missing)
-            forkserver._forkserver._stop()  # type: ignore[attr-defined]  # nothing if there is none
+            stop_fork_server()
         self._context.set_forkserver_preload([*self._preload, *self._needed])
         with _quiet_tensorflow():
             forkserver.ensure_running()

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
 
 _LOG = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
       UsageError: when there are some and `required` is set.
     """
     ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
-    found = sorted(op for op in ops if unsaved_state(op, op_def_registry.get(op)))
+    found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
     if not found:
         return
     text = (

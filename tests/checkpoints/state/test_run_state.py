@@ -181,3 +181,10 @@ def test_arrays_and_variables_come_back_bit_by_bit(kind: str) -> None:
     _copied(source, _with(part=read)).load()
     found, expected = read.value["inner"][0], np.asarray(value)
     assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+
+
+def test_in_the_scope_of_a_strategy_the_variable_is_on_the_host_and_not_mirrored() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"], tf.distribute.ReductionToOneDevice()).scope():
+        variable = RunState().variable
+    assert not isinstance(variable, tf.distribute.DistributedValues)
+    assert variable.device.endswith("CPU:0") and variable.dtype == tf.string

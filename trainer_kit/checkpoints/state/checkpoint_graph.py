@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
+from trainer_kit.distribution.tensorflow_internals import object_graph
 from trainer_kit.errors import StorageError, UsageError
 
 _GRAPH, _ATTRIBUTES = "_CHECKPOINTABLE_OBJECT_GRAPH", "/.ATTRIBUTES/"
@@ -44,7 +44,7 @@ class CheckpointGraph:
                 f"{prefix} names its values only, as checkpoints of TensorFlow 1 do, and not the objects that they are "
                 "of; read it with tf.train.load_checkpoint and assign the values yourself"
             )
-        graph = TrackableObjectGraph.FromString(self.value(_GRAPH))
+        graph = object_graph(self.value(_GRAPH))
         self.shapes = {
             key: tuple(shape)
             for key, shape in shapes.items()

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import functions_called
 from trainer_kit.errors.user_frames import own_frames
 
 _HARMLESS = re.compile(
@@ -60,9 +61,8 @@ def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
         return
     seen.add(id(graph))
     yield graph
-    for function in graph._functions.values():
-        if getattr(function, "graph", None) is not None:
-            yield from _graphs(function.graph, seen)
+    for called in functions_called(graph):
+        yield from _graphs(called, seen)
 
 
 def _captured(graph: Any) -> dict[int, list[Any]]:

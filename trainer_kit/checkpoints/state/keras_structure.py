@@ -16,8 +16,9 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.variables import model_variables
+from trainer_kit.distribution.tensorflow_internals import plain_node_class
 
-_Node = tf.__internal__.tracking.AutoTrackable
+_Node = plain_node_class()
 _LOG = logging.getLogger(__name__)
 
 

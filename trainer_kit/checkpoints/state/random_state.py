@@ -11,12 +11,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import global_seed_generator
-from tensorflow.python.ops import stateful_random_ops
+
+from trainer_kit.distribution.keras_internals import global_seed_generator, set_global_seed_generator
+from trainer_kit.distribution.tensorflow_internals import global_generator, plain_node_class
 
 _KINDS = (
-    *(tf.Variable, tf.Module, tf.random.Generator, tf.__internal__.tracking.AutoTrackable),
+    *(tf.Variable, tf.Module, tf.random.Generator, plain_node_class()),
     *(keras.Layer, keras.random.SeedGenerator, list, tuple, dict),
 )
 
@@ -27,14 +27,14 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
     Keras' serves keras.random functions without a seed; TensorFlow's is made from `seed` unless the user has set one.
     One that an earlier run in this process has left on the replicas of its own strategy is replaced.
     """
-    keras_generator = global_state.get_global_attribute("global_seed_generator")
+    keras_generator = global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
-        global_state.set_global_attribute("global_seed_generator", None)
-        global_seed_generator()
-    generator = stateful_random_ops.global_generator  # None: TensorFlow would make one from the machine's noise
+        keras_generator = keras.random.SeedGenerator()
+        set_global_seed_generator(keras_generator)
+    generator = global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
         tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
-    return {"keras": global_seed_generator().state.value, "tensorflow": tf.random.get_global_generator().state}
+    return {"keras": keras_generator.state.value, "tensorflow": tf.random.get_global_generator().state}
 
 
 def _is_of_another_strategy(variable: Any) -> bool:

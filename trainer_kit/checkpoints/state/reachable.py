@@ -16,12 +16,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import trackable_class
 from trainer_kit.errors.user_frames import is_framework
 
 _LARGEST = 10_000  # items of a container that is searched: a larger one is data
 _COUNTERS = {"_train_counter", "_test_counter", "_predict_counter"}  # of the loops of a tf_keras model, unused here
 _PLAIN = {int, float, complex, bool, str, bytes, type(None)}  # data in lists may be millions of such
-_HOLDERS = (tf.__internal__.tracking.Trackable, keras.Layer, keras.Optimizer, keras.Metric)
+_HOLDERS = (trackable_class(), keras.Layer, keras.Optimizer, keras.Metric)
 _TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 
 

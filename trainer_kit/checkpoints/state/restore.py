@@ -8,14 +8,12 @@ by `checkpoint_items`.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, missing_objects, readable
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
@@ -27,6 +25,7 @@ from trainer_kit.checkpoints.state.variables import (
     model_variables,
     optimizer_variables,
 )
+from trainer_kit.distribution.tensorflow_internals import object_graph
 from trainer_kit.errors import StorageError, UsageError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -216,10 +215,7 @@ def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...
 
 def _objects(reader: Any) -> Any:
     """Returns the nodes of the objects that a checkpoint was made of; none for one that is not object-based."""
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    if reader.has_tensor(_OBJECTS):
-        graph.ParseFromString(reader.get_tensor(_OBJECTS))
-    return graph.nodes
+    return object_graph(reader.get_tensor(_OBJECTS)).nodes if reader.has_tensor(_OBJECTS) else ()
 
 
 def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -229,20 +225,6 @@ def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str
         keys = [one.checkpoint_key for one in nodes[child.node_id].attributes if one.name == "VARIABLE_VALUE"]
         yield from ((name, key) for key in keys)
         yield from _paths(nodes, child.node_id, name, depth - 1)
-
-
-def end_saver(checkpoint: tf.train.Checkpoint) -> None:
-    """Ends the thread of asynchronous saves, which TensorFlow leaves to the end of the process, with all it refers to.
-
-    It would keep the model, and its copy of every variable, while other runs follow in the same process. A later save
-    makes another one.
-    """
-    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
-    if saver is not None and saver._async_save_thread is not None:
-        atexit.unregister(saver._join_async_save_thread)
-        saver._queue.put(False)  # after the save in flight, if any
-        saver._async_save_thread.join()
-        checkpoint._async_checkpointer_impl = None
 
 
 def holds(path: str, section: str) -> bool:

@@ -8,6 +8,7 @@ value: a run that was killed and one that was not have equal checkpoints.
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import json
 import logging
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainer_kit.errors import StorageError, UsageError
 
@@ -32,9 +32,10 @@ class RunState:
     """
 
     def __init__(self) -> None:
-        # Not tf.Variable: a strategy of several workers would broadcast its value, and cannot broadcast a string.
-        with tf.device("CPU:0"), tf.init_scope():
-            self.variable = ResourceVariable("", trainable=False, name="run_state")
+        # In a thread of its own, where no strategy is: one of several workers would broadcast its value, and cannot
+        # broadcast a string.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            self.variable = thread.submit(_variable).result()
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
     def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -116,6 +117,11 @@ def _decoded(value: dict[str, Any]) -> Any:
     held = value[_ARRAY]
     data = np.frombuffer(base64.b64decode(held["data"]), tf.as_dtype(held["dtype"]).as_numpy_dtype)
     return data.reshape(held["shape"]).copy()
+
+
+def _variable() -> tf.Variable:
+    with tf.device("CPU:0"):
+        return tf.Variable("", trainable=False, name="run_state")
 
 
 def _no_json(values: dict[str, Any]) -> str:

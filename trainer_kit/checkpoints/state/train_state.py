@@ -16,7 +16,6 @@ from trainer_kit.checkpoints.state.restore import (
     OPTIONAL,
     check_made,
     difference,
-    end_saver,
     holds,
     made_in_first_step,
     restore,
@@ -26,6 +25,7 @@ from trainer_kit.checkpoints.state.restore import (
 from trainer_kit.checkpoints.state.run_state import RunState
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
+from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import UsageError
 
 _SMALL = 4096  # elements

@@ -1,7 +1,7 @@
 """Puts bindings into gin and takes ours out of it again. The gin module is handed in by gin_source.py.
 
 gin's state belongs to the process, and it can only forget everything, other people's bindings too. So this module keeps
-the list of what it has bound, and reaches into gin's tables to unbind just that.
+the list of what it has bound, and unbinds just that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_kit.config.schema.base import Config
+from trainer_kit.config.sources import gin_internals
 from trainer_kit.config.sources.gin_scan import Binding, Scan
 from trainer_kit.errors import Mistake, near_names, suggestion
 
@@ -45,12 +46,8 @@ def experiment_selector(name: str) -> str:
 
 def forget(gin: Any) -> None:
     """Unbinds all that this module has bound, and forgets that its names were ever used."""
-    for key, argument in _state.bound:
-        gin.config._CONFIG.get(key, {}).pop(argument, None)
-        if not gin.config._CONFIG.get(key):
-            gin.config._CONFIG.pop(key, None)
-    for key in [key for key in gin.config._OPERATIVE_CONFIG if key[1] in _state.collectors]:
-        del gin.config._OPERATIVE_CONFIG[key]
+    gin_internals.unbind(gin, _state.bound)
+    gin_internals.forget_use(gin, _state.collectors)
     _state.bound.clear()
     _state.current.clear()
 
@@ -126,14 +123,14 @@ def near_misses(gin: Any, found: Scan) -> list[Mistake]:
     mistakes = []
     for binding in found.bindings:
         near = near_names(binding.selector.rpartition(".")[2], known)
-        if near and binding.argument and not ours(binding) and not _matching(gin, binding.selector):
+        if near and binding.argument and not ours(binding) and not gin_internals.matching(gin, binding.selector):
             problem, advice = f"nothing called {binding.selector} is registered", f"did you mean {' or '.join(near)}?"
             mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
     return mistakes
 
 
 def _bind_other(gin: Any, binding: Binding, strict: bool) -> list[Mistake]:
-    matching = [known for known in _matching(gin, binding.selector) if known not in _state.collectors]
+    matching = [known for known in gin_internals.matching(gin, binding.selector) if known not in _state.collectors]
     if len(matching) > 1:
         problem = f"{binding.selector} can be any of {', '.join(sorted(matching))}"
         return [Mistake(binding.name, problem, "write the whole name", binding.origin)]
@@ -167,11 +164,7 @@ def _is_defined(gin: Any, macro: str) -> bool:
     return True
 
 
-def _matching(gin: Any, selector: str) -> list[str]:
-    return list(gin.config._REGISTRY.matching_selectors(selector))
-
-
 def _nearest(gin: Any, name: str) -> str:
-    others = [known for known, _ in gin.config._REGISTRY.items() if known not in _state.collectors]
+    others = [known for known in gin_internals.all_registered(gin) if known not in _state.collectors]
     known = [known.rpartition(".")[2] for known in (*others, *_state.current) if not known.startswith("gin.")]
     return suggestion(name.rpartition(".")[2], known)

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import run_after
+
 _READS = re.compile(r"(MultiDevice)?IteratorGetNext\w*")
 _WRITES = re.compile(
     r"Assign\w*|Resource(Sparse)?Apply\w*|ResourceScatter\w*|ResourceStridedSliceAssign|Rng\w*|(Eager)?PyFunc|"
@@ -40,7 +42,7 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
         if any(tensor.op in after for tensor in op.inputs) or any(one in after for one in op.control_inputs):
             after.add(op)
         elif _writes(op):
-            op._add_control_inputs(batch)  # as automatic control dependencies do; nothing public can
+            run_after(op, batch)
             after.add(op)
 
 

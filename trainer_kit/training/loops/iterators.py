@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from trainer_kit.distribution.tensorflow_internals import is_op_determinism_enabled
 
 
 def no_waits() -> tf.Tensor:

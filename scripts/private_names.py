@@ -1,0 +1,143 @@
+"""Finds uses of names that are not public, in the text of modules; `python -m scripts.private_names` counts them.
+
+A name with a leading underscore is one's own in the module that defines it and, on `self`, in subclasses that are part
+of the same code. Everywhere else it belongs to somebody who may change it. Modules of TensorFlow and Keras that no
+public module shows are private too, whatever their names.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from scripts.source_files import Source, read_sources
+
+HIDDEN = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "keras.src", "tf_keras.src")
+DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_make"}  # of os, and of named tuples
+_BY_STRING = {"getattr", "setattr", "hasattr", "delattr"}
+_ONESELF = ("self", "cls")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of a name that is not public: the name, where, and the text."""
+
+    name: str
+    module: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class _Class:
+    """The names that a class defines, and its bases as they are written."""
+
+    names: set[str]
+    bases: list[str]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a module defines, its classes, and what it imports: name -> dotted target."""
+
+    source: Source
+    imports: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def defined(self) -> set[str]:
+        return _defined(self.source.tree)
+
+    @cached_property
+    def classes(self) -> dict[str, _Class]:
+        found = [node for node in ast.walk(self.source.tree) if isinstance(node, ast.ClassDef)]
+        return {node.name: _Class(_defined(node), [ast.unparse(base) for base in node.bases]) for node in found}
+
+
+def private_uses(sources: Sequence[Source]) -> list[Use]:
+    """Returns all uses of names that are not public, in the order of the sources."""
+    known = {source.module: _Names(source, _imports(source.tree)) for source in sources}
+    return [use for names in known.values() for use in _uses(names.source.tree, names, known, "")]
+
+
+def _uses(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> Iterator[Use]:
+    """Yields the uses below a node; `inside` is the class that `self` is of."""
+    for child in ast.iter_child_nodes(node):
+        for name in _private(child, names, known, inside):
+            yield Use(name, names.source.module, getattr(child, "lineno", 0), ast.unparse(child))
+        yield from _uses(child, names, known, child.name if isinstance(child, ast.ClassDef) else inside)
+
+
+def _private(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> list[str]:
+    """Returns the names that are not public in one node, without those below it."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return _private_imports(node)
+    owner, name = _attribute(node)
+    if owner is None or name in DOCUMENTED:
+        return []
+    text = ast.unparse(owner)
+    if f"{text.split('.')[0]}.{name}" in HIDDEN or name == "__internal__" or (name == "src" and "keras" in text):
+        return [name]
+    if not name.startswith("_") or name.endswith("__") or name in names.defined:
+        return []
+    is_own = text in (*_ONESELF, "super()") and name in _names_of(inside, names, known)
+    return [] if is_own else [name]
+
+
+def _private_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
+    base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+    targets = [base + alias.name for alias in node.names]
+    return [
+        target
+        for target in targets
+        if any(target == hidden or target.startswith(f"{hidden}.") for hidden in HIDDEN)
+        or any(part.startswith("_") and not part.endswith("__") for part in target.split("."))
+    ]
+
+
+def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
+    """Returns the object and the name of an attribute that is asked for, by a dot or by a string."""
+    if isinstance(node, ast.Attribute):
+        return node.value, node.attr
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in _BY_STRING and len(node.args) > 1:
+        name = node.args[1]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            return node.args[0], name.value
+    return None, ""
+
+
+def _names_of(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]:
+    """Returns what a class defines, and what its bases do that are in the sources."""
+    if name not in names.classes:
+        module, _, name = names.imports.get(name, "").rpartition(".")
+        if module not in known or name not in known[module].classes:
+            return set()
+        names = known[module]
+    one = names.classes[name]
+    return one.names.union(*(_names_of(base, names, known) for base in one.bases if base != name))
+
+
+def _defined(node: ast.AST) -> set[str]:
+    """Returns the names that are defined below a node: functions, classes, variables, and attributes of oneself."""
+    found = set()
+    for child in ast.walk(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(child.name)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+            found |= {child.attr} if ast.unparse(child.value) in _ONESELF else set()
+    return found
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
+if __name__ == "__main__":
+    outside = [use for use in private_uses(read_sources("trainer_kit")) if ".compat." not in use.module]
+    for one in outside:
+        print(f"{one.module}:{one.line}: {one.name}   {one.text[:80]}")
+    print(f"{len({use.name for use in outside})} distinct names, {len(outside)} uses, outside compat")

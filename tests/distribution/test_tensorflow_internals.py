@@ -1,0 +1,351 @@
+"""The private names of TensorFlow: that they are there and mean what they meant, and what happens without them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.distribution import tensorflow_internals as internals
+from trainer_kit.errors import TrainerKitError, UsageError
+
+D = tf.data.Dataset
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    monkeypatch.delattr(importlib.import_module(module), name)
+
+
+# ---- eager context
+
+
+def test_functions_run_on_one_thread_inside_and_only_there() -> None:
+    from tensorflow.python.eager import context
+
+    def kind() -> str:
+        return str(context.context().function_call_options.executor_type or "")
+
+    with internals.single_threaded_executor():
+        assert kind() == "SINGLE_THREADED_EXECUTOR"
+    assert kind() == ""
+
+
+def test_without_the_executor_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, "tensorflow.python.eager.context", "function_executor_type")
+    with pytest.raises(UsageError, match=r"runtime\.executor=single_threaded: .* set executor=default"):
+        internals.single_threaded_executor()
+
+
+def _drawn(count: int) -> list[float]:
+    return [float(tf.random.uniform([])) for _ in range(count)]
+
+
+def test_seeds_of_operations_are_drawn_anew_inside_and_go_on_afterwards() -> None:
+    tf.random.set_seed(3)
+    whole = _drawn(3)
+    tf.random.set_seed(3)
+    before = _drawn(1)
+    with internals.operation_seeds_from_the_start():
+        seeds = [tf.compat.v1.get_seed(None) for _ in range(2)]
+    with internals.operation_seeds_from_the_start():
+        assert [tf.compat.v1.get_seed(None) for _ in range(2)] == seeds
+    assert before + _drawn(2) == whole
+
+
+def test_without_a_global_seed_there_is_nothing_to_draw_from_and_nothing_to_say(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from tensorflow.python.eager import context
+
+    tf.random.set_seed(3)
+    tf.random.set_seed(None)
+    kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
+    with internals.operation_seeds_from_the_start():
+        assert tf.compat.v1.get_seed(None) == (None, None)
+    assert not caplog.records
+    context.context()._rng = kept
+
+
+def test_without_the_generator_of_seeds_nothing_changes_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tf.random.set_seed(3)
+    whole = _drawn(2)
+    tf.random.set_seed(3)
+    seeds = internals.operation_seeds_from_the_start()
+    with monkeypatch.context() as patch:
+        _without(patch, "tensorflow.python.eager.context", "global_seed")
+        seeds.__enter__()
+    assert _drawn(1) == whole[:1]
+    seeds.__exit__(None, None, None)
+    assert _drawn(1) == whole[1:]
+    assert "does not tell its generator of seeds" in caplog.text
+
+
+# ---- the global generator
+
+
+def test_the_global_generator_is_the_one_that_was_set() -> None:
+    mine = tf.random.Generator.from_seed(5)
+    tf.random.set_global_generator(mine)
+    assert internals.global_generator() is mine
+
+
+def test_that_none_was_made_is_told_without_making_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("tensorflow.python.ops.stateful_random_ops"), "global_generator", None)
+    assert internals.global_generator() is None
+    assert internals.global_generator() is None
+    tf.random.get_global_generator()
+    assert internals.global_generator() is not None
+
+
+def test_without_the_global_generator_none_is_told_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _without(monkeypatch, "tensorflow.python.ops.stateful_random_ops", "global_generator")
+    assert internals.global_generator() is None
+    assert "is replaced by one from runtime.random_seed" in caplog.text
+
+
+# ---- called functions
+
+
+def _calling() -> Any:
+    inner = tf.function(lambda x: x @ x)
+    return tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([2, 2]))
+
+
+def _kinds(concrete: Any) -> set[str]:
+    return {operation.type for operation in concrete.graph.get_operations()}
+
+
+def test_called_functions_are_put_in_the_place_of_their_calls() -> None:
+    assert "MatMul" not in _kinds(_calling())
+    assert "MatMul" in _kinds(internals.with_calls_inlined(_calling()))
+
+
+def test_without_the_inlining_the_calls_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, "tensorflow.python.framework.convert_to_constants", "convert_variables_to_constants_v2")
+    concrete = _calling()
+    assert internals.with_calls_inlined(concrete) is concrete
+
+
+# ---- AutoGraph
+
+
+def _positive(x: Any) -> Any:
+    if x > 0:  # in a graph only after a conversion
+        return tf.constant("yes")
+    return tf.constant("no")
+
+
+def _in_unconverted_code(function: Any) -> Any:
+    def call(x: Any) -> Any:
+        return internals.converted_by_autograph(function)(x)
+
+    return tf.function(call, autograph=False)
+
+
+def test_code_that_is_not_converted_calls_what_is() -> None:
+    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+    kept = tf.autograph.experimental.do_not_convert(_positive)
+    with pytest.raises(TypeError):
+        _in_unconverted_code(kept)(tf.constant(1))
+
+
+def test_an_object_is_converted_as_its_call() -> None:
+    class Model(tf.Module):
+        def __call__(self, x: Any) -> Any:
+            return _positive(x)
+
+    assert _in_unconverted_code(Model())(tf.constant(-1)) == b"no"
+
+
+def test_without_the_conversion_functions_are_converted_by_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf, "__internal__", object())
+    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+    model = tf.Module()
+    assert internals.converted_by_autograph(model) is model
+
+
+# ---- what checkpoints hold
+
+
+def test_the_classes_of_checkpoints_are_those_of_tables_modules_and_variables() -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    holders = (table, tf.Module(), tf.Variable(1.0), tf.train.Checkpoint())
+    assert all(isinstance(one, internals.trackable_class()) for one in holders)
+    assert not isinstance({}, internals.trackable_class())
+
+
+def test_a_plain_node_has_the_attributes_that_it_is_given_and_no_others(tmp_path: Path) -> None:
+    node: Any = internals.plain_node_class()()
+    node.name, node.variables = tf.Variable(1.0), tf.Variable(2.0)
+    path = tf.train.Checkpoint(node=node).write(str(tmp_path / "ckpt"))
+    names = {name.split("/.")[0] for name, _ in tf.train.list_variables(path)}
+    assert {"node/name", "node/variables"} <= names
+
+
+def test_without_the_classes_modules_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf, "__internal__", object())
+    assert internals.trackable_class() is tf.Module
+    assert internals.plain_node_class() is tf.Module
+
+
+def test_the_objects_of_a_checkpoint_are_told(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(one=tf.Variable(1.0)).write(str(tmp_path / "ckpt"))
+    graph = internals.object_graph(tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    (child,) = [child for child in graph.nodes[0].children if child.local_name == "one"]
+    (attribute,) = graph.nodes[child.node_id].attributes
+    assert attribute.checkpoint_key == "one/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_without_the_message_the_error_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow.core.protobuf.trackable_object_graph_pb2", None)
+    with pytest.raises(TrainerKitError, match="use the TensorFlow of requirements"):
+        internals.object_graph(b"")
+
+
+# ---- asynchronous saves
+
+
+def _save(path: Path, callback: Any = None) -> tf.train.Checkpoint:
+    checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
+    callbacks = [callback] if callback else None
+    options = tf.train.CheckpointOptions(enable_async=True, experimental_write_callbacks=callbacks)
+    checkpoint.write(str(path / "ckpt-1"), options)
+    checkpoint.sync()
+    return checkpoint
+
+
+def _fail(path: str) -> None:
+    raise OSError(f"no room for {path}")
+
+
+def test_the_failure_of_a_save_is_taken_once(tmp_path: Path) -> None:
+    checkpoint = _save(tmp_path, _fail)
+    assert "no room for" in str(internals.take_failure_of_save(checkpoint))
+    assert internals.take_failure_of_save(checkpoint) is None
+    internals.end_saver(checkpoint)
+
+
+def test_the_thread_of_saves_ends_and_comes_again_with_the_next_save(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    checkpoint = _save(tmp_path)
+    assert threading.active_count() == threads + 1
+    internals.end_saver(checkpoint)
+    assert threading.active_count() == threads
+    checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
+    checkpoint.sync()
+    assert (tmp_path / "ckpt-2.index").exists()
+    internals.end_saver(checkpoint)
+    assert threading.active_count() == threads
+
+
+def test_nothing_is_ended_before_the_first_asynchronous_save() -> None:
+    checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
+    internals.end_saver(checkpoint)
+    assert internals.take_failure_of_save(checkpoint) is None
+
+
+class _NoSaver(tf.train.Checkpoint):
+    """A checkpoint of a TensorFlow that keeps its saver elsewhere."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_async_checkpointer_impl":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_without_the_saver_no_failure_is_known_and_the_thread_stays() -> None:
+    checkpoint = _NoSaver(variable=tf.Variable(1.0))
+    assert internals.take_failure_of_save(checkpoint) is None
+    internals.end_saver(checkpoint)
+
+
+# ---- datasets
+
+
+def test_a_dataset_tells_its_inputs_and_the_graphs_of_its_functions() -> None:
+    one, two = D.range(2), D.range(3)
+    both = D.zip((one, two))
+    assert internals.inputs_of(both) == [one, two] and internals.inputs_of(one) == []
+    (graph,) = internals.functions_of(both.map(lambda x, y: x * y))
+    assert "Mul" in {operation.type for operation in graph.get_operations()}
+    assert internals.functions_of(both) == []
+
+
+def test_a_dataset_that_does_not_tell_is_an_error_that_says_what_to_do() -> None:
+    for ask in (internals.inputs_of, internals.functions_of):
+        with pytest.raises(TrainerKitError, match=r"does not tell what a object is made of .* return a Source"):
+            ask(object())
+
+
+def test_a_dataset_of_version_1_tells_what_it_stands_for() -> None:
+    adapter = tf.compat.v1.data.Dataset.range(3)
+    if type(adapter).__name__ == "DatasetV1Adapter":
+        assert "Range" in type(internals.without_adapter(adapter)).__name__
+    plain = D.range(3)
+    assert internals.without_adapter(plain) is plain
+
+
+def test_settings_of_transformations_are_told() -> None:
+    tf.random.set_seed(None)
+    numbers = D.range(9)
+    ordered = numbers.map(lambda x: x, num_parallel_calls=2)
+    assert not internals.is_nondeterministic(numbers) and not internals.is_nondeterministic(ordered)
+    assert internals.is_nondeterministic(numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False))
+    assert internals.is_nondeterministic(numbers.batch(2, num_parallel_calls=2, deterministic=False))
+    assert internals.is_unseeded(numbers.shuffle(9)) and internals.is_unseeded(D.random())
+    assert not internals.is_unseeded(numbers.shuffle(9, seed=1)) and not internals.is_unseeded(numbers)
+    tf.random.set_seed(3)
+    assert not internals.is_unseeded(numbers.shuffle(9))
+    assert internals.reshuffles(numbers.shuffle(9, seed=1))
+    assert not internals.reshuffles(numbers.shuffle(9, seed=1, reshuffle_each_iteration=False))
+    assert not internals.reshuffles(D.random(seed=1)) and not internals.reshuffles(numbers)
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "ask"),
+    [
+        (lambda: D.range(9).shuffle(9), ("_seed", "_seed2"), internals.is_unseeded),
+        (lambda: D.random(seed=1), ("_seed", "_seed2"), internals.is_unseeded),
+        (lambda: D.range(9).shuffle(9), ("_reshuffle_each_iteration",), internals.reshuffles),
+        (lambda: D.range(9).map(lambda x: x, 2), ("_deterministic",), internals.is_nondeterministic),
+    ],
+)
+def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(make: Any, names: tuple[str, ...], ask: Any) -> None:
+    dataset = make()
+    for name in names:
+        delattr(dataset, name)
+    with pytest.raises(TrainerKitError, match="is made of"):
+        ask(dataset)
+
+
+# ---- graphs
+
+
+def test_the_functions_that_a_graph_calls_are_found() -> None:
+    inner = tf.function(lambda x: x + 1)
+    graph = tf.function(lambda x: inner(x)).get_concrete_function(tf.constant(1)).graph
+    assert len(internals.functions_called(graph)) == 1
+    assert internals.functions_called(object()) == []
+
+
+def test_an_operation_waits_for_another_that_was_made_before() -> None:
+    with tf.Graph().as_default():
+        first, second = tf.constant(1), tf.constant(2)
+        internals.run_after(second.op, [first.op])
+        assert second.op.control_inputs == [first.op]
+    internals.run_after(object(), [])  # type: ignore[arg-type]
+
+
+def test_op_determinism_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert internals.is_op_determinism_enabled() is False
+    _without(monkeypatch, "tensorflow.python.framework.config", "is_op_determinism_enabled")
+    assert internals.is_op_determinism_enabled() is False

@@ -1,0 +1,82 @@
+"""The names of Keras 3 and tf_keras that are not public and that trainer_kit still needs. No other module may use one.
+
+Each is wrapped in a function, whose docstring says why no public way exists and what happens in a release without the
+name. tests/distribution/test_keras_internals.py fails when a name is gone or has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from types import ModuleType
+from typing import Any
+
+import keras
+
+_LOG = logging.getLogger(__name__)
+_GENERATOR = "global_seed_generator"
+
+
+def global_seed_generator() -> keras.random.SeedGenerator | None:
+    """Returns the generator that serves keras.random functions without a seed; None if none was made yet.
+
+    Keras shows it to no one: `keras.utils.set_random_seed` only drops it. Without the name the answer is None.
+    """
+    try:
+        from keras.src.backend.common import global_state
+
+        return global_state.get_global_attribute(_GENERATOR)
+    except (ImportError, AttributeError):
+        return None
+
+
+def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
+    """Has keras.random functions without a seed draw from `generator`; in functions that are traced afterwards.
+
+    `keras.utils.set_random_seed` would seed Python, NumPy and TensorFlow too, in the middle of their numbers. Without
+    the name nothing is set, and a warning says so: the state of Keras' own generator is then in no checkpoint.
+    """
+    try:
+        from keras.src.backend.common import global_state
+
+        global_state.set_global_attribute(_GENERATOR, generator)
+    except (ImportError, AttributeError) as error:
+        _LOG.warning(
+            "Keras %s does not take a global seed generator (%s): what keras.random functions without a seed draw, is "
+            "not the same after a resume; give them a keras.random.SeedGenerator",
+            *(keras.version(), error),
+        )
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """Returns the variable or schedule that an optimizer of either Keras has its rate in; None if it has no rate.
+
+    Of a schedule the public property shows the value at the optimizer's own iterations only. Without the name that is
+    what is returned, and a rate at another step cannot be told; legacy optimizers of tf_keras show the schedule.
+    """
+    rate = getattr(optimizer, "_learning_rate", None)
+    return getattr(optimizer, "learning_rate", None) if rate is None else rate
+
+
+def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
+    """Makes a schedule the rate of an optimizer; False, and nothing is done, where the name is gone.
+
+    The public setter takes the variable of a constant rate out of the optimizer's variables, so out of checkpoints.
+    """
+    if getattr(optimizer, "_learning_rate", None) is None:
+        return False
+    optimizer._learning_rate = rate
+    return True
+
+
+def seed_keras_2(keras_2: ModuleType, seed: int) -> None:
+    """Seeds tf_keras and nothing else.
+
+    Its `set_random_seed` seeds Python, NumPy and TensorFlow too, and numbers may be drawn already. Without the name its
+    layers take their seeds from Python's generator, which is seeded: the same in each run, but other numbers.
+    """
+    generator = getattr(keras_2.src.backend, "_SEED_GENERATOR", None)
+    if generator is None:
+        _LOG.warning("this tf_keras has no generator of seeds: initial weights differ from those of other releases")
+        return
+    generator.generator = random.Random(seed)

@@ -1,0 +1,323 @@
+"""The names of TensorFlow that are not public and that trainer_kit still needs. No other module may use one.
+
+Each is wrapped in one function, whose docstring says why no public way exists and what happens in a release of
+TensorFlow without the name. tests/distribution/test_tensorflow_internals.py fails when a name is gone or has changed.
+Imports are inside the functions, so that one missing name costs one feature.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import TrainerKitError, UsageError
+
+_LOG = logging.getLogger(__name__)
+_NOT_TOLD = "not told"  # of a setting that a dataset does not have
+
+
+def single_threaded_executor() -> AbstractContextManager[Any]:
+    """Has TensorFlow functions that are called inside run on one thread; eager, on the host.
+
+    `tf.function` and `tf.config` choose no executor. Without the name the run does not begin.
+
+    Raises:
+      UsageError: when this TensorFlow cannot do it.
+    """
+    try:
+        from tensorflow.python.eager import context
+
+        return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"runtime.executor=single_threaded: TensorFlow {tf.__version__} has no such executor ({error}); "
+            "set executor=default"
+        ) from error
+
+
+@contextlib.contextmanager
+def operation_seeds_from_the_start() -> Iterator[None]:
+    """Draws the seeds of operations from the global seed anew, and goes on afterwards as if none had been drawn.
+
+    Eager, on the host. `tf.random.set_seed` does the first, but then later operations draw the seeds of earlier ones
+    again, and all random operations lose their state; what has been drawn cannot be asked for. Without the name
+    nothing is done, and a warning says so: the seeds then depend on how many random operations were made before.
+    """
+    try:
+        from tensorflow.python.eager import context
+
+        eager, seed = context.context(), context.global_seed()
+        kept = None if seed is None else eager._rng  # there is none before a seed is set
+    except (ImportError, AttributeError) as error:
+        _LOG.warning(
+            "TensorFlow %s does not tell its generator of seeds (%s): shuffles and random operations of the data "
+            "without a seed of their own may differ after a rollback; give them seeds",
+            *(tf.__version__, error),
+        )
+        yield
+        return
+    if seed is None:
+        yield
+        return
+    eager._rng = random.Random(seed)
+    try:
+        yield
+    finally:
+        eager._rng = kept
+
+
+def global_generator() -> tf.random.Generator | None:
+    """Returns TensorFlow's global generator of random numbers; None if none was made yet. Eager, on the host.
+
+    `tf.random.get_global_generator` makes one from the machine's noise if there is none. Without the name the answer
+    is None, and a warning says so: the run then replaces a generator that the user has set by one from its own seed.
+    """
+    try:
+        from tensorflow.python.ops import stateful_random_ops
+
+        return stateful_random_ops.global_generator
+    except (ImportError, AttributeError) as error:
+        _LOG.warning(
+            "TensorFlow %s does not tell its global generator (%s): one that was set by "
+            "tf.random.set_global_generator is replaced by one from runtime.random_seed",
+            *(tf.__version__, error),
+        )
+        return None
+
+
+def with_calls_inlined(concrete: Any) -> Any:
+    """Returns a concrete function without calls of other functions, its variables as constants.
+
+    TensorFlow's guides use the name, but it is in no public module. Without it `concrete` is returned as it is, and
+    what its calls do is not counted in its FLOPs; the result names the calls.
+    """
+    try:
+        from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+    except ImportError:
+        return concrete
+    return convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+
+
+def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
+
+    In graph, in any context. What users have marked `do_not_convert`, and the layers of Keras 3, stay as they are.
+    `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked ones too; without
+    the name it is used for those, and all else stays as it is: an `if` over a tensor in a model then fails.
+    """
+    try:
+        neither_on_nor_off = _outside_of_functions()
+        return tf.__internal__.autograph.tf_convert(function, neither_on_nor_off)
+    except AttributeError:
+        return tf.autograph.to_graph(function) if inspect.isroutine(function) else function
+
+
+@functools.cache
+def _outside_of_functions() -> Any:
+    """AutoGraph's state as it is outside of every tf.function."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # where no function is traced
+        return thread.submit(tf.__internal__.autograph.control_status_ctx).result()
+
+
+def trackable_class() -> type:
+    """Returns the class of all that a checkpoint can hold; without the name tf.Module, which is less.
+
+    Hash tables, optimizers and loaded models have no other class in common that is public. Without the name their
+    variables are not found where a task holds them in an attribute.
+    """
+    return _tracking("Trackable")
+
+
+def plain_node_class() -> type:
+    """Returns the class of objects whose attributes a checkpoint holds, and which have no others.
+
+    Without the name tf.Module is used: best weights of a model with an attribute of the same name as one of tf.Module,
+    such as `name`, could not be written.
+    """
+    return _tracking("AutoTrackable")
+
+
+def _tracking(name: str) -> type:
+    try:
+        return getattr(tf.__internal__.tracking, name)
+    except AttributeError:
+        return tf.Module
+
+
+def object_graph(serialized: bytes) -> Any:
+    """Returns what a checkpoint says of the objects that it was made of; its `nodes` have children and attributes.
+
+    The format of the message is stable, and its class is in no public module.
+
+    Raises:
+      TrainerKitError: when this TensorFlow has the class elsewhere: no checkpoint could be compared with a run.
+    """
+    try:
+        from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+    except ImportError as error:
+        raise TrainerKitError(
+            f"TensorFlow {tf.__version__} does not show what is in its checkpoints ({error}); use the TensorFlow of "
+            "requirements.lock"
+        ) from error
+    return TrackableObjectGraph.FromString(serialized)
+
+
+def take_failure_of_save(checkpoint: tf.train.Checkpoint) -> Exception | None:
+    """Returns the error of the last asynchronous save, if it failed, and forgets it; after `checkpoint.sync()`.
+
+    Publicly the error comes with the next save only, and once more at the end of the process. Without the name the
+    answer is None: CheckpointManager still sees that the files of the save are missing, but not why.
+    """
+    saver = _saver(checkpoint)
+    error = getattr(saver, "_async_error", None)
+    if error is not None:
+        saver._async_error = None
+    return error
+
+
+def end_saver(checkpoint: tf.train.Checkpoint) -> None:
+    """Ends the thread of asynchronous saves, after the save in flight, with all it refers to; a later save starts one.
+
+    TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of every variable,
+    while other runs follow in the same process. Without the name it does just that.
+    """
+    saver = _saver(checkpoint)
+    join = getattr(saver, "_join_async_save_thread", None)
+    if join is None:
+        return
+    atexit.unregister(join)
+    take_failure_of_save(checkpoint)
+    with contextlib.suppress(Exception):  # of a save that was in flight: whoever saves asks for its failure
+        join()
+    checkpoint._async_checkpointer_impl = None
+
+
+def _saver(checkpoint: tf.train.Checkpoint) -> Any:
+    """What saves a checkpoint asynchronously; None before the first such save, and where the name is gone."""
+    return getattr(checkpoint, "_async_checkpointer_impl", None)
+
+
+def functions_called(graph: Any) -> list[tf.Graph]:
+    """Returns the graphs of the functions that a traced graph knows.
+
+    A graph's GraphDef has the functions too, but not the tensors that they capture. Without the name the list is empty:
+    state that only an inner function writes is not found before the first step, but by its value before each save.
+    """
+    known = getattr(graph, "_functions", {}).values()
+    return [function.graph for function in known if getattr(function, "graph", None) is not None]
+
+
+def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
+    """Has an operation of a graph that is there already wait for others.
+
+    `tf.control_dependencies` is for operations that are yet to be made, and around the whole step it makes steps of
+    0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that cannot be read may then come after a write,
+    and a run that fails there goes back to its last checkpoint.
+    """
+    if wait := getattr(operation, "_add_control_inputs", None):
+        wait(list(others))
+
+
+def is_op_determinism_enabled() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called; it can be set in public, and not asked for.
+
+    Without the name the answer is no: where it was called, a training loop fails that times how long it waits for data.
+    """
+    try:
+        from tensorflow.python.framework import config
+    except ImportError:
+        return False
+    ask = getattr(config, "is_op_determinism_enabled", lambda: False)
+    return bool(ask())
+
+
+# What a tf.data.Dataset is made of. What `tf.raw_ops.DatasetToGraphV2` writes tells it too, but holds all arrays of a
+# dataset in memory, fails above 2 GiB, and has lost the Python functions.
+
+
+def inputs_of(dataset: Any) -> list[Any]:
+    """Returns the datasets that a dataset is made from directly.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell: no claim about a resume could be made.
+    """
+    try:
+        return list(dataset._inputs())
+    except AttributeError as error:
+        raise _gone(dataset, error) from error
+
+
+def functions_of(dataset: Any) -> list[tf.Graph]:
+    """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell: random numbers and Python could hide in them.
+    """
+    try:
+        return [wrapper.function.graph for wrapper in dataset._functions()]
+    except AttributeError as error:
+        raise _gone(dataset, error) from error
+
+
+def without_adapter(dataset: Any) -> Any:
+    """Returns the dataset that one of tf.compat.v1 stands for, whose inputs and functions it passes on; else the same.
+
+    Without the name the adapter itself is returned: a transformation that was never tried, so a resume is inexact.
+    """
+    return getattr(dataset, "_dataset", dataset) if type(dataset).__name__ == "DatasetV1Adapter" else dataset
+
+
+def is_nondeterministic(dataset: Any) -> bool:
+    """Whether a parallel map, batch or file reader was made with deterministic=False.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell it of a parallel map.
+    """
+    deterministic = getattr(dataset, "_deterministic", _NOT_TOLD)
+    _check_told(dataset, "ParallelMapDataset", deterministic)
+    return str(deterministic).lower() == "false"
+
+
+def is_unseeded(dataset: Any) -> bool:
+    """Whether a dataset draws random numbers which neither a seed of its own nor the global seed fixes.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell it of a shuffle or Dataset.random.
+    """
+    seeds = (getattr(dataset, "_seed", _NOT_TOLD), getattr(dataset, "_seed2", _NOT_TOLD))
+    _check_told(dataset, "ShuffleDataset RandomDataset", *seeds)
+    return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
+
+
+def reshuffles(dataset: Any) -> bool:
+    """Whether a dataset is a shuffle that draws another order each time that an iterator of it is made.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell it of a shuffle.
+    """
+    setting = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
+    _check_told(dataset, "ShuffleDataset", setting)
+    return setting is not False and setting is not _NOT_TOLD
+
+
+def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:
+    """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
+    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _NOT_TOLD for one in settings):
+        raise _gone(dataset, "a setting is gone")
+
+
+def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
+    return TrainerKitError(
+        f"TensorFlow {tf.__version__} does not tell what a {type(dataset).__name__} is made of ({error}), so nothing "
+        "can be said about resuming; use the TensorFlow of requirements.lock, or return a Source such as ArraySource"
+    )
