@@ -10,11 +10,12 @@ if __name__ == "__main__":
 
     leave_when_asked()  # before the other imports, which take seconds
 
+import functools
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from absl import flags
 
@@ -32,17 +33,19 @@ from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor.attempts import supervise
 from trainer_kit.run.supervisor.log_dir import ask_log_dir, log_dir_of, tell
 
-_ASK = "import sys; from trainer_kit import train; sys.exit(train.main(act=train.tell_log_dir))"
+_Plan = Callable[[flags.FlagValues], Callable[[], Any]]
+_ASK = "import sys; from trainer_kit import train; sys.exit(train.main(plan=train.tell_log_dir))"
 
 
-def run(values: flags.FlagValues) -> None:
-    """Runs the experiment; imports TensorFlow when the config is known to be sound."""
+def checked_run(values: flags.FlagValues) -> Callable[[], Any]:
+    """Returns what runs the experiment; imports TensorFlow when the config is known to be sound."""
     with gc_frozen():
         resolved = check_request(request(values))
         from trainer_kit.run.launcher import launch
 
         task_class(resolved.config.task)
-    launch(
+    return functools.partial(
+        launch,
         resolved.config,
         values.mode,
         values.model_dir,
@@ -58,10 +61,10 @@ def run(values: flags.FlagValues) -> None:
     )
 
 
-def tell_log_dir(values: flags.FlagValues) -> None:
-    """Prints where the supervisor of the run keeps its record, for `ask_log_dir`."""
+def tell_log_dir(values: flags.FlagValues) -> Callable[[], Any]:
+    """Returns what prints where the supervisor of the run keeps its record, for `ask_log_dir`."""
     asked = request(values)
-    tell(log_dir_of(asked, check_request(asked).config))
+    return functools.partial(tell, log_dir_of(asked, check_request(asked).config))
 
 
 def run_supervised(values: flags.FlagValues) -> int:
@@ -81,7 +84,7 @@ def run_supervised(values: flags.FlagValues) -> int:
     )
 
 
-def main(argv: Sequence[str] | None = None, act: Callable[[flags.FlagValues], None] = run) -> int:
+def main(argv: Sequence[str] | None = None, plan: _Plan = checked_run) -> int:
     """Runs the command and returns its exit code; errors are described in a few lines."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -97,7 +100,8 @@ def main(argv: Sequence[str] | None = None, act: Callable[[flags.FlagValues], No
         elif values.max_restarts and values.model_dir:
             return run_supervised(values)
         else:
-            act(values)
+            act = plan(values)
+            act()
     except (Exception, SystemExit) as error:
         return print_error(error, debug=debug, model_dir=model_dir)
     except KeyboardInterrupt:

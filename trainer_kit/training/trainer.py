@@ -6,9 +6,10 @@ metrics are reset, the steps run, and the results come back in one transfer.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -36,9 +37,10 @@ from trainer_kit.training.checks import check_model, check_sections
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.first_batch import batch_described, build_model
 from trainer_kit.training.loops.batch_first import writes_after
-from trainer_kit.training.loops.fused_loop import not_compiled
+from trainer_kit.training.loops.fused_loop import FusedLoop, not_compiled
 from trainer_kit.training.loops.loop_forms import OR_NOT, TrainLoops
 from trainer_kit.training.loops.split_loop import LoopParts
+from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import MetricSet, model_metrics, task_metrics, to_numpy
 from trainer_kit.training.signatures import check_methods
 from trainer_kit.training.state_keeping import StateKeeping
@@ -249,24 +251,37 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
         """
         self.train_loop_begin()
         iterator = self.data.iterator()
-        self._train_loop = self._train_loop or self.create_train_loop_fn()
-        self.loop_steps = None
-        if self.has_own_loop:
-            self._train_set.reset()  # our own loops do so inside the graph
-        spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
+        loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
+        self.loop_steps = self.input_seconds = None
         self.look_at_python_state()  # at what actions have changed
+        spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         self.between_steps = False
-        with batch_described("task.train_data", spec, self.task, self.model):
-            self._run_loop(iterator, num_steps)
+        described = batch_described("task.train_data", spec, self.task, self.model)
+        with described, self._end_of_loop_told(), executor(self.config.runtime):
+            if not isinstance(loop, (TrainLoop, FusedLoop)):
+                if self.has_own_loop:
+                    self._train_set.reset()  # our own loops do so inside the graph
+                loop(iterator, num_steps)
+            else:
+                if not self._looked_into:
+                    self.look_into(loop.graph(iterator))
+                    if self._fuse_steps > 1:
+                        tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
+                self._run_in_parts(loop, iterator, num_steps)
         self.between_steps = True
         self.look_at_python_state()
         return self.train_loop_end()
 
-    def _run_loop(self, iterator: Any, num_steps: Any) -> None:
-        """Runs one loop; the end of the data ends it, and an error of damaged data says so."""
+    def _run_in_parts(self, loop: TrainLoop | FusedLoop, iterator: Any, num_steps: Any) -> None:
+        self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
+        self.input_seconds = self.parts.waited
+        self.cut_short = 0 < self.loop_steps < int(num_steps)
+
+    @contextlib.contextmanager
+    def _end_of_loop_told(self) -> Iterator[None]:
+        """The end of the data ends a loop, and an error of damaged data says so."""
         try:
-            with executor(self.config.runtime):
-                self._train_loop(iterator, num_steps)
+            yield
         except (tf.errors.OutOfRangeError, StopIteration):
             self._end_of_data()
         except tf.errors.OpError as error:
@@ -278,26 +293,14 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
 
     def create_train_loop_fn(self) -> Any:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
-        options, loop = self.config.trainer, self.loop_of(self._fuse_steps)
-
-        def loop_fn(iterator: Any, num_steps: Any) -> None:
-            if not self._looked_into:
-                self.look_into(loop.graph(iterator))
-                if self._fuse_steps > 1:
-                    tell_of_stacks(iterator.element_spec, self._fuse_steps, options.steps_per_loop)
-            self.input_seconds = None
-            self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
-            self.input_seconds = self.parts.waited
-            self.cut_short = 0 < self.loop_steps < int(num_steps)
-
-        if self._is_async and loop.whole is None:
+        loop = self.loop_of(self._fuse_steps)
+        if not self._is_async:
+            return loop
+        if loop.whole is None:
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
-
-        def schedule(iterator: Any, num_steps: Any) -> None:
-            self.coordinator_for_async().schedule(loop.whole.function, args=(iterator, num_steps, tf.constant(True)))
-            self.loop_steps = None
-
-        return schedule if self._is_async else loop_fn
+        return lambda iterator, num_steps: self.coordinator_for_async().schedule(
+            loop.whole.function, args=(iterator, num_steps, tf.constant(True))
+        )
 
     def train_loop_begin(self) -> None:
         """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
@@ -324,11 +327,6 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
-
-    @tf.autograph.experimental.do_not_convert
-    def _train_step_in_step(self, iterator: Any) -> None:
-        converted(self.train_step)(iterator)
-        self.agree_to_stop(self._global_step)
 
     @tf.autograph.experimental.do_not_convert
     def _replica_train_step(self, inputs: Any) -> None:

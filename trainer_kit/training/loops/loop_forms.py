@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import ONE_REPLICA
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
@@ -34,7 +35,8 @@ class TrainLoops:
     _train_set: MetricSet
     _stop: tf.Variable
     config: Any
-    _train_step_in_step: Any
+    train_step: Any
+    agree_to_stop: Any
     _train_results: Any
     _is_async: bool
     _global_step: tf.Variable
@@ -140,12 +142,14 @@ class TrainLoops:
         return self._train_set.variables()
 
     def _new_loop(self, fuse_steps: int) -> TrainLoop | FusedLoop:
-        parts = (self._train_set.reset, self._train_step_in_step, self._train_results, self._stop)
+        step = converted(self.train_step)
+        parts = (self._train_set.reset, step, self._train_results, self._stop)
         if fuse_steps > 1:
             return FusedLoop(*parts, self._stack, fuse_steps)
         options = self.config.trainer
         return TrainLoop(
             *parts,
+            after_step=lambda: self.agree_to_stop(self._global_step),
             use_tf_function=options.train_tf_function,
             use_tf_while_loop=options.train_tf_while_loop,
             exact_waits=self.config.runtime.executor != "default",

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
+_NONE = object()
 
 
 def graph_function(function: Callable[..., Any]) -> Any:
@@ -22,7 +23,7 @@ def eager(function: Callable[..., Any]) -> Any:
 
 
 class LoopFunction:
-    """A tf.function of a loop or a step that knows its graph; called with an iterator first, eager, on the host.
+    """A tf.function of a loop or a step that knows its graphs; called with an iterator first, eager, on the host.
 
     Args:
       function: the framework's own.
@@ -43,14 +44,15 @@ class LoopFunction:
         specs: Callable[[Any], Sequence[Any]] | None = None,
         check: Callable[[tf.Graph], None] = lambda graph: None,
     ) -> None:
-        self._loop, self._name, self._specs, self._check = function, name, specs, check
-        self.function = graph_function(self._trace)
-        self._newest: Any = None  # spec of the elements of its iterator
+        self.function = graph_function(function)
+        self._name, self._specs, self._check = name, specs, check
+        self._elements: Any = _NONE  # the spec of the elements of the newest graph's iterator
+        self._graphs: list[tf.Graph] = []
         self.newest_graph: tf.Graph | None = None
 
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
-        if self._specs and iterator.element_spec != self._newest:
-            self.graph(iterator)  # one for all arguments like these
+        if _elements_of(iterator) != self._elements:
+            self.graph(iterator, *arguments)
         return self.function(iterator, *arguments)
 
     def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
@@ -58,24 +60,27 @@ class LoopFunction:
         if tf.config.functions_run_eagerly():
             return None
         like = self._specs(iterator.element_spec) if self._specs else arguments
-        return self.function.get_concrete_function(iterator, *like).graph
+        return self.noted(self.function.get_concrete_function(iterator, *like).graph, iterator)
 
-    def _trace(self, iterator: Any, *arguments: Any) -> Any:
-        """Calls the function; TensorFlow runs this Python code whenever it makes a graph, and only then."""
-        if not tf.inside_function():
-            return self._loop(iterator, *arguments)
-        elements = getattr(iterator, "element_spec", None)
-        if self.newest_graph is not None and elements != self._newest:
-            _LOG.warning(
-                "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give "
-                "batches of one shape",
-                *(self._name, _described(elements), _described(self._newest)),
-            )
-        results = self._loop(iterator, *arguments)
-        graph = tf.compat.v1.get_default_graph()
-        self._check(graph)
-        self.newest_graph, self._newest = graph, elements
-        return results
+    def noted(self, graph: tf.Graph, iterator: Any) -> tf.Graph:
+        """Returns a graph of the function, and notes it; warns where it is not the first one."""
+        elements = _elements_of(iterator)
+        if not any(graph is one for one in self._graphs):
+            if self._graphs:
+                _LOG.warning(
+                    "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give "
+                    "batches of one shape",
+                    *(self._name, _described(elements), _described(self._elements)),
+                )
+            self._check(graph)
+            self._graphs.append(graph)
+            self.newest_graph = graph
+        self._elements = elements
+        return graph
+
+
+def _elements_of(iterator: Any) -> Any:
+    return getattr(iterator, "element_spec", None)
 
 
 def _described(spec: Any) -> str:

@@ -27,6 +27,7 @@ class TrainLoop:
     Args:
       begin: called first, in graph: resets metrics.
       step: takes the iterator, uses exactly one element of it.
+      after_step: called after each step, in graph.
       results: returns nested scalars and tensors after the last step.
       stop: of stop_variable.
       use_tf_function: compile; otherwise all is eager.
@@ -45,17 +46,19 @@ class TrainLoop:
         results: Results,
         stop: tf.Variable,
         *,
+        after_step: Callable[[], None] = lambda: None,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
         exact_waits: bool = True,
     ) -> None:
         compiled = graph_function if use_tf_function else eager
         self._begin, self._stop = compiled(begin), stop
-        self._step = LoopFunction(step, "the training step") if use_tf_function else step
+        alone = _both(step, after_step)
+        self._step = LoopFunction(alone, "the training step") if use_tf_function else alone
         self._results = Readback(results, compiled)
         self.waited: float | None = None
         self._flags = flags()
-        whole = self._graph(begin, step, self._results.pack, stop, exact_waits)
+        whole = self._graph(begin, step, after_step, self._results.pack, stop, exact_waits)
         self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
@@ -85,8 +88,10 @@ class TrainLoop:
 
     def graph(self, iterator: Any) -> tf.Graph | None:
         """Returns the graph of the whole loop, or of a step, as its next call will use it; None if none is compiled."""
-        if self.whole is not None:
-            return self.whole.graph(iterator, tf.constant(1), self._flags[True])
+        if self.whole is not None and not tf.config.functions_run_eagerly():
+            function = self.whole.function
+            graph = function.get_concrete_function(iterator, tf.constant(1), self._flags[True]).graph
+            return self.whole.noted(graph, iterator)
         return self._step.graph(iterator) if isinstance(self._step, LoopFunction) else None
 
     @property
@@ -99,7 +104,14 @@ class TrainLoop:
         return self._results()
 
     @staticmethod
-    def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable, exact_waits: bool) -> Any:
+    def _graph(
+        begin: Begin,
+        step: Step,
+        after_step: Callable[[], None],
+        results: Callable[..., Any],
+        stop: tf.Variable,
+        exact_waits: bool,
+    ) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(done < num_steps, tf.logical_not(stop))
@@ -108,6 +120,7 @@ class TrainLoop:
                 clock = WaitingClock(iterator, waited, exact_waits)
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     step(clock)
+                    after_step()
                 return done + 1, clock.waited
 
             tf.cond(fresh, begin, lambda: None)
@@ -115,3 +128,11 @@ class TrainLoop:
             return results(done, waited)
 
         return loop
+
+
+def _both(step: Step, after_step: Callable[[], None]) -> Step:
+    def whole_step(iterator: Any) -> Any:
+        step(iterator)
+        after_step()
+
+    return whole_step
