@@ -23,7 +23,7 @@ from trainer_kit.config.fields import (
 from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
@@ -52,7 +52,7 @@ WORDS = st.sampled_from(
     ]
 )
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
-NEEDED = {BestCheckpointConfig: {"metric": "loss"}}  # what has no default
+NEEDED = {BestCheckpointConfig: {"metric": "loss"}, CallbackConfig: {"name": "samples"}}  # what has no default
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
@@ -77,6 +77,9 @@ def values_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrat
         return st.floats(
             min_value=low, max_value=high, allow_nan=False, allow_infinity=False, exclude_min=above(metadata)
         )
+    if annotation is Any:
+        plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+        return plain | st.lists(plain, max_size=2)
     return {bool: st.booleans(), str: TEXTS, type(None): st.none()}[annotation]
 
 

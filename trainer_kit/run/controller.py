@@ -29,7 +29,7 @@ from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
 from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.step_count import CountedLoops
-from trainer_kit.training.stopping import is_stopping
+from trainer_kit.training.stop_flag import is_stopping
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import orbit
 
+from trainer_kit.training.stop_flag import StopFlag
+
 
 class DrivenTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     """A trainer and evaluator that the engine can drive. Trainer is one; inherit from this to write another.
@@ -14,6 +16,7 @@ class DrivenTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     A subclass has train, evaluate, global_step, strategy, model and checkpoint; the rest has defaults.
 
     Attributes:
+      stop_flag: what its loops look at before each step; None: they do not.
       trains: whether it was made to train.
       data_ended: whether the training data has ended in the last loop.
       sound: whether all weights were finite at the last look; None when nobody has looked since the last loop.
@@ -26,6 +29,7 @@ class DrivenTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       batch_spec: the spec of what a replica is trained on; None before it is known.
     """
 
+    stop_flag: StopFlag | None = None
     trains: bool = True
     data_ended: bool = False
     sound: bool | None = True
@@ -50,17 +54,17 @@ class DrivenTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     @property
     def stop_requested(self) -> bool:
         """Whether loops stop now."""
-        return False
+        return self.stop_flag is not None and self.stop_flag.requested
 
     @property
     def stop_agreed(self) -> bool | None:
         """Whether all workers have agreed to stop; None where there is only one."""
-        return None
+        return self.stop_flag.agreed if self.stop_flag else None
 
     @property
     def stopping_for(self) -> float:
         """The seconds since this process was asked to stop; 0 if it was not."""
-        return 0.0
+        return self.stop_flag.seconds if self.stop_flag else 0.0
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
@@ -106,7 +110,13 @@ class DrivenTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return None
 
     def request_stop(self) -> None:
-        """Ends the running loop before its next step, where the trainer can; safe from another thread."""
+        """Ends the running loop before its next step; safe from another thread.
+
+        The run saves its state and raises PreemptedError, as after SIGTERM; the same command goes on from there. A
+        trainer without a stop flag goes on to the end of its loop.
+        """
+        if self.stop_flag is not None:
+            self.stop_flag.request()
 
     def is_out_of_data(self) -> bool:
         """Whether the training data has ended, which a loop may have kept to itself."""

@@ -21,12 +21,14 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.inputs.records import damage_told
+from trainer_kit.training.async_workers import AsyncWorkers
 from trainer_kit.training.driven_trainer import DrivenTrainer
 from trainer_kit.training.first_batch import batch_described
 from trainer_kit.training.loops.batch_first import writes_after
 from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.metrics import MetricSet, to_numpy
+from trainer_kit.training.stop_flag import StopFlag
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,8 +53,8 @@ class Evaluator(DrivenTrainer):
     _global_step: tf.Variable
     _average: Any  # a MovingAverage, or what is used like one; None
     _checkpoint_exporter: Any
-    _stop: tf.Variable
-    _is_async: bool
+    stop_flag: StopFlag
+    _workers: AsyncWorkers
     _results: SimpleNamespace
 
     def init_evaluation(self, metrics: Sequence[Any], feeds: Mapping[str, DatasetIterator]) -> None:
@@ -180,7 +182,7 @@ class Evaluator(DrivenTrainer):
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
                 loop(iterator, num_steps)
-        self.join()
+        self._workers.join()
         with self._weights_in_use:
             self.state.put_generators_back()
         results, self._results.validation = self._results.validation, None
@@ -230,25 +232,25 @@ class Evaluator(DrivenTrainer):
         Raises:
           UsageError: for a state in asynchronous training.
         """
-        if self._is_async and has_state:
+        if self._workers.are_there and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
         options = self.config.trainer
 
         @tf.autograph.experimental.do_not_convert
         def step(iterator: Any) -> Any:
             logs = converted(self.eval_step)(iterator)
-            self.agree_to_stop(self.evaluated_batches)
+            self.stop_flag.agree(self.evaluated_batches)
             return logs
 
         by_step = StatefulEvalLoop(
             self._eval_set.reset,
             step,
-            self._stop,
+            self.stop_flag.variable,
             use_tf_function=options.eval_tf_function,
             in_graph=options.eval_tf_while_loop and has_state,
             watched=(self, self.evaluated_task),
         )
-        whole = EvalLoop(self._eval_set.reset, step, self._eval_set.results, self._stop)
+        whole = EvalLoop(self._eval_set.reset, step, self._eval_set.results, self.stop_flag.variable)
 
         def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
             done, state = by_step(iterator, num_steps, state, reduce_fn)
@@ -370,9 +372,6 @@ class Evaluator(DrivenTrainer):
 
     def look_into_evaluation(self, graph: tf.Graph | None) -> None:
         """Says what the graph of an evaluation changes that training uses."""
-
-    def agree_to_stop(self, count: tf.Variable) -> None:
-        """Lets several workers stop together; in graph, after each step."""
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -19,8 +19,7 @@ class StateKeeping:
     """The methods of a trainer that concern such state; to be inherited from."""
 
     _strategy: tf.distribute.Strategy
-    _stop: tf.Variable
-    _stop_asked: tf.Variable
+    stop_flag: Any  # a StopFlag
     _fuse_steps: int
     _weights_in_use: Any  # a lock
     trains: bool
@@ -195,5 +194,5 @@ class StateKeeping:
     def _without_state(self) -> list[Any]:
         """Variables that the steps write to and no checkpoint has to hold: metrics are reset, and so on."""
         metrics = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
-        own = [self._stop, self._stop_asked, self.evaluated_batches]
+        own = [*self.stop_flag.variables, self.evaluated_batches]
         return [*metrics, *self.metric_variables(), *self._eval_set.variables(), *own]

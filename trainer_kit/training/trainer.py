@@ -32,7 +32,7 @@ from trainer_kit.inputs.stacking import tell_of_stacks
 from trainer_kit.inputs.train_data import TrainData, open_whole
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
-from trainer_kit.training.async_training import AsyncTraining
+from trainer_kit.training.async_workers import AsyncWorkers
 from trainer_kit.training.checks import check_model, check_sections
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.first_batch import batch_described, build_model
@@ -44,7 +44,7 @@ from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import MetricSet, model_metrics, task_metrics, to_numpy
 from trainer_kit.training.signatures import check_methods
 from trainer_kit.training.state_keeping import StateKeeping
-from trainer_kit.training.stopping import Stopping
+from trainer_kit.training.stop_flag import StopFlag
 from trainer_kit.training.task import step_loss
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
 _SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 
 
-class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
+class Trainer(StateKeeping, TrainLoops, Evaluator):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
@@ -104,7 +104,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
         self.init_state_keeping(self.has_own_loop, type(self).train is not Trainer.train)
         eval_metrics = task_metrics(task, False) + own if evaluate else []
         self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
-        self.init_stopping()
+        self.stop_flag = StopFlag(self._strategy)
         self._run_options = run_options(config.runtime)
         self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
         self.parts = LoopParts(lambda: int(self._global_step.numpy()), self.on_first_step)
@@ -112,7 +112,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
         self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
-        self.init_async()
+        self._workers = AsyncWorkers(self._strategy)
         self.init_train_loops(getattr(config.trainer, "fuse_steps", 1) if train else 1)
 
     @classmethod
@@ -238,7 +238,7 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
           *args: for the function.
           **kwargs: for the function.
         """
-        return self.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
+        return self._workers.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
 
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
@@ -294,13 +294,25 @@ class Trainer(AsyncTraining, Stopping, StateKeeping, TrainLoops, Evaluator):
     def create_train_loop_fn(self) -> Any:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
         loop = self.loop_of(self._fuse_steps)
-        if not self._is_async:
+        if not self._workers.are_there:
             return loop
         if loop.whole is None:
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
-        return lambda iterator, num_steps: self.coordinator_for_async().schedule(
+        return lambda iterator, num_steps: self._workers.coordinator.schedule(
             loop.whole.function, args=(iterator, num_steps, tf.constant(True))
         )
+
+    def coordinator_for_async(self) -> Any:
+        """Returns the coordinator of asynchronous training.
+
+        Raises:
+          UsageError: when the strategy is synchronous.
+        """
+        return self._workers.coordinator
+
+    def join(self) -> None:
+        """Waits for all scheduled steps; returns at once in synchronous training."""
+        self._workers.join()
 
     def train_loop_begin(self) -> None:
         """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""

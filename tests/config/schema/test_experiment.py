@@ -27,6 +27,7 @@ ADDITIONS = {
     },
     "TrainerConfig": {
         "best_checkpoints",
+        "callbacks",
         "continuous_eval",
         "validation_sets",
         "early_stopping",
@@ -40,7 +41,13 @@ ADDITIONS = {
     },
 }
 REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
-NEW_CLASSES = {"BestCheckpointConfig", "ContinuousEvalConfig", "EarlyStoppingConfig", "ValidationSetConfig"}
+NEW_CLASSES = {
+    "BestCheckpointConfig",
+    "CallbackConfig",
+    "ContinuousEvalConfig",
+    "EarlyStoppingConfig",
+    "ValidationSetConfig",
+}
 REFUSED_CLASSES = {
     "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
     "AdafactorKerasConfig",

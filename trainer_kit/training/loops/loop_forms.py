@@ -11,6 +11,7 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.training.async_workers import AsyncWorkers
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
@@ -33,12 +34,11 @@ class TrainLoops:
     batch_spec: Any
     _strategy: tf.distribute.Strategy
     _train_set: MetricSet
-    _stop: tf.Variable
+    stop_flag: Any  # a StopFlag
     config: Any
     train_step: Any
-    agree_to_stop: Any
     _train_results: Any
-    _is_async: bool
+    _workers: AsyncWorkers
     _global_step: tf.Variable
     loop_steps: int | None
     data_ended: bool
@@ -135,7 +135,7 @@ class TrainLoops:
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
         """The training loop that runs, or ran last; None in asynchronous training, where it runs on workers."""
-        return None if self._is_async else self.loop_of(self._fuse_steps)
+        return None if self._workers.are_there else self.loop_of(self._fuse_steps)
 
     def metric_variables(self) -> list[Any]:
         """Returns the variables of all training metrics."""
@@ -143,13 +143,13 @@ class TrainLoops:
 
     def _new_loop(self, fuse_steps: int) -> TrainLoop | FusedLoop:
         step = converted(self.train_step)
-        parts = (self._train_set.reset, step, self._train_results, self._stop)
+        parts = (self._train_set.reset, step, self._train_results, self.stop_flag.variable)
         if fuse_steps > 1:
             return FusedLoop(*parts, self._stack, fuse_steps)
         options = self.config.trainer
         return TrainLoop(
             *parts,
-            after_step=lambda: self.agree_to_stop(self._global_step),
+            after_step=lambda: self.stop_flag.agree(self._global_step),
             use_tf_function=options.train_tf_function,
             use_tf_while_loop=options.train_tf_while_loop,
             exact_waits=self.config.runtime.executor != "default",

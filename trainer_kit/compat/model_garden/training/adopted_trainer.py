@@ -24,7 +24,7 @@ from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.training.driven_trainer import DrivenTrainer
-from trainer_kit.training.stopping import Stopping
+from trainer_kit.training.stop_flag import StopFlag
 from trainer_kit.training.trainer import Trainer
 
 _NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
@@ -52,7 +52,7 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     return AdoptedTrainer(trainer, seed)
 
 
-class AdoptedTrainer(Stopping, DrivenTrainer):
+class AdoptedTrainer(DrivenTrainer):
     """A trainer of theirs with what our runner asks of one. Made in the scope of its strategy.
 
     What is not here is that of the trainer itself.
@@ -85,7 +85,7 @@ class AdoptedTrainer(Stopping, DrivenTrainer):
         self.state.run_state.add("learning rates", rates.state, rates.restore)
         self.state.run_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
-        self.init_stopping()
+        self.stop_flag = StopFlag(self._strategy)
 
     def _own_items(self) -> dict[str, Any]:
         """What the trainer's own checkpoint has beside what ours has anyway."""
