@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.stateful_ops import nodes
 from trainer_kit.training.loops.host_variables import as_int32, flags
 from trainer_kit.training.loops.iterators import OneElement, WaitingClock, known_waits, no_waits
@@ -187,7 +188,7 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
             batch = OneElement(tf.nest.map_structure(lambda stack: stack[number], batches))
             try:
                 with tf.name_scope(""):
-                    step(batch)
+                    converted(step)(batch)
             except Exception:
                 if batch.overdrawn:
                     raise UnfusableError(_OVERDRAWN) from None

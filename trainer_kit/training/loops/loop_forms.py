@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import ONE_REPLICA
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.training.async_workers import AsyncWorkers
@@ -142,8 +141,7 @@ class TrainLoops:
         return self._train_set.variables()
 
     def _new_loop(self, fuse_steps: int) -> TrainLoop | FusedLoop:
-        step = converted(self.train_step)
-        parts = (self._train_set.reset, step, self._train_results, self.stop_flag.variable)
+        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag.variable)
         if fuse_steps > 1:
             return FusedLoop(*parts, self._stack, fuse_steps)
         options = self.config.trainer

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.loops.host_variables import as_int32, flags
 from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
 from trainer_kit.training.loops.loop_results import Readback
@@ -26,7 +27,7 @@ class TrainLoop:
 
     Args:
       begin: called first, in graph: resets metrics.
-      step: takes the iterator, uses exactly one element of it.
+      step: takes the iterator, uses exactly one element of it; AutoGraph converts it.
       after_step: called after each step, in graph.
       results: returns nested scalars and tensors after the last step.
       stop: of stop_variable.
@@ -119,7 +120,7 @@ class TrainLoop:
             def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 clock = WaitingClock(iterator, waited, exact_waits)
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
-                    step(clock)
+                    converted(step)(clock)
                     after_step()
                 return done + 1, clock.waited
 
@@ -132,7 +133,7 @@ class TrainLoop:
 
 def _both(step: Step, after_step: Callable[[], None]) -> Step:
     def whole_step(iterator: Any) -> Any:
-        step(iterator)
+        converted(step)(iterator)
         after_step()
 
     return whole_step
