@@ -58,7 +58,7 @@ def test_all_actions_are_called_although_one_stops_the_run() -> None:
     seen: list[Any] = []
     run = _run()
     Actions([stop, seen.append], []).loop_end(run, {"a": 1})
-    assert (run.stop_reason, seen) == ("enough", [{"a": 1}])
+    assert (run.requests.stop, seen) == ("enough", [{"a": 1}])
 
 
 def test_an_action_that_sets_global_step_back_takes_the_run_back() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks import callback_list
+from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.errors import DivergedError, StopTraining
+from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
 
@@ -136,6 +137,8 @@ def test_stop_training_is_a_request_to_stop(caplog: pytest.LogCaptureFixture) ->
     listed = _listed(_Noting([], "a", StopTraining("enough")), _Noting([], "b", StopTraining("later")))
     with caplog.at_level(logging.INFO, "trainer_kit"):
         listed.call("loop_end", {})
+        assert listed.run.stop_reason == ""
+        listed.take_requests()
     assert listed.run.stop_reason == "enough"
     assert "the run ends at step 7: enough" in caplog.text
 
@@ -146,7 +149,7 @@ def test_requests_are_taken_once() -> None:
     listed.run.evaluate()
     asked = listed.take_requests()
     assert (asked.save, asked.evaluate, asked.rewind) == (True, {""}, None)
-    assert not listed.take_requests()
+    assert listed.take_requests() == Requests()
 
 
 def test_states_come_back_after_train_begin_and_at_once_in_the_middle_of_a_run() -> None:
@@ -178,3 +181,92 @@ def test_loops_are_cut_at_the_next_multiple_that_some_callback_asks_for(every: t
     for member, steps in zip(members, every, strict=True):
         member.every = steps
     assert _listed(*members).next_cut(7) == cut
+
+
+@pytest.mark.parametrize("every", [0, -5, 2.5, "50"])
+def test_every_is_a_positive_number_of_steps(every: Any) -> None:
+    member = _Counting()
+    member.every = every
+    with pytest.raises(UsageError, match=r"callback _Counting: every is .*; give a positive whole number"):
+        _listed(member)
+
+
+def test_a_validation_set_that_there_is_none_of_is_refused_when_it_is_asked_for() -> None:
+    with pytest.raises(UsageError, match="there is no validation set 'hard'"):
+        _listed().run.evaluate(["hard"])
+
+
+def test_a_method_with_almost_the_name_of_an_event_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Keras(Callback):
+        def on_loop_end(self, run: Run, logs: Any) -> None: ...
+
+    _listed(Keras())
+    assert "on_loop_end is no event, and is never called; did you mean loop_end?" in caplog.text
+
+
+def test_a_state_that_cannot_be_saved_is_told_when_training_begins() -> None:
+    class Bad(Callback):
+        def state(self) -> Any:
+            return {"seen": {1, 2}}
+
+    told = pytest.raises(UsageError, match="the state of callback Bad cannot be saved: a value of type set")
+    with told, _listed(Bad()).around("train"):
+        pass
+
+
+def test_the_state_of_an_optional_callback_that_fails_is_none() -> None:
+    class Bad(Callback):
+        required = False
+
+        def state(self) -> Any:
+            raise OSError
+
+    kept: dict[str, Any] = {}
+    listed = _listed(Bad(), keep_state=lambda name, get, put: kept.update({name: get}))
+    listed.keep_states()
+    assert kept["callback Bad"]() is None and listed.errors == {"Bad": 1}
+
+
+def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
+    class Bad(Callback):
+        def train_end(self, run: Run) -> None:
+            raise OSError("at the end")
+
+    called: list[str] = []
+    with pytest.raises(OSError, match="at the end"), _listed(Bad(), _Noting(called, "a")).around("train"):
+        pass
+    assert called == ["a.train_begin", "a.train_end"]
+
+
+def test_a_second_training_goes_on_with_the_state_of_the_first() -> None:
+    counting = _Counting()
+    listed = _listed(counting)
+    with listed.around("train"):
+        listed.call("loop_end", {})
+    with listed.around("train"):
+        assert counting.count == 1
+
+
+class _Told:
+    """A broadcast of two workers, in which the chief has asked for something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number = 0
+        monkeypatch.setattr(callback_list, "broadcast_from_chief", self)
+        monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
+
+    def __call__(self, strategy: Any, number: int) -> int:
+        self.number = self.number or number
+        return self.number
+
+
+def test_other_workers_do_what_the_chiefs_callbacks_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Told(monkeypatch)
+    chief, other = _listed(), _listed(chief=False)
+    chief.run.stop("enough")
+    chief.run.evaluate()
+    chief.run.rewind(40, "again")
+    other.run.save()  # the chief has not
+    asked = [one.take_requests() for one in (chief, other)]
+    assert [(one.save, one.evaluate, one.rewind) for one in asked] == [(False, {""}, 40)] * 2
+    assert chief.run.stop_reason == "enough" and other.run.stop_reason

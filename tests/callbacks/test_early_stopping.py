@@ -192,7 +192,7 @@ def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> N
     assert early.reason(50).startswith("score of side has not improved on 0.5 of step 10 in the last 2 evaluations")
     run = Run(SimpleNamespace(global_step=tf.Variable(50, dtype=tf.int64)))
     early.loop_end(run, {})
-    assert run.stop_reason.endswith("up to step 30 (trainer.early_stopping.patience=2)")
+    assert run.requests.stop.endswith("up to step 30 (trainer.early_stopping.patience=2)")
 
 
 def test_what_a_sidecar_found_before_it_was_changed_or_the_run_went_back_counts_no_more(tmp_path: Path) -> None:

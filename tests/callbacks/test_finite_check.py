@@ -16,7 +16,7 @@ from trainer_kit.errors import DivergedError
 def _check(trainer: _Trainer, step: int, logs: dict[str, Any]) -> None:
     run = Run(trainer)
     run.loop = Loop(step - 1, step, 1.0, logs)
-    FiniteCheck(1.0, 5).loop_end(run, logs)
+    FiniteCheck(1.0, 5).boundary_begin(run, logs)
 
 
 class _Trainer:

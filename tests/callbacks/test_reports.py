@@ -9,6 +9,7 @@ import pytest
 
 from trainer_kit.callbacks.base import Evaluation, Loop, Run
 from trainer_kit.callbacks.reports import Reports
+from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.report import Report, Writer
 
 
@@ -88,6 +89,14 @@ def test_a_replayed_evaluation_is_reported_already() -> None:
     kept, run = _Kept(), _run()
     reports = Reports(kept)
     run.evaluation = Evaluation(50, replayed=True)
+    run.report("samples", 3)
     reports.evaluation_end(run, {"a": 1})
     reports.boundary_end(run)
-    assert kept.reports == []
+    assert (kept.reports, run.reported) == ([], {})
+
+
+def test_a_report_under_the_name_of_a_metric_is_refused() -> None:
+    run = _run()
+    run.report("loss", 3)
+    with pytest.raises(UsageError, match=r"run\.report: loss is a metric of the run already"):
+        _report(run)

@@ -299,7 +299,8 @@ def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew(tmp_path: P
     counter = _Sets()
     controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
     assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
-    assert counter.taken == [(4, "often"), (8, "often"), (8, "often"), (12, "often"), (16, "often", "rare")]
+    steps = [(4, "often"), (8, "often"), (4, "often"), (8, "often"), (12, "often"), (16, "often", "rare")]
+    assert counter.taken == steps
 
 
 def test_the_last_step_is_evaluated_whole_where_a_callback_ends_the_run(tmp_path: Path) -> None:
@@ -328,6 +329,70 @@ def test_what_a_callback_asks_for_is_done_at_that_boundary_saved_first(tmp_path:
     counter.evaluate = lambda steps, sets: (order.append(sets), evaluated(steps, sets))[1]  # type: ignore[method-assign]
     controller.train_and_evaluate(train_steps=12)
     assert order == [["often"], "save", ["often", "rare"], "save", ["often", "rare"]]
+
+
+class _AsksIn(Callback):
+    """Asks for something in one event of step 8, once; notes what happens."""
+
+    def __init__(self, event: str, request: str, order: list[str]) -> None:
+        self._event, self._request, self._order, self._asked = event, request, order, False
+
+    def _ask(self, event: str, run: Run) -> None:
+        if event == self._event and run.step == 8 and not self._asked:
+            self._asked = True
+            {"save": run.save, "evaluate": run.evaluate, "stop": lambda: run.stop("enough")}[self._request]()
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self._ask("loop_end", run)
+
+    def checkpoint_begin(self, run: Run) -> None:
+        self._order.append(f"save {run.step}")
+        self._ask("checkpoint_begin", run)
+
+    def evaluation_end(self, run: Run, logs: Any) -> None:
+        self._order.append(f"evaluate {run.step}")
+        self._ask("evaluation_end", run)
+
+    def boundary_end(self, run: Run) -> None:
+        self._ask("boundary_end", run)
+
+
+ASKED = {  # what happens beyond "save 8", "evaluate 8", "save 16", "evaluate 16" of a run of 16 steps
+    ("loop_end", "evaluate"): ["save 8", "evaluate 8", "save 16", "evaluate 16"],
+    ("checkpoint_begin", "save"): ["save 8", "evaluate 8", "save 16", "evaluate 16"],
+    ("evaluation_end", "save"): ["save 8", "evaluate 8", "save 16", "evaluate 16"],
+    ("boundary_end", "evaluate"): ["save 8", "evaluate 8", "evaluate 12", "save 16", "evaluate 16"],
+    ("loop_end", "stop"): ["save 8", "evaluate 8"],
+    ("checkpoint_begin", "stop"): ["save 8", "evaluate 8"],
+    ("evaluation_end", "stop"): ["save 8", "evaluate 8"],
+    ("boundary_end", "stop"): ["save 8", "evaluate 8"],
+}
+
+
+@pytest.mark.parametrize(("event", "request_"), ASKED)
+def test_a_request_is_carried_out_whenever_it_is_made(tmp_path: Path, event: str, request_: str) -> None:
+    order: list[str] = []
+    controller, kept = _controller(tmp_path, _Counter(), interval=8, callbacks=[_AsksIn(event, request_, order)])
+    controller.train_and_evaluate(train_steps=16, eval_interval=8)
+    assert order == ASKED[event, request_]
+    evaluated = [int(one.split()[1]) for one in order if one.startswith("evaluate")]
+    assert _steps(kept, "validation") == evaluated
+
+
+def test_a_request_to_go_back_does_not_hide_the_error_of_another_callback(tmp_path: Path) -> None:
+    class Fails(Callback):
+        def loop_end(self, run: Run, logs: Any) -> None:
+            if run.step == 8:
+                raise KeyError("a bug")
+
+    class Back(Callback):
+        def loop_end(self, run: Run, logs: Any) -> None:
+            if run.step == 8:
+                run.rewind(4, "to try again")
+
+    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[Back(), Fails()])
+    with pytest.raises(KeyError, match="a bug"):
+        controller.train(20)
 
 
 class _EveryThird(Callback):

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_kit.errors import UsageError
 
-_INSTEAD = {
+INSTEAD = {
     "EarlyStopping": "set trainer.early_stopping",
     "ModelCheckpoint": "set trainer.checkpoint_interval and trainer.best_checkpoint_eval_metric",
     "BackupAndRestore": "leave it out: a run resumes by itself from its newest checkpoint",
@@ -35,19 +35,19 @@ def _listed(name: str, actions: Any) -> list[Any]:
         raise UsageError(f"{name}: {type(actions).__name__} is not a list; give a list of functions of the logs")
     listed = list(actions)
     for action in listed:
-        if kind := _keras_callback(action):
-            instead = _INSTEAD.get(kind, "give a function of the logs, which is called after each loop or evaluation")
+        if kind := keras_callback(action):
+            instead = INSTEAD.get(kind, "give a function of the logs, which is called after each loop or evaluation")
             raise UsageError(f"{name}: {kind} is a Keras callback, and these are not supported; {instead}")
         if not callable(action):
             raise UsageError(f"{name}: {action!r:.60} cannot be called; an action is a function of the logs")
     return listed
 
 
-def _keras_callback(action: Any) -> str:
+def keras_callback(action: Any) -> str:
     """Returns the name of the Keras callback that an action, or a class given as one, is; "" if it is none."""
     kind = action if isinstance(action, type) else type(action)
     for one in kind.__mro__:
         if one.__name__ == "Callback" and one.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow"):
-            known = (base.__name__ for base in kind.__mro__ if base.__name__ in _INSTEAD)
+            known = (base.__name__ for base in kind.__mro__ if base.__name__ in INSTEAD)
             return next(known, kind.__name__)
     return ""

@@ -2,30 +2,32 @@
 
 At the end of each training loop a run comes to a boundary. There, in this order:
 
-    1. loop_end         callbacks see the logs of the loop; `run.report` adds to them
+    1. loop_end         callbacks see the logs of the loop; `run.report` adds to them; the loop is reported
     2. rewind           if a callback asked for it; nothing else of this boundary is done then
-    3. checkpoint       if one is due, or asked for: checkpoint_begin, save, checkpoint_saved
-    4. evaluation       if one is due, or asked for: evaluation_begin, evaluation_end
+    3. boundary_begin   the loop stays; the engine looks whether the run has diverged
+    4. checkpoint       if one is due, or asked for: checkpoint_begin, save, checkpoint_saved
+    5. evaluation       if one is due, or asked for: evaluation_begin, evaluation_end
                         (the ledger records it first, then the best weights are exported, then come users' callbacks)
-    5. boundary_end     all of this step is saved, evaluated and on record
-    6. stop             if a callback asked for it
+    6. boundary_end     all of this step is saved, evaluated and reported
+    7. stop             if a callback asked for it
+
+A request is carried out in this order, also one that is made later in the boundary. An evaluation that boundary_end
+asks for is made at the end of the next loop.
 
 What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end comes after it:
-a run that is killed and resumes there calls evaluation_end again with the logs on record. No TensorFlow here.
+a run that resumes there, after a kill or a rewind, calls evaluation_end again with the logs on record. An error of a
+required callback ends the run; the step is saved, and its events are not called again. No TensorFlow here.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from trainer_kit.errors import UsageError
-
-_LOG = logging.getLogger(__name__)
+from trainer_kit.errors import UsageError, suggestion
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,11 @@ class Evaluation:
 class Requests:
     """What callbacks have asked for, until the controller carries it out."""
 
+    stop: str = ""
     save: bool = False
     evaluate: set[str] = field(default_factory=set)
     rewind: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.save or bool(self.evaluate) or self.rewind is not None
+    rewind_reason: str = ""
 
 
 class Run:
@@ -98,7 +99,8 @@ class Run:
       evaluation: the last evaluation; None before the first.
       reported: what callbacks have reported since the last line of metrics.
       requests: what callbacks have asked for and the controller has not carried out yet.
-      stop_reason: why the run ends before its last step; "" if it does not.
+      was_stopped: whether a callback had ended the run at the step that it goes on from.
+      stop_reason: why the run ends before its last step, once that is decided; "" if it goes on.
     """
 
     def __init__(self, trainer: Any, directory: str = "", chief: bool = True) -> None:
@@ -109,6 +111,7 @@ class Run:
         self.reported: dict[str, Any] = {}
         self.requests = Requests()
         self.stop_reason = ""
+        self.was_stopped = False
 
     @property
     def step(self) -> int:
@@ -126,10 +129,8 @@ class Run:
         return self.trainer.model
 
     def stop(self, reason: str) -> None:
-        """Ends the run at this step, saved and evaluated like its last one; the first reason counts."""
-        if not self.stop_reason:
-            self.stop_reason = reason or "a callback asked for it"
-            _LOG.info("the run ends at step %d: %s", self.step, self.stop_reason)
+        """Asks to end the run at this step, saved and evaluated like its last one; the first reason counts."""
+        self.requests.stop = self.requests.stop or reason or "a callback asked for it"
 
     def report(self, name: str, value: Any) -> None:
         """Adds a number to the metrics of the loop or of the evaluation that has just ended.
@@ -153,21 +154,27 @@ class Run:
 
         Args:
           sets: names of validation sets, if there are several; none: all.
+
+        Raises:
+          UsageError: when there is no validation set of such a name.
         """
-        self.requests.evaluate |= set(sets) or set(getattr(self.trainer, "validation_sets", ("",)))
+        known, names = self.trainer.validation_sets, [sets] if isinstance(sets, str) else list(sets)
+        for name in names:
+            if name not in known:
+                raise UsageError(f"run.evaluate: there is no validation set {name!r}; {suggestion(name, list(known))}")
+        self.requests.evaluate |= set(names or known)
 
     def rewind(self, step: int, reason: str) -> None:
         """Asks to restore the checkpoint of an earlier step, and to go on from there.
 
-        What was recorded for later steps counts no more: history, ledger and best go back as well.
+        What was recorded for later steps counts no more: history, ledger and best go back as well. So do the data and
+        the states of callbacks: one that rewinds once has to remember that in `rewound`, which is called afterwards.
 
         Args:
           step: of a checkpoint of this run.
           reason: for the log.
         """
-        self.requests.rewind, self.rewind_reason = step, reason
-
-    rewind_reason = ""
+        self.requests.rewind, self.requests.rewind_reason = step, reason
 
 
 class Callback:
@@ -181,7 +188,8 @@ class Callback:
       every: the callback's loop_end is called at each multiple of so many global steps, and loops are cut to end
         there; None: at the end of each loop.
       required: whether an error in it ends the run; else the error is logged, counted, and the run goes on.
-      chief_only: whether it is called on the chief alone, of several workers.
+      chief_only: whether it is called on the chief alone, of several workers. Such a callback must not do what takes
+        all workers: call the trainer, save, or read variables that replicas hold each for themselves.
     """
 
     every: int | None = None
@@ -194,7 +202,7 @@ class Callback:
         return type(self).__name__
 
     def run_begin(self, run: Run) -> None:
-        """The run is built and its newest checkpoint is restored."""
+        """The run is built; in modes that train, its newest checkpoint is restored."""
 
     def train_begin(self, run: Run) -> None:
         """Training is about to begin or to go on; `restore` is called after this."""
@@ -205,11 +213,14 @@ class Callback:
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """A training loop has ended; `logs` are its metrics by name, scalars; see `run.loop` for more."""
 
+    def boundary_begin(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """All callbacks have seen the logs of the loop, and none takes the run back."""
+
     def checkpoint_begin(self, run: Run) -> None:
         """The state of this step is about to be saved."""
 
     def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
-        """The checkpoint of an earlier or of this step is in the folder, whole."""
+        """The checkpoint of `step` is complete on disk; `step` may be earlier than `run.step`."""
 
     def evaluation_begin(self, run: Run) -> None:
         """An evaluation is about to begin."""
@@ -221,13 +232,13 @@ class Callback:
         """
 
     def boundary_end(self, run: Run) -> None:
-        """All that was due at this step is saved, evaluated and on record."""
+        """All that was due at this step is saved, evaluated and reported."""
 
     def rewound(self, run: Run, step: int) -> None:
         """The run has gone back to the checkpoint of `step`."""
 
     def exception(self, run: Run, error: Exception) -> None:
-        """An error is about to end the run; a rewind that is asked for now takes its place."""
+        """An error in training is about to end the run; a rewind that is asked for now takes its place."""
 
     def train_end(self, run: Run) -> None:
         """Training has ended; called after errors, too."""
@@ -238,8 +249,8 @@ class Callback:
     def state(self) -> Any:
         """Returns what a checkpoint keeps of it; None: nothing.
 
-        Numbers, texts, NumPy arrays, tf.Variables, and lists and dicts of them; arrays and variables come back as
-        NumPy arrays.
+        Numbers, texts, NumPy arrays, tf.Variables, lists of them, and dicts with texts as keys. Arrays and variables
+        come back as NumPy arrays, tuples as lists.
         """
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Requests, Run
+from trainer_kit.checkpoints.state.run_state import check_state
 from trainer_kit.distribution.workers import broadcast_from_chief, worker_count
-from trainer_kit.errors import DivergedError, StopTraining
+from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
 from trainer_kit.training.loops.intervals import next_multiple
 
 _LOG = logging.getLogger(__name__)
+_EVENTS = [name for name in vars(Callback) if name.endswith(("_begin", "_end")) or name in ("rewound", "exception")]
 
 
 class CallbackList:
@@ -31,6 +34,9 @@ class CallbackList:
       run, members: as given.
       errors: how often each optional callback has failed, by name.
       shares_requests: whether there are several workers, which all carry out what the chief's callbacks ask for.
+
+    Raises:
+      UsageError: when a callback's `every` is no positive number of steps.
     """
 
     def __init__(
@@ -46,12 +52,15 @@ class CallbackList:
         self._has_begun = False
         self._strategy = strategy or tf.distribute.get_strategy()
         self.shares_requests = worker_count(self._strategy) > 1
+        for member in self.members:
+            _check(member)
 
     def keep_states(self) -> None:
         """Has the states of the callbacks be in every checkpoint; before the restore."""
-        for name, member in self._named():
-            if _overrides(member, "state"):
-                self.run.trainer.keep_state(f"callback {name}", member.state, self._taking(name, member))
+        for name, member in self._with_states():
+            self.run.trainer.keep_state(
+                f"callback {name}", lambda one=member: self._state_of(one), self._restorer(name, member)
+            )
 
     def call(self, event: str, *arguments: Any) -> None:
         """Calls one event of all members that have it.
@@ -80,97 +89,151 @@ class CallbackList:
 
     @contextlib.contextmanager
     def around(self, what: str) -> Iterator[None]:
-        """Calls `<what>_begin`, and in any case `<what>_end`; what is "run" or "train"."""
-        try:
-            self.call(f"{what}_begin")
+        """Calls `<what>_begin`, and in any case `<what>_end` of the members that have begun; of "run" or "train".
+
+        Raises:
+          Exception: the first error, of a member or of what is done in between; all members end.
+        """
+        begun: list[Callback] = []
+        with contextlib.ExitStack() as ends:
+            ends.push(lambda kind, error, trace: self._end(begun, f"{what}_end", error))
+            again = {name: self._state_of(one) for name, one in self._with_states()} if self._has_begun else {}
+            for member in self.members:
+                begun.append(member)
+                if self._is_called(member, f"{what}_begin"):
+                    self._call(member, f"{what}_begin")
             if what == "train":
-                self._give_states_back()
+                self._give_states_back(again)
             yield
-        except BaseException:
-            self.call_after_error(f"{what}_end")
-            raise
-        self.call(f"{what}_end")
+
+    def _end(self, members: Sequence[Callback], event: str, error: BaseException | None) -> None:
+        first: Exception | None = None
+        for member in members:
+            if self._is_called(member, event):
+                try:
+                    self._call(member, event)
+                except Exception as own:
+                    if error is not None or first is not None:
+                        _LOG.exception("%s.%s failed, after another error", member.name, event)
+                    first = first or own
+        if error is None and first is not None:
+            raise first
 
     def next_cut(self, step: int) -> int | None:
         """Returns the step after `step` at which a loop has to end for some callback; None if any will do."""
-        return min((next_multiple(step, member.every) for member in self.members if member.every), default=None)
+        cuts = [member.every for member in self.members if member.every and _overrides(member, "loop_end")]
+        return min((next_multiple(step, every) for every in cuts), default=None)
 
     def log_cuts(self, steps_per_loop: int | Callable[[int], int]) -> None:
-        """Says once which callbacks make loops shorter than the config has them, and what that costs."""
+        """Says which callbacks make loops shorter than the config has them, and what that costs."""
         for member in self.members:
             if member.every and not callable(steps_per_loop) and member.every % steps_per_loop:
                 _LOG.info(
-                    "the callback %s is called every %d steps: loops end there, in place of every %d steps only "
-                    "(trainer.steps_per_loop); a loop takes the host about half a millisecond beside its steps",
+                    "the callback %s is called every %d steps: training loops are shortened to end at these steps "
+                    "(trainer.steps_per_loop is %d); a loop takes the host about half a millisecond beside its steps",
                     *(member.name, member.every, steps_per_loop),
                 )
 
     def take_requests(self) -> Requests:
-        """Returns what was asked for since the last call; of several workers, what the chief's callbacks asked for."""
+        """Returns what was asked for since the last call, and decides about a stop.
+
+        Of several workers, all get what the chief's callbacks have asked for: all have to call this.
+        """
         run = self.run
         asked, run.requests = run.requests, Requests()
-        return self._agree(asked) if self.shares_requests else asked
+        asked = self._agree(asked) if self.shares_requests else asked
+        if asked.stop and not run.stop_reason:
+            run.stop_reason = asked.stop
+            _LOG.info("the run ends at step %d: %s", run.step, run.stop_reason)
+        return asked
 
     def _agree(self, asked: Requests) -> Requests:
         """One number tells the other workers: bits of stop, save and each validation set, and above them the step."""
-        run, sets = self.run, list(getattr(self.run.trainer, "validation_sets", ("",)))
-        bits = [bool(run.stop_reason), asked.save, *(name in asked.evaluate for name in sets)]
+        sets = list(self.run.trainer.validation_sets)
+        bits = [bool(asked.stop), asked.save, *(name in asked.evaluate for name in sets)]
         number = (0 if asked.rewind is None else asked.rewind + 1) << len(bits)
         number = broadcast_from_chief(self._strategy, number + sum(bit << place for place, bit in enumerate(bits)))
         stop, save, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
-        if stop:
-            run.stop("the first worker asked for it")
-        else:
-            run.stop_reason = ""
-        rewind = (number >> len(bits)) - 1
-        evaluate = {name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen}
-        return Requests(save, evaluate, rewind if rewind >= 0 else None)
+        rewind, elsewhere = (number >> len(bits)) - 1, "the first worker asked for it"
+        return Requests(
+            stop=(asked.stop or elsewhere) if stop else "",
+            save=save,
+            evaluate={name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen},
+            rewind=rewind if rewind >= 0 else None,
+            rewind_reason=asked.rewind_reason or elsewhere,
+        )
 
     def _is_called(self, member: Callback, event: str) -> bool:
-        if not _overrides(member, event) or (member.chief_only and not self.run.chief):
+        if not _overrides(member, event) or not self._is_here(member):
             return False
         return event != "loop_end" or not member.every or self.run.step % member.every == 0
 
-    def _call(self, member: Callback, event: str, *arguments: Any) -> None:
+    def _is_here(self, member: Callback) -> bool:
+        return self.run.chief or not member.chief_only
+
+    def _call(self, member: Callback, method: str, *arguments: Any) -> Any:
+        """Calls a method with the run and `arguments`; returns what it returns, None after the error of an optional."""
         row = member.name if member.name in NAMES else f"callbacks/{member.name}"
+        given = arguments if method in ("state", "restore") else (self.run, *arguments)
         with self._times.during(row):
             try:
-                getattr(member, event)(self.run, *arguments)
+                return getattr(member, method)(*given)
             except StopTraining as stop:
                 self.run.stop(str(stop))
             except Exception as error:
                 if member.required:
+                    if type(error) is UsageError:
+                        raise UsageError(f"callback {member.name}: {error}") from error
                     raise
                 self.errors[member.name] = count = self.errors.get(member.name, 0) + 1
                 tell = _LOG.exception if count == 1 else _LOG.warning
                 tell("the callback %s failed at step %d, and the run goes on: %s", member.name, self.run.step, error)
+        return None
 
-    def _named(self) -> Iterator[tuple[str, Callback]]:
-        """Yields each member with a name of its own: the second of a name is called "name 2"."""
+    def _with_states(self) -> Iterator[tuple[str, Callback]]:
+        """Yields the members that have a state, with a name of their own: the second of a name is called "name 2"."""
         seen: dict[str, int] = {}
         for member in self.members:
-            seen[member.name] = number = seen.get(member.name, 0) + 1
-            yield member.name if number == 1 else f"{member.name} {number}", member
+            if _overrides(member, "state"):
+                seen[member.name] = number = seen.get(member.name, 0) + 1
+                yield member.name if number == 1 else f"{member.name} {number}", member
 
-    def _taking(self, name: str, member: Callback) -> Callable[[Any], None]:
-        def take(state: Any) -> None:
-            if state is None:
+    def _state_of(self, member: Callback) -> Any:
+        return self._call(member, "state")
+
+    def _restorer(self, name: str, member: Callback) -> Callable[[Any], None]:
+        def restore(state: Any) -> None:
+            self._restored.pop(name, None)
+            if state is None or not self._is_here(member):
                 return
             if self._has_begun:
-                member.restore(state)
+                self._call(member, "restore", state)
             else:
                 self._restored[name] = state
 
-        return take
+        return restore
 
-    def _give_states_back(self) -> None:
-        """Restores what a checkpoint held; after train_begin, in which callbacks set themselves to their beginning."""
-        self._has_begun = True
-        states, self._restored = self._restored, {}
-        for name, member in self._named():
-            if name in states:
-                member.restore(states[name])
+    def _give_states_back(self, again: dict[str, Any]) -> None:
+        """Restores what a checkpoint held, or `again`, the states before a second train_begin.
+
+        After train_begin, in which callbacks may set themselves to their beginning.
+        """
+        states, self._restored, self._has_begun = {**again, **self._restored}, {}, True
+        for name, member in self._with_states():
+            if states.get(name) is not None and self._is_here(member):
+                self._call(member, "restore", states[name])
+            check_state(f"callback {name}", self._state_of(member))
 
 
 def _overrides(member: Callback, event: str) -> bool:
     return getattr(type(member), event) is not getattr(Callback, event)
+
+
+def _check(member: Callback) -> None:
+    every: Any = member.every
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise UsageError(f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or None")
+    for name in dir(type(member)):
+        near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
+        if near and not hasattr(Callback, name):
+            _LOG.warning("callback %s: %s is no event, and is never called; did you mean %s?", member.name, name, *near)

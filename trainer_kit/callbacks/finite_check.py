@@ -11,6 +11,10 @@ from trainer_kit.errors import DivergedError
 from trainer_kit.training.losses import reported_loss
 
 
+class Divergence(DivergedError):
+    """What FiniteCheck has found, on all workers alike."""
+
+
 class FiniteCheck(Callback):
     """Looks at the loss that a loop reports and at the weights, on every worker.
 
@@ -28,20 +32,18 @@ class FiniteCheck(Callback):
     def __init__(self, loss_upper_bound: float, begin_steps: int = 0) -> None:
         self._bound, self._begin_steps = loss_upper_bound, begin_steps
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Takes what a loop has reported at its end.
+    def boundary_begin(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Takes what a loop has reported, if no callback takes the run back because of it.
 
         Raises:
           DivergedError: when the loss is not finite or above its bound, or a weight is not finite, as the loop saw.
         """
         assert run.loop is not None
-        if run.requests.rewind is not None:
-            return
         loss, step = reported_loss(logs), run.loop.end
         if not math.isfinite(loss) or (step >= self._begin_steps and loss > self._bound):
-            raise DivergedError(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {self._bound:g})")
+            raise Divergence(f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {self._bound:g})")
         if run.trainer.sound is False:
-            raise DivergedError(f"a weight is not finite at step {step}")
+            raise Divergence(f"a weight is not finite at step {step}")
 
     def checkpoint_begin(self, run: Run) -> None:
         """Looks at the weights where the last loop did not, before they are saved.
@@ -63,4 +65,4 @@ class FiniteCheck(Callback):
         if run.trainer.sound is None:
             run.trainer.sound = run.trainer.state.weights_are_sound()
         if not run.trainer.sound:
-            raise DivergedError(f"a weight is not finite at step {run.step}")
+            raise Divergence(f"a weight is not finite at step {run.step}")

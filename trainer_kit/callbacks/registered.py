@@ -8,6 +8,7 @@ from collections.abc import Callable as Function
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from trainer_kit.callbacks.action_checks import INSTEAD, keras_callback
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.experiment import CallbackConfig
@@ -55,13 +56,24 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
         raise UsageError(f"callbacks: {type(callbacks).__name__} is not a list; give a list of trainer_kit.Callback")
     for one in callbacks:
         if not isinstance(one, Callback):
-            made = f"; make it: {one.__name__}()" if isinstance(one, type) else ""
+            made = instead_of(one)
             raise UsageError(f"callbacks: {one!r:.80} is no trainer_kit.Callback object{made}")
     return list(callbacks)
 
 
+def instead_of(given: Any) -> str:
+    """Returns what to do with something that is no Callback object."""
+    if kind := keras_callback(given):
+        return f": {kind} is a Keras callback, and these are not supported; {INSTEAD.get(kind, 'write a Callback')}"
+    if isinstance(given, type):
+        return f"; make it: {given.__name__}()"
+    if isinstance(given, (str, dict)):
+        return "; names belong in trainer.callbacks of the config"
+    return "; functions of the logs belong in train_actions or eval_actions" if callable(given) else ""
+
+
 def _made(path: str, section: CallbackConfig) -> Callback:
-    kind = _imported(path, section.name) if ":" in section.name else _callbacks.lookup(section.name)
+    kind = _imported(path, section.name) if ":" in section.name else _registered(path, section.name)
     try:
         inspect.signature(kind).bind(**section.args)
     except TypeError as error:
@@ -70,6 +82,14 @@ def _made(path: str, section: CallbackConfig) -> Callback:
         near = suggestion(unknown[0], known) if unknown else f"it takes {', '.join(known) or 'no arguments'}"
         raise UsageError(f"{path}.args: {section.name}: {error}; {near}") from None
     return kind(**section.args)
+
+
+def _registered(path: str, name: str) -> type[Callback]:
+    try:
+        return _callbacks.lookup(name)
+    except UsageError as error:
+        advice = "import its module by --import_module, or name its class as module:Class"
+        raise UsageError(f"{path}.name: {error}; {advice}") from None
 
 
 def _imported(path: str, name: str) -> type[Callback]:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Evaluation, Loop, Run
+from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.training.metrics import to_numpy
 
@@ -38,7 +39,7 @@ class Reports(Callback):
             run,
             kind="train",
             step=loop.end,
-            metrics={**logs, **_taken(run)},
+            metrics={**logs, **_taken(run, logs)},
             steps_per_second=rate,
             examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
             seconds=loop.seconds,
@@ -47,18 +48,19 @@ class Reports(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Takes an evaluation; there may be another one of this step."""
         assert run.evaluation is not None
-        if not run.evaluation.replayed:
-            self._logs = {**logs, **_taken(run)}
+        reported = _taken(run, logs)
+        if not run.evaluation.replayed:  # else it is reported already
+            self._logs = {**logs, **reported}
             self._evaluations.append(run.evaluation)
 
     def boundary_end(self, run: Run) -> None:
         """Reports the evaluations of this step."""
-        evaluations, self._evaluations = self._evaluations, []
+        evaluations, self._evaluations, reported = self._evaluations, [], _taken(run, self._logs)
         if not evaluations:
             return
         of_sets = {name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()}
         seconds, step = sum(one.seconds for one in evaluations), evaluations[-1].step
-        metrics = {**self._logs, **_taken(run)}
+        metrics = {**self._logs, **reported}
         self._write(run, kind="validation", step=step, metrics=metrics, seconds=seconds, seconds_of_sets=of_sets)
 
     def exception(self, run: Run, error: Exception) -> None:
@@ -69,8 +71,8 @@ class Reports(Callback):
 
     def rewound(self, run: Run, step: int) -> None:
         """Forgets the evaluations of a step that the run has gone back from."""
-        del run, step
-        self._evaluations = []
+        del step
+        self._evaluations, run.reported = [], {}
 
     def _write(self, run: Run, **figures: Any) -> None:
         best = getattr(run.trainer.checkpoint_exporter, "best", None)
@@ -78,7 +80,13 @@ class Reports(Callback):
         self._writer.write(Report(total_steps=run.total, best=best, **figures))
 
 
-def _taken(run: Run) -> dict[str, Any]:
-    """Returns what callbacks have reported since the last line."""
+def _taken(run: Run, logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what callbacks have reported since the last line.
+
+    Raises:
+      UsageError: when a metric of the same name is in the logs.
+    """
     reported, run.reported = run.reported, {}
+    if taken := sorted(reported.keys() & logs.keys()):
+        raise UsageError(f"run.report: {', '.join(taken)} is a metric of the run already; report under another name")
     return reported

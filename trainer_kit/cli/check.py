@@ -47,7 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     import tensorflow as tf
 
+    from trainer_kit.callbacks.base import Run
+    from trainer_kit.callbacks.callback_list import CallbackList
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
+    from trainer_kit.callbacks.registered import from_config
     from trainer_kit.checkpoints.state.restore import restore
     from trainer_kit.process.run_directory import RunDirectory
     from trainer_kit.telemetry.flops import model_cost
@@ -65,6 +68,9 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     if early is not None and not early.eval_name and names is not None:
         with _told(f"early stopping: {early.metric} is one of {', '.join(names)}"):
             check_early_stopping_metric(early, trainer)
+    if config.trainer.callbacks:
+        with _told("callbacks: can be made"):
+            CallbackList(Run(trainer), from_config(config.trainer.callbacks))
     with _told("data: can be opened, and is not empty"):
         trainer.check_data()
     with _told("train: one step on one batch"):

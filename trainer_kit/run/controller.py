@@ -7,24 +7,24 @@ a loop has done, and a stop is honoured between loops, and by the loops themselv
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Evaluation, Loop
+from trainer_kit.callbacks.base import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.callbacks.finite_check import Divergence
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import DivergedError, StorageError, UsageError
+from trainer_kit.errors import DivergedError, StorageError
+from trainer_kit.errors.user_exits import exits_as_errors
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown, WatchedRun
+from trainer_kit.run.checkpointing import RunCheckpoints
 from trainer_kit.run.goal import Goal, data_ended_early
-from trainer_kit.run.progress import Phases
+from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.failed_step import is_between_steps, loss_message
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
 from trainer_kit.training.metrics import to_numpy
@@ -50,14 +50,16 @@ class Controller:
       eval_summary_manager: of those in evaluations; None: there are none.
       stopping: tells whether a stop was asked for.
       save_on_stop: whether a stop saves a checkpoint.
-      recorded: returns the logs that are on record for a step, by validation set; a single set is called "". What was
-        cut off is made up.
+      recorded: returns the logs that are on record for a step, by validation set; a single set is called "". What is
+        missing there is evaluated when the run begins.
       times: counts what the run spends its time on; None: one of its own.
 
     Attributes:
       run: what callbacks are handed.
       running: the global steps that the training loop which runs, or ran last, was to run between.
     """
+
+    saves_after_errors = True
 
     def __init__(
         self,
@@ -86,15 +88,17 @@ class Controller:
         self._stopping, self._save_on_stop, self._recorded = stopping, save_on_stop, recorded
         self._evaluated: dict[str, int] = {}  # the step at which this process evaluated each validation set last
         self._seen: dict[str, int] = {}  # the step of the last evaluation that callbacks saw; in the checkpoint
+        self._wanted: set[str] = set()  # the validation sets that callbacks have asked for; in the checkpoint
+        self._catches_up = False  # whether the run begins, or has gone back
         self._interrupted_loop, self._num_steps = InterruptedLoop(), (0, tf.constant(0))
         self.running = (0, 0)
         self._phases = Phases(times or TimeLedger())
-        self._saving = threading.RLock()  # a late save comes from another thread
-        self._announced = checkpoint_manager.saved_step
+        self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
         self._loops = CountedLoops(trainer, lambda: self.run.step, lambda: self.stopping)
         if trainer is not None:
             trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
             trainer.keep_state("evaluated", lambda: self._seen or None, self._put_seen)
+            trainer.keep_state("evaluations asked for", lambda: sorted(self._wanted) or None, self._put_wanted)
         tf.summary.experimental.set_step(global_step)
 
     @property
@@ -148,15 +152,19 @@ class Controller:
         """
         self.run.total = train_steps if train_steps >= 0 else None
         intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
-        goal = Goal(train_steps, eval_steps, intervals, checkpoint_at_completion)
+        goal, output = Goal(train_steps, eval_steps, intervals, checkpoint_at_completion), dict[str, Any]()
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_cuts(self.steps_per_loop)
         with self._phases.at_work(), self.callbacks.around("train"), writer.as_default():
-            output = self._catch_up(goal)
-            while not self._is_last(goal) and not self.stopping:
+            self._catches_up = True
+            while self._catches_up or not (self._is_last(goal) or self.stopping):
                 try:
-                    begun = self._train_loop(goal)
-                    output = self._at_boundary(begun, goal) or output
+                    with exits_as_errors():
+                        if self._catches_up:
+                            output = self._catch_up(goal) or output
+                            continue
+                        begun = self._train_loop(goal)
+                        output = self._at_boundary(begun, goal) or output
                 except Exception as error:
                     self._go_back_after(error)
             if self._save_on_stop if self.stopping else checkpoint_at_completion or self.run.stop_reason:
@@ -187,10 +195,11 @@ class Controller:
 
     def _at_boundary(self, begun: int, goal: Goal) -> dict[str, Any]:
         """Does what is due or was asked for after the loop that began at `begun`; returns the logs of an evaluation."""
-        asked, step = self.callbacks.take_requests(), self.run.step
-        if asked.rewind is not None:
-            self._rewind(asked.rewind)
+        asked, loop, step = self._take_requests(), self.run.loop, self.run.step
+        if asked is None:
             return {}
+        if loop is not None and loop.end == step:
+            self.callbacks.call("boundary_begin", loop.logs)
         if self.stopping:
             if self._save_on_stop:
                 self.save_checkpoint()
@@ -202,30 +211,42 @@ class Controller:
         if data_ended and self.run.total is not None and not self.run.stop_reason:
             self.sync()
             raise data_ended_early(step, self.run.total)
-        return self._evaluate_at_step(goal.due(begun, step, last, asked.evaluate), goal)
+        due = goal.due(begun, step, last, self._wanted)
+        return self._evaluate_at_step([name for name in due if self._evaluated.get(name) != step], goal)
 
     def _is_last(self, goal: Goal) -> bool:
         """Whether the run ends at this step: it is the last one, the data has ended, or a callback asked for it."""
         return self.run.step >= goal.step >= 0 or bool(self.run.stop_reason) or self.trainer.data_ended
 
+    def _take_requests(self) -> Requests | None:
+        """Takes what callbacks have asked for, and notes the evaluations; None: a rewind, which is done."""
+        asked = self.callbacks.take_requests()
+        if asked.rewind is not None:
+            self._rewind(asked.rewind, asked.rewind_reason)
+            return None
+        self._wanted |= asked.evaluate
+        return asked
+
     def _catch_up(self, goal: Goal) -> dict[str, Any]:
-        """Makes up what was due at this step when an earlier start ended.
+        """Makes up what was due at the step that the run begins at, or has gone back to; returns logs of evaluations.
 
         Callbacks are called with the logs of evaluations that are on record and came after the checkpoint.
         """
-        step = self.run.step
+        self._catches_up, step = False, self.run.step
         recorded = self._recorded(step) if goal.intervals and step > 0 else {}
+        self._wanted -= recorded.keys()
         if unseen := {name: logs for name, logs in recorded.items() if self._seen.get(name) != step}:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
             self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
             self._seen.update(dict.fromkeys(unseen, step))
-        asked = self.callbacks.take_requests()
-        if asked.rewind is not None:
-            self._rewind(asked.rewind)
+            if self.run.was_stopped:  # by what it was then: another start goes on
+                self.run.requests.stop = ""
+        asked = self._take_requests()
+        if asked is None:
             return {}
         if asked.save:
             self.save_checkpoint()
-        due = goal.due(step - 1, step, self._is_last(goal), asked.evaluate) if step > 0 else []
+        due = goal.due(step - 1, step, self._is_last(goal), self._wanted) if step > 0 else []
         return self._evaluate_at_step(self._not_evaluated(due), goal)
 
     def _evaluate_at_step(self, due: Collection[str], goal: Goal) -> dict[str, Any]:
@@ -234,20 +255,26 @@ class Controller:
         Then all that belongs to this step is done.
         """
         logs: dict[str, Any] = {}
-        while due and not self.stopping:
-            logs = self._evaluate(goal.eval_steps, due, logs)
-            asked = self.callbacks.take_requests()
-            if asked.rewind is not None:
-                self._rewind(asked.rewind)
+        while True:
+            while due and not self.stopping:
+                found = self._evaluate(goal.eval_steps, due, logs)
+                asked = self._take_requests() if found is not None else None
+                if found is None or asked is None:
+                    return {}
+                logs = found
+                if asked.save:
+                    self.save_checkpoint()
+                wanted = goal.intervals if self.run.stop_reason else self._wanted
+                due = self._not_evaluated(name for name in goal.intervals if name in wanted)
+            self.callbacks.call("boundary_end")
+            asked = self._take_requests()
+            if asked is None:
                 return {}
             if asked.save:
                 self.save_checkpoint()
-            wanted = goal.intervals if self.run.stop_reason else asked.evaluate
-            due = self._not_evaluated(name for name in goal.intervals if name in wanted)
-        if self.stopping:
-            return {}
-        self.callbacks.call("boundary_end")
-        return logs
+            due = self._not_evaluated(goal.intervals) if asked.stop else []
+            if not due or self.stopping:
+                return {} if self.stopping else logs
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values; {} when a stop has cut it.
@@ -262,15 +289,18 @@ class Controller:
           StorageError: when what was found, or the save before it, cannot be written.
         """
         logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
-        if self.stopping:
+        if logs is None:
             return {}
-        if self.callbacks.take_requests().save and self.trainer is not None:
-            self.save_checkpoint()
+        saves = self.callbacks.take_requests().save
         self.callbacks.call("boundary_end")
-        return logs
+        saves = self.callbacks.take_requests().save or saves
+        if saves and self.trainer is not None:
+            self.save_checkpoint()
+            self.sync()
+        return {} if self.stopping else logs
 
-    def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluates and calls evaluation_end, unless a stop has cut the evaluation.
+    def _evaluate(self, steps: int, sets: Collection[str], before: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Evaluates and calls evaluation_end.
 
         Args:
           steps: batches.
@@ -278,7 +308,7 @@ class Controller:
           before: logs of other sets at the same step.
 
         Returns:
-          All logs of this step.
+          All logs of this step; None: a stop has cut the evaluation.
         """
         run, step = self.run, self.run.step
         self.callbacks.call("evaluation_begin")
@@ -288,7 +318,8 @@ class Controller:
             logs = self.evaluator.evaluate(tf.constant(steps, tf.int32), **chosen) or {}
         seconds = time.perf_counter() - start
         if self.stopping:
-            return dict(before)
+            return None
+        self._wanted -= set(sets)
         self._evaluated.update(dict.fromkeys(sets, step))
         self._seen.update(dict.fromkeys(sets, step))
         self.sync()  # nothing is recorded before it is there
@@ -345,13 +376,7 @@ class Controller:
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
         """Restores a checkpoint, or the newest one, or initialises; returns the path of what was restored."""
-        with self.strategy.scope():
-            if path is None:
-                path = self.checkpoint_manager.restore_or_initialize()
-            else:
-                self.checkpoint_manager.restore(path)
-        self._announced = self.checkpoint_manager.saved_step
-        return path
+        return self._checkpoints.restore(path)
 
     def save_checkpoint(self) -> None:
         """Saves the state as it is, unless this step is saved already.
@@ -359,41 +384,7 @@ class Controller:
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
-        manager = self.checkpoint_manager
-        with self._saving:
-            step = self.run.step
-            if step == manager.saved_step:
-                return
-            self.sync()
-            self.callbacks.call("checkpoint_begin")
-            with self._phases.during("save"):
-                manager.save(checkpoint_number=step, check_interval=False)
-
-    def save_what_is_sound(self, error: Exception, alone: bool = True) -> None:
-        """Saves after an error if the state is that of a step's end, and the weights are finite.
-
-        After an error inside a step it saves only if that step has written no variable. Else it logs the checkpoint
-        that the run resumes from, and how many steps are lost.
-
-        Args:
-          error: that ends the run.
-          alone: False: one of several workers, which can save only together. The others would not come, or are gone.
-        """
-        trainer, manager, step = self.trainer, self.checkpoint_manager, self.run.step
-        if trainer is None or trainer.sound is False or step <= max(manager.saved_step, 0):
-            return
-        if self.phase == "train" or not alone:
-            if not alone or not self.running[0] <= step <= self.running[1] or not is_between_steps(trainer, error):
-                if alone:
-                    self.sync()
-                _LOG.warning("%s", loss_message(step, manager.saved_step, manager.saved_path, alone))
-                return
-            if self.running[0] < step < self.running[1]:
-                self._interrupted_loop.steps, trainer.cut_short = self.running, True
-            trainer.sound = None
-        self.save_checkpoint()
-        self.sync()
-        _LOG.info("saved step %d after the error; the same command goes on from there", step)
+        self._checkpoints.save(self.run.step)
 
     def sync(self) -> None:
         """Waits for the save in flight, and calls checkpoint_saved for it.
@@ -401,41 +392,42 @@ class Controller:
         Raises:
           StorageError: when it failed.
         """
-        manager = self.checkpoint_manager
-        with self._saving:
-            with self._phases.during("save"):
-                manager.sync()
-            if self._announced != manager.saved_step:
-                self._announced = manager.saved_step
-                self.callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
+        self._checkpoints.sync()
+
+    def interrupt_loop(self) -> None:
+        """Has the next checkpoint hold the loop that runs as one to go on with; after an error inside it."""
+        self._interrupted_loop.steps, self.trainer.cut_short = self.running, True
 
     def _go_back_after(self, error: Exception) -> None:
         """Lets callbacks take the run back to an earlier step; raises the error where none does."""
+        self.run.requests = Requests()  # what was asked for before is given up with the loop
         self.callbacks.call_after_error("exception", error)
-        if self.callbacks.shares_requests and not isinstance(error, DivergedError):
+        if self.callbacks.shares_requests and not isinstance(error, Divergence):
             raise error  # which other workers may not have
         asked = self.callbacks.take_requests()
         if asked.rewind is None:
             raise error
-        self._rewind(asked.rewind)
+        if not isinstance(error, DivergedError):
+            _LOG.warning("%s: %s", type(error).__name__, error)
+        self._rewind(asked.rewind, asked.rewind_reason)
 
-    def _rewind(self, step: int) -> None:
+    def _rewind(self, step: int, reason: str) -> None:
         """Restores the checkpoint of an earlier step in the middle of a run; the run goes on from there."""
-        path = complete_checkpoints(self.checkpoint_manager.source).get(step)
-        if path is None:
-            raise UsageError(
-                f"the run is to go back to step {step} ({self.run.rewind_reason}), of which "
-                f"{self.checkpoint_manager.source} holds no checkpoint; name one of the run's own"
-            )
-        _LOG.warning("the run goes back to step %d: %s", step, self.run.rewind_reason)
+        path = self._checkpoints.path_of(step, reason)
+        _LOG.warning("the run goes back to step %d: %s", step, reason)
+        self._phases.now = BETWEEN  # after an error it is still that of the error
         with self.times.during("recovery"):
             self.restore_checkpoint(path)
             self._interrupted_loop.steps, self.run.stop_reason = None, ""
             self._evaluated.clear()  # what was evaluated on the way that is given up counts no more
             self.callbacks.call("rewound", step)
+        self._catches_up = True
 
     def _put_seen(self, state: dict[str, int] | None) -> None:
         self._seen = dict(state or {})
+
+    def _put_wanted(self, state: list[str] | None) -> None:
+        self._wanted = set(state or ())
 
     def _tensor_of(self, steps: int) -> tf.Tensor:
         """Returns an int32 scalar, the same one for loop after loop."""

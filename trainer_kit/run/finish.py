@@ -31,6 +31,7 @@ from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks import problem_of_one_thread
+from trainer_kit.training.failed_step import is_between_steps, loss_message
 from trainer_kit.training.stop_flag import is_stopping
 
 _LOG = logging.getLogger(__name__)
@@ -89,10 +90,47 @@ def saved_after_errors(controller: Any) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (DivergedError, StorageError)):
             try:
-                controller.save_what_is_sound(error, alone=worker_count(controller.strategy) == 1)
+                _save_what_is_sound(controller, error, alone=worker_count(controller.strategy) == 1)
             except Exception as second:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         raise
+
+
+def _save_what_is_sound(controller: Any, error: Exception, alone: bool) -> None:
+    """Saves after an error if the state is that of a step's end, and the weights are finite.
+
+    After an error inside a step it saves only if that step has written no variable. Else it logs the checkpoint
+    that the run resumes from, and how many steps are lost.
+
+    Args:
+      controller: a Controller; an orbit.Controller of the caller's saves nothing.
+      error: that ends the run.
+      alone: False: one of several workers, which can save only together. The others would not come, or are gone.
+    """
+    trainer, manager, step = controller.trainer, controller.checkpoint_manager, controller.run.step
+    if not controller.saves_after_errors or trainer is None or trainer.sound is False:
+        return
+    if step <= max(manager.saved_step, 0):
+        return
+    begin, end = controller.running
+    if controller.phase == "train" or not alone:
+        if not alone or not begin <= step <= end or not is_between_steps(trainer, error):
+            if alone:
+                controller.sync()
+            _LOG.warning("%s", loss_message(step, manager.saved_step, manager.saved_path, alone))
+            return
+        if begin < step < end:
+            controller.interrupt_loop()
+        trainer.sound = None
+    controller.save_checkpoint()
+    controller.sync()
+    _LOG.info("saved step %d after the error; the same command goes on from there", step)
+
+
+def was_stopped_at(directory: RunDirectory, step: int) -> bool:
+    """Whether a callback or early stopping had ended the run at this step."""
+    final = directory.read_final()
+    return final is not None and final["step"] == step and bool(final.get("stopped"))
 
 
 def finished_logs(
@@ -135,14 +173,14 @@ def conclude(
     """
     check_held(directory.own)
     trainer = controller.trainer or controller.evaluator
+    for name, count in controller.callbacks.errors.items():
+        _LOG.warning("the callback %s has failed %d time%s; the run went on", name, count, "s" * (count > 1))
     if stopped(signals, trainer):
         if writers.history is not None:
             _tell(_spent_time(trainer, config, writers.times)[1])
         _raise_stopped(signals, trainer)
     with writers.times.during("save"):
         controller.sync()
-    for name, count in controller.callbacks.errors.items():
-        _LOG.warning("the callback %s has failed %d time%s; the run went on", name, count, "s" * (count > 1))
     if writers.history is None:
         return
     with writers.times.during(BETWEEN):

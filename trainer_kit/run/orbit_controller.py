@@ -10,9 +10,10 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.callbacks.actions import Actions
+from trainer_kit.callbacks.base import Evaluation, Loop
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.errors import StopTraining
+from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.training.step_count import StockLoops
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class OrbitController:
 
     phase = "start"
     running = (0, 0)
-    stopping = False
+    saves_after_errors = False  # what an error has left behind is not known
 
     def __init__(
         self,
@@ -54,8 +55,13 @@ class OrbitController:
     ) -> None:
         self.trainer, self.evaluator, self.strategy = trainer, evaluator, strategy
         self.checkpoint_manager, self.callbacks, self.run = checkpoint_manager, callbacks, callbacks.run
-        self._stopping = stopping
-        stop = [] if trainer is None else [StockLoops(trainer, stopping)]
+        self.stopping, self._stopping = False, stopping
+        if wanting := [one.name for one in callbacks.members if one.every]:
+            raise UsageError(
+                f"{kind.__name__} does not cut loops, which {', '.join(wanting)} asks for by `every`; give a "
+                "controller_cls that is a trainer_kit.run.controller.Controller, or remove `every`"
+            )
+        stop = [] if trainer is None else [StockLoops(trainer, lambda: stopping() or trainer.stop_requested)]
         self._inner = kind(
             strategy=strategy,
             trainer=trainer,
@@ -74,57 +80,65 @@ class OrbitController:
 
     def train(self, steps: int) -> None:
         """Trains up to global step `steps`."""
-        self._until_stopped(lambda: self._inner.train(steps=steps))
+        self._train(lambda: self._inner.train(steps=steps))
 
     def train_and_evaluate(
         self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
     ) -> dict[str, Any]:
         """Trains up to `train_steps`, with evaluations; returns the logs of the last one."""
-        return self._until_stopped(lambda: self._inner.train_and_evaluate(train_steps, eval_steps, eval_interval))
+        return self._train(lambda: self._inner.train_and_evaluate(train_steps, eval_steps, eval_interval))
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all; returns the logs."""
-        return dict(self._inner.evaluate(steps=steps) or {})
+        return self._until_stopped(lambda: self._inner.evaluate(steps=steps))
 
     def evaluate_continuously(
         self, steps: int, timeout: float | None, timeout_fn: Callable[[], bool], **_: Any
     ) -> dict[str, Any]:
         """Evaluates the checkpoints that appear in the folder; returns the logs of the last evaluation."""
-        return dict(self._inner.evaluate_continuously(steps=steps, timeout=timeout, timeout_fn=timeout_fn) or {})
+        watch = self._inner.evaluate_continuously
+        return self._until_stopped(lambda: watch(steps=steps, timeout=timeout, timeout_fn=timeout_fn))
 
     def save_checkpoint(self) -> None:
         """Saves the state as it is."""
         self._inner.save_checkpoint()
 
-    def save_what_is_sound(self, error: Exception, alone: bool = True) -> None:
-        """Saves nothing: what an error has left behind is not known."""
-
     def sync(self) -> None:
         """Waits for the save in flight."""
         self.checkpoint_manager.sync()
 
+    def _train(self, work: Callable[[], Any]) -> dict[str, Any]:
+        with self.callbacks.around("train"):
+            return self._until_stopped(work)
+
     def _until_stopped(self, work: Callable[[], Any]) -> dict[str, Any]:
-        """Does the work; what an action stops is saved, and not evaluated once more."""
+        """Does the work; what an action stops is saved if the run trains, and not evaluated once more."""
         try:
-            with self.callbacks.around("train"):
-                return dict(work() or {})
+            return dict(work() or {})
         except StopTraining as stop:
-            self._inner.save_checkpoint()
+            self.stopping = True
+            if self.trainer is not None:
+                self._inner.save_checkpoint()
             if not self._stopping():
-                self.run.stop(str(stop))
+                self.run.stop_reason = str(stop)
                 kind = type(self._inner).__name__
                 _LOG.warning("%s has no evaluation at the end of a run that an action stops", kind)
             return {}
 
     def _loop_end(self, logs: Any) -> None:
+        step = self.run.step
+        self.run.loop = Loop(self.run.loop.end if self.run.loop else 0, step, 0.0, logs)
         self.callbacks.call("loop_end", logs)
         self._stop_if_asked()
 
     def _evaluation_end(self, logs: Any) -> None:
+        self.run.evaluation = Evaluation(self.run.step)
         self.callbacks.call("evaluation_end", logs)
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
-        self.callbacks.take_requests()
+        asked = self.callbacks.take_requests()
+        if asked.save or asked.evaluate or asked.rewind is not None:
+            _LOG.warning("%s carries out no requests of callbacks but to stop", type(self._inner).__name__)
         if self.run.stop_reason:
             raise StopTraining(self.run.stop_reason)

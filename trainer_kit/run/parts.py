@@ -17,7 +17,6 @@ from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.callbacks.registered import from_config
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_record
 from trainer_kit.checkpoints.creation import create_manager
@@ -159,7 +158,7 @@ def build_controller(
 ) -> Any:
     """Returns what drives the trainer: a Controller, or a caller's orbit.Controller, with the callbacks of the run."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    run, users = Run(trainer, directory.path, plan.chief), [*from_config(options.callbacks), *plan.callbacks]
+    run, users = Run(trainer, directory.path, plan.chief), plan.callbacks
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):

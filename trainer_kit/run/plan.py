@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.action_checks import checked_actions
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.registered import checked_callbacks
+from trainer_kit.callbacks.registered import checked_callbacks, from_config
 from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -72,7 +72,7 @@ class RunPlan:
       directory: of the run.
       checkpoint: what mode eval evaluates: a path, or "" for the weights as the task initializes them.
       train_actions, eval_actions: as given, as lists.
-      callbacks: as given, as a list.
+      callbacks: those of the config, and then those given.
     """
 
     mode: str
@@ -142,7 +142,7 @@ def plan_run(
     checkpoint = options.checkpoint
     if mode == "eval":
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
-    users = checked_callbacks(callbacks)
+    users = [*from_config(config.trainer.callbacks), *checked_callbacks(callbacks)]
     return RunPlan(mode, kind, config, options, strategy, directory, checkpoint, *actions, users)
 
 

@@ -90,8 +90,8 @@ class Progress:
             self.trainer.request_stop()
 
     def request_stop(self) -> None:
-        """Ends the running loop or evaluation before its next step, if the controller is ours; from any thread."""
-        if hasattr(self.controller, "phase"):
+        """Ends the running loop or evaluation before its next step; from any thread."""
+        if self.controller is not None:
             self.trainer.request_stop()
 
     def of_step(self) -> tuple[str, int]:

@@ -125,6 +125,7 @@ def run_experiment(
         reason = parts.reason_to_stop(early, plan, start)
         if plan.trains and (logs := finish.finished_logs(directory, start, config, plan.evaluates, reason)) is not None:
             return trainer.model, logs
+        controller.run.was_stopped = finish.was_stopped_at(directory, start)
         trainer.check_data()
         if warning := rate_end_warning(config.trainer):
             _LOG.warning("%s", warning)

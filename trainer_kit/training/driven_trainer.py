@@ -1,4 +1,4 @@
-"""DrivenTrainer: what the engine asks of a trainer beside Orbit's train and evaluate, with defaults."""
+"""DrivenTrainer: what the engine needs from a trainer besides Orbit's train and evaluate, with defaults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from trainer_kit.training.stop_flag import StopFlag
 class DrivenTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     """A trainer and evaluator that the engine can drive. Trainer is one; inherit from this to write another.
 
-    A subclass has train, evaluate, global_step, strategy, model and checkpoint; the rest has defaults.
+    A subclass has train, evaluate, global_step, strategy, task and model; checkpoint and state (a TrainState); and
+    initialize, before_save and after_restore, which the checkpoint manager calls. The rest has defaults.
 
     Attributes:
       stop_flag: what its loops look at before each step; None: they do not.
       trains: whether it was made to train.
       data_ended: whether the training data has ended in the last loop.
-      sound: whether all weights were finite at the last look; None when nobody has looked since the last loop.
+      sound: whether all weights were finite at the last look; None: not checked since the last loop.
       cut_short: whether the next loop goes on with one that was stopped in the middle.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
       input_seconds: that the last loop waited for batches; None when that is not known.

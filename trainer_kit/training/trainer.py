@@ -302,18 +302,6 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
             loop.whole.function, args=(iterator, num_steps, tf.constant(True))
         )
 
-    def coordinator_for_async(self) -> Any:
-        """Returns the coordinator of asynchronous training.
-
-        Raises:
-          UsageError: when the strategy is synchronous.
-        """
-        return self._workers.coordinator
-
-    def join(self) -> None:
-        """Waits for all scheduled steps; returns at once in synchronous training."""
-        self._workers.join()
-
     def train_loop_begin(self) -> None:
         """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
 

@@ -21,6 +21,8 @@ from trainer_kit.errors import StorageError, UsageError
 
 _KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"  # of the variable, in a checkpoint
 _ARRAY = "trainer_kit/array"
+_DTYPES = {one.name for one in vars(tf.dtypes).values() if isinstance(one, tf.DType)}
+_DTYPES -= {"string", "resource", "variant"}
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,7 +60,9 @@ class RunState:
         try:
             text = json.dumps(values, sort_keys=True, default=_encoded)
         except (TypeError, ValueError):
-            raise UsageError(_no_json(values)) from None
+            for name, value in values.items():
+                check_state(name, value)
+            raise
         self.variable.assign(text)
 
     def load(self) -> None:
@@ -100,10 +104,10 @@ class RunState:
 def _encoded(value: Any) -> Any:
     """Returns an array or a variable as JSON can hold it, bit by bit."""
     if not hasattr(value, "__array__"):
-        raise TypeError(f"a {type(value).__name__} is none of these")
+        raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
     array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise TypeError("an array of Python objects is none of these")
+    if array.dtype.name not in _DTYPES:
+        raise TypeError(f"an array of {array.dtype} cannot be saved")
     if isinstance(value, np.generic):
         return value.item()
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
@@ -124,11 +128,23 @@ def _variable() -> tf.Variable:
         return tf.Variable("", trainable=False, name="run_state")
 
 
-def _no_json(values: dict[str, Any]) -> str:
-    for name, value in values.items():
-        try:
-            json.dumps(value, sort_keys=True, default=_encoded)
-        except (TypeError, ValueError) as error:
-            advice = "return numbers, texts, arrays, lists and dicts from state()"
-            return f"the state of {name} cannot be saved: {error}; {advice}"
-    return "the state of the run cannot be saved"
+def check_state(name: str, value: Any) -> None:
+    """Raises UsageError when a checkpoint cannot hold `value`, the state of what is called `name`."""
+    try:
+        json.dumps(value, default=_encoded)
+        _check_keys(value)
+    except (TypeError, ValueError) as error:
+        advice = "return numbers, texts, arrays, lists, and dicts with texts as keys from state()"
+        raise UsageError(f"the state of {name} cannot be saved: {error}; {advice}") from None
+
+
+def _check_keys(value: Any) -> None:
+    """Raises TypeError for a dict with keys that are no texts, which would come back as texts."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"a dict with the key {key!r}")
+            _check_keys(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_keys(inner)

@@ -136,6 +136,18 @@ class TrainLoops:
         """The training loop that runs, or ran last; None in asynchronous training, where it runs on workers."""
         return None if self._workers.are_there else self.loop_of(self._fuse_steps)
 
+    def coordinator_for_async(self) -> Any:
+        """Returns the coordinator of asynchronous training.
+
+        Raises:
+          UsageError: when the strategy is synchronous.
+        """
+        return self._workers.coordinator
+
+    def join(self) -> None:
+        """Waits for all scheduled steps; returns at once in synchronous training."""
+        self._workers.join()
+
     def metric_variables(self) -> list[Any]:
         """Returns the variables of all training metrics."""
         return self._train_set.variables()

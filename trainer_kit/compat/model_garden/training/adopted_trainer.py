@@ -209,7 +209,7 @@ class AdoptedTrainer(DrivenTrainer):
         self.state.restored(path)
         if path is not None:
             self._watch_values()
-        self.sound = None
+        self.sound, self.data_ended = None, False
 
     def _watch_values(self) -> None:
         """Remembers what the trainer's own loops may change, of which no graph is known; eager, in scope."""

@@ -1,0 +1,87 @@
+"""RunCheckpoints: restores and saves the checkpoints of a run, and calls the callbacks around it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.distribution.workers import broadcast_from_chief
+from trainer_kit.errors import UsageError
+from trainer_kit.run.progress import Phases
+
+
+class RunCheckpoints:
+    """The checkpoints of a run, as its controller has them saved and restored. On every worker at once.
+
+    Args:
+      manager: of the checkpoints; it knows which step was saved or restored last.
+      strategy: in whose scope checkpoints are restored.
+      callbacks: of the run.
+      phases: of the run.
+    """
+
+    def __init__(
+        self, manager: CheckpointManager, strategy: tf.distribute.Strategy, callbacks: CallbackList, phases: Phases
+    ) -> None:
+        self._manager, self._strategy, self._callbacks, self._phases = manager, strategy, callbacks, phases
+        self._saving = threading.RLock()  # a late save comes from another thread
+        self._last_announced = manager.saved_step
+
+    def restore(self, path: str | None) -> str | None:
+        """Restores a checkpoint, or the newest one, or initialises; returns the path of what was restored."""
+        with self._strategy.scope():
+            if path is None:
+                path = self._manager.restore_or_initialize()
+            else:
+                self._manager.restore(path)
+        self._last_announced = self._manager.saved_step
+        return path
+
+    def path_of(self, step: int, reason: str) -> str:
+        """Returns the path of the checkpoint of a step, when no save is in flight; as the chief sees it.
+
+        Args:
+          step: to go back to.
+          reason: for the message.
+
+        Raises:
+          UsageError: when there is none.
+        """
+        self.sync()
+        source = self._manager.source
+        is_there = int(step in complete_checkpoints(source))
+        if not broadcast_from_chief(self._strategy, is_there):
+            raise UsageError(
+                f"the run is to go back to step {step} ({reason}), of which {source} holds no checkpoint; name one of "
+                "the run's own"
+            )
+        return os.path.join(source, f"ckpt-{step}")
+
+    def save(self, step: int) -> None:
+        """Saves the state of a step, unless it is saved already."""
+        with self._saving:
+            if step == self._manager.saved_step:
+                return
+            self.sync()
+            self._callbacks.call("checkpoint_begin")
+            with self._phases.during("save"):
+                self._manager.save(checkpoint_number=step, check_interval=False)
+
+    def sync(self) -> None:
+        """Waits for the save in flight, and calls checkpoint_saved for it.
+
+        Raises:
+          StorageError: when it failed.
+        """
+        manager = self._manager
+        with self._saving:
+            with self._phases.during("save"):
+                manager.sync()
+            if self._last_announced != manager.saved_step:
+                self._last_announced = manager.saved_step
+                self._callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
