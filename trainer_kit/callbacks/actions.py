@@ -13,7 +13,8 @@ class Actions(Callback):
     """Calls actions after each training loop and after each evaluation, on every worker.
 
     An action may raise StopTraining: the others are called all the same. One that has restored an earlier checkpoint
-    takes the run back to it. Those with methods `state()` and `restore(state)` have their state in checkpoints.
+    takes the run back to it. Train actions with methods `state()` and `restore(state)` have their state in checkpoints,
+    by `keep_states`.
 
     Args:
       train_actions: called with what the trainer's `train` has returned.

@@ -301,7 +301,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._follow_folder()
 
     def done_going_back(self) -> None:
-        """Notes that all which told of later steps is gone: from now on the run only goes on."""
+        """Records that the rewind is complete: from now on the run only goes on."""
         if self._keeps and self.goes_back_to is not None:
             done_going_back(self.source)
         self.goes_back_to = None

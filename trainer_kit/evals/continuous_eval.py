@@ -58,7 +58,7 @@ def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
 
 
 class Sidecar:
-    """What `Arrivals` asks about the run, and what becomes of an evaluation.
+    """What CheckpointWatcher asks about the run, and what becomes of an evaluation.
 
     Args:
       directory: of the run.

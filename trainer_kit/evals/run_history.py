@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunHistory:
-    """Takes all that a run tells to the step that it goes on from.
+    """Rewinds history, curves, ledger and best checkpoint to the step that training resumes from.
 
     Args:
       ledger: of the run's own evaluations.
@@ -61,7 +61,7 @@ class RunHistory:
         return {"history": list(extent(self._history.path, step)), "evaluations": list(self.ledger.extent(step))}
 
     def begin_at(self, step: int, manager: Any) -> None:
-        """Takes all to the step that a run goes on from, for good if the run was told to go back to it.
+        """Rewinds all to the step that training resumes from; for good if the run was told to go back to it.
 
         Args:
           step: of the checkpoint that was restored.
@@ -74,7 +74,7 @@ class RunHistory:
             manager.done_going_back()
 
     def begin(self, step: int, anew: bool) -> None:
-        """Takes all to the step that a run begins at, or goes on from.
+        """Rewinds all to the step that a run begins at, or resumes from.
 
         Args:
           step: of the checkpoint that was restored.

@@ -102,7 +102,7 @@ def finetune_checkpoints(
 
 
 class Pretraining(Sidecar):
-    """The run whose checkpoints are fine-tuned, as `Arrivals` asks about it.
+    """The run whose checkpoints are fine-tuned, as CheckpointWatcher asks about it.
 
     Args:
       folder: of that run; may be yet to come.

@@ -104,7 +104,7 @@ class RunPlan:
     def lock(self, progress: Progress) -> AbstractContextManager[Any]:
         """Returns what makes this process the only trainer in model_dir, or the only sidecar of its name.
 
-        One that ends before its run, or an evaluation, is recorded leaves no trace.
+        The lock file is removed if the process ends before it has recorded a run or an evaluation.
 
         Raises:
           UsageError: for a sidecar of several workers: each would choose its checkpoints by itself.

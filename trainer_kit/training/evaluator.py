@@ -326,7 +326,9 @@ class Evaluator(DrivenTrainer):
             logs = {name: self._logs_of(name, states.get(name)) for name in self._set_results}
         else:
             logs = self._logs_of("", aggregated_logs)
-        if not self.best_is_kept_by_run:
+        if self.stop_requested and not self.best_is_kept_by_run:  # the evaluation may have been cut
+            self.add_best(logs)
+        elif not self.best_is_kept_by_run:
             self.keep_best(logs)
         self.end_averaging()
         return logs
@@ -334,7 +336,7 @@ class Evaluator(DrivenTrainer):
     def keep_best(self, logs: dict[str, Any]) -> None:
         """Exports the weights that were evaluated if they are among the best; adds the best so far to the logs.
 
-        Eager, on the host, on every worker.
+        Eager, on the host, on every worker. A late save, in another thread, waits meanwhile.
 
         Args:
           logs: of this step's evaluation; of several validation sets by their names, those that were evaluated.
@@ -343,11 +345,10 @@ class Evaluator(DrivenTrainer):
             return
         self.keep_what_changed()
         with self.averaged_weights():
-            if not self.stop_requested:  # else a late save may have put the weights back
-                step = int(self.global_step.numpy())
-                left_out = {name for name in self.validation_sets if self.has_validation_sets and name not in logs}
-                options = {"not_evaluated": left_out} if left_out else {}
-                self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
+            step = int(self.global_step.numpy())
+            left_out = {name for name in self.validation_sets if self.has_validation_sets and name not in logs}
+            options = {"not_evaluated": left_out} if left_out else {}
+            self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)
         self.add_best(logs)
 
     def validation_metric_names(self) -> list[str] | None:
