@@ -193,6 +193,7 @@ class RunLock:
             self._left.set()
             self._thread.join(_LAST_BEAT)
             if withdraw and self._locked and not self._thread.is_alive() and not self._held.look():
+                self._held.__exit__(None, None, None)  # another thread may make the folder again, and hold it
                 self._remove()
             self._close()
 
