@@ -14,6 +14,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.arrays import ArraySource
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.stacking import problem_of_stacking, stacked, stacked_at, tell_of_stacks
+from trainer_kit.inputs.transformations import kind_of, transformations
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
 
@@ -68,13 +69,14 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
         assert [list(batch) for batch in _unstacked(at_once, 4)] == plain
 
 
-def test_prefetched_batches_with_options_are_stacked_as_they_come_and_with_the_options() -> None:
+def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None:
     dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
     options = tf.data.Options()
     options.deterministic = True
     plain, prefetched = stacked(dataset, 4), dataset.prefetch(3).with_options(options)
     stacks = stacked_at(prefetched, Position(1), 4)
     assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
+    assert [kind_of(part) for part in transformations(stacks)].count("Prefetch") == 1
     assert stacks.options().deterministic is True
 
 

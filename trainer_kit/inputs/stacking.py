@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import positioned
+from trainer_kit.inputs.transformations import kind_of
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 2**29  # bytes
@@ -34,6 +35,7 @@ def stacked_at(
       As `stacked`.
     """
     at_once = getattr(made, "stacked_at", None)
+    made = _without_prefetch(made)
     begin, length = next(position.stretches())
     whole = at_once(begin, size) if at_once is not None and length is None else None
     if whole is None:
@@ -53,7 +55,7 @@ def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     Raises:
       UsageError: when the batches cannot be stacked.
     """
-    spec = dataset.element_spec
+    spec, dataset = dataset.element_spec, _without_prefetch(dataset)
     if problem := problem_of_stacking(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
@@ -111,6 +113,16 @@ def tell_of_stacks(spec: Any, size: int, steps_per_loop: int) -> None:
             "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each; drop_remainder "
             "makes them alike"
         )
+
+
+def _without_prefetch(made: Any) -> Any:
+    """Returns a dataset without the prefetch that it ends with, if it does: stacks are prefetched, and a hand-over of
+    each batch between threads costs as much as a small step.
+    """
+    if not isinstance(made, tf.data.Dataset) or kind_of(made) not in ("Prefetch", "Options"):
+        return made
+    (before,) = made._inputs()
+    return before if kind_of(made) == "Prefetch" else _without_prefetch(before).with_options(made.options())
 
 
 @tf.autograph.experimental.do_not_convert
