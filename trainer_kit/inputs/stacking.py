@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import inputs_of
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.position import Position
 from trainer_kit.inputs.source import positioned
@@ -121,7 +122,7 @@ def _without_prefetch(made: Any) -> Any:
     """
     if not isinstance(made, tf.data.Dataset) or kind_of(made) not in ("Prefetch", "Options"):
         return made
-    (before,) = made._inputs()
+    (before,) = inputs_of(made)
     return before if kind_of(made) == "Prefetch" else _without_prefetch(before).with_options(made.options())
 
 
