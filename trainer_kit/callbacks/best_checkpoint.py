@@ -8,16 +8,16 @@ from trainer_kit.callbacks.base import Callback, Run
 
 
 class KeepBest(Callback):
-    """Has the trainer keep its best weights, on every worker, and adds the best so far to the logs.
+    """Has the trainer export its best weights, on every worker, and adds the best metric so far to the logs.
 
-    A trainer of its own kind may keep its best in `evaluate`; this one then does nothing.
+    A trainer whose `keep_best` does nothing exports its best weights in `evaluate`, if at all.
     """
 
     chief_only = False
     name = "best_checkpoint"
 
     def run_begin(self, run: Run) -> None:
-        """From now on the run decides when the best is exported."""
+        """Tells the trainer that the run exports the best weights from now on."""
         run.trainer.best_is_kept_by_run = True
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
@@ -25,5 +25,5 @@ class KeepBest(Callback):
         run.trainer.keep_best(logs)
 
     def run_end(self, run: Run) -> None:
-        """The trainer is on its own again."""
+        """Tells the trainer that it exports its best weights itself again."""
         run.trainer.best_is_kept_by_run = False

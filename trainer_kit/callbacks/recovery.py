@@ -50,7 +50,7 @@ class Recovery(Callback):
     ) -> None:
         self._options, self._trainer, self._manager, self._explain = options, trainer, manager, explain
         self._factor, self._applied = 1.0, 1.0
-        self._change: Callable[[], str] = lambda: ""
+        self._change_after_rewind: Callable[[], str] = lambda: ""
         self.trials = 0
         trainer.keep_state("recovery", self._state, self._put_state)
 
@@ -58,10 +58,6 @@ class Recovery(Callback):
         """Asks for a checkpoint of the initial weights, to have somewhere to go back to."""
         if self._options.recovery_max_trials > 0 and self._manager.saved_step < 0:
             run.save()
-
-    def loop_begin(self, run: Run, steps: int) -> None:
-        """Remembers the steps that the loop runs between."""
-        self._loop = run.step, run.step + steps
 
     def exception(self, run: Run, error: Exception) -> None:
         """Asks to go back to the last sound checkpoint after a divergence.
@@ -71,25 +67,26 @@ class Recovery(Callback):
         """
         if not isinstance(error, DivergedError):
             return
-        options, (begin, end) = self._options, self._loop
+        options, end = self._options, run.step
+        begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
         if self.trials >= options.recovery_max_trials:
             self._give_up(error, begin, end)
         self.trials += 1
         self._last_sound()
         step = run.step
         _LOG.warning("%s: back to step %d (trial %d of %d)", error, step, self.trials, options.recovery_max_trials)
-        self._change = lambda: "nothing is changed"
+        self._change_after_rewind = lambda: "nothing is changed"
         if options.recovery_policy == "skip":
             bad = self.first_bad_step(step, end)
             batch = None if bad is None else self._trainer.data.batch_of(bad)
-            self._change = lambda: self._leave_out(bad, batch)
+            self._change_after_rewind = lambda: self._leave_out(bad, batch)
         elif options.recovery_policy == "lower_learning_rate":
-            self._change = lambda: self._lower(options.recovery_learning_rate_factor)
+            self._change_after_rewind = lambda: self._lower(options.recovery_learning_rate_factor)
         run.rewind(step, str(error))
 
     def rewound(self, run: Run, step: int) -> None:
         """Changes what is to be different on the next way, once the run has gone back."""
-        change, self._change = self._change, lambda: ""
+        change, self._change_after_rewind = self._change_after_rewind, lambda: ""
         if told := change():
             _LOG.warning("going on from step %d; %s", step, told)
 

@@ -40,11 +40,9 @@ class Evaluator(DrivenTrainer):
       state: the TrainState.
       evaluated_batches: int64 scalar, on the host: batches evaluated by this process.
       best_checkpoint: the class that keeps the best of a run.
-      best_is_kept_by_run: whether the run calls keep_best when the evaluation is on record; else `eval_end` does.
     """
 
     best_checkpoint: Any = BestCheckpoint
-    best_is_kept_by_run: bool = False
     config: Any
     task: Any
     model: Any

@@ -57,7 +57,7 @@ class CountedLoops:
         if reached == end:
             return logs or {}, reached
         stopped = self._stopping() or trainer.data_ended
-        if reached < before or (reached == before and not stopped and not _is_out_of_data(trainer)):
+        if reached < before or (reached == before and not stopped and not trainer.is_out_of_data()):
             raise _not_counted(trainer, before, reached)
         if not self._warned and not (reached < end and stopped) and reached > before:
             self._warned = True
@@ -97,7 +97,7 @@ class StockLoops:
             raise StopTraining("a stop was asked for")
         if before != self._before:
             return
-        if getattr(self._trainer, "data_ended", False):
+        if self._trainer.data_ended:
             raise DataError(f"task.train_data ended at step {before}; repeat the data, or lower trainer.train_steps")
         raise _not_counted(self._trainer, before, before)
 
@@ -107,12 +107,6 @@ def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
         f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, "
         "and such a run never ends; call self.global_step.assign_add(1) in each training step"
     )
-
-
-def _is_out_of_data(trainer: Any) -> bool:
-    """Whether the data has ended although the loop has not said so: Orbit's Python loop keeps it to itself."""
-    look = getattr(trainer, "is_out_of_data", None)
-    return look is not None and bool(look())
 
 
 def _described(trainer: Any) -> str:
