@@ -20,16 +20,16 @@ PACKAGE = "trainer_kit"
 
 # The folders, lowest first: a module imports from its own folder and from lower ones. Files stand for themselves.
 FLOORS = (
-    "errors", "files", "held_folder", "checkpoint_names",
+    "errors", "files", "folder_identity", "checkpoint_names",
     "config", "process", "distribution", "telemetry", "checkpoints", "inputs", "optimizers", "evals", "training",
     "callbacks", "serving", "run", "testing", "compat", "cli", "train", "__main__",
 )  # fmt: skip
-# files and held_folder build on one another: the four files at the bottom are one floor.
+# files and folder_identity build on one another: the four files at the bottom are one floor.
 BASE = FLOORS[:4]
 
 # Libraries that belong to a few modules, and what the lowest floors may import beside the standard library.
 ONLY_IN = {
-    "orbit": ("training.trainer", "training.driven_trainer", "callbacks", "run", "compat.model_garden"),
+    "orbit": ("training.trainer", "training.base_trainer", "run", "compat.model_garden"),
     "gin": ("config.sources", "compat.model_garden"),
     "absl.flags": ("run.flags", "train", "compat.model_garden"),
     "official": ("compat.model_garden",),
@@ -44,7 +44,6 @@ INTERNALS = (
     "config.sources.gin_internals",
     "distribution.keras_internals",
     "distribution.tensorflow_internals",
-    "testing.multiprocessing_internals",
     "compat",
 )
 

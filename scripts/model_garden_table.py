@@ -21,7 +21,11 @@ from trainer_kit.errors import EXIT_CODES, ExitCode
 from trainer_kit.testing.fork_server import ForkServer
 
 THEIRS = ("official.vision", "official.nlp.tasks", "official.nlp.configs.experiment_configs")
-DOOR = ("trainer_kit.run.launcher", "trainer_kit.training.creation", "trainer_kit.compat.model_garden.training.trainer")
+DOOR = (
+    "trainer_kit.run.launcher",
+    "trainer_kit.training.trainer_creation",
+    "trainer_kit.compat.model_garden.training.trainer",
+)
 _OPTIMIZER = (
     "trainer: {optimizer_config: {optimizer: {type: sgd}, "
     "learning_rate: {type: constant, constant: {learning_rate: 0.1}}}}"

@@ -21,14 +21,14 @@ _HOME = {
     "TrainerConfig": "config.schema.experiment",
     "OptimizationConfig": "config.schema.optimization",
     "Callback": "callbacks.base",
-    "register_callback": "callbacks.registered",
+    "register_callback": "callbacks.configured_callbacks",
     "DataError": "errors",
     "StopTraining": "errors",
     "get_experiment": "config.experiments",
     "register_experiment": "config.experiments",
     "register_task": "config.experiments",
-    "ArraySource": "inputs.arrays",
-    "TFRecordSource": "inputs.records",
+    "ArraySource": "inputs.sources.arrays",
+    "TFRecordSource": "inputs.sources.tfrecords",
     "apply_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
     "load_model": "serving.load",
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trainer_kit.callbacks.base import Callback as Callback
-    from trainer_kit.callbacks.registered import register_callback as register_callback
+    from trainer_kit.callbacks.configured_callbacks import register_callback as register_callback
     from trainer_kit.config.experiments import get_experiment as get_experiment
     from trainer_kit.config.experiments import register_experiment as register_experiment
     from trainer_kit.config.experiments import register_task as register_task
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.errors import DataError as DataError
     from trainer_kit.errors import StopTraining as StopTraining
-    from trainer_kit.inputs.arrays import ArraySource as ArraySource
-    from trainer_kit.inputs.records import TFRecordSource as TFRecordSource
+    from trainer_kit.inputs.sources.arrays import ArraySource as ArraySource
+    from trainer_kit.inputs.sources.tfrecords import TFRecordSource as TFRecordSource
     from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
     from trainer_kit.optimizers.gradients import scale_loss as scale_loss
     from trainer_kit.run.launcher import launch as launch

@@ -2,7 +2,7 @@
 
 import sys
 
-from trainer_kit.process.startup import ends_with, leave_when_asked
+from trainer_kit.process.startup_signals import ends_with, leave_when_asked
 
 
 def main() -> int:

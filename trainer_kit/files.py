@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.errors import StorageError
-from trainer_kit.held_folder import check_held, make_folder
+from trainer_kit.folder_identity import check_held, make_folder
 
 _DEEPEST = 100  # levels of a record; what walks a deeper one might end Python's recursion
 

@@ -6,7 +6,7 @@ Whatever flags, files and config can tell is reported before TensorFlow is impor
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from trainer_kit.process.startup import leave_when_asked
+    from trainer_kit.process.startup_signals import leave_when_asked
 
     leave_when_asked()  # before the other imports, which take seconds
 
@@ -27,7 +27,7 @@ from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.standard_streams import CurrentError, outlast_readers
-from trainer_kit.process.startup import ends_with
+from trainer_kit.process.startup_signals import ends_with
 from trainer_kit.run.flags import parse_flags, request, unsupervised, until_begun
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor.attempts import supervise

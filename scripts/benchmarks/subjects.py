@@ -160,7 +160,6 @@ def dense() -> Subject:
             loop=1000,
             trainer=fused,
         ),
-        ours("ours_auto", "ours, fuse_steps=auto", "dense", at_least(0.97), loop=1000, trainer={"fuse_steps": "auto"}),
         ours("ours_single_threaded", "ours, executor=single_threaded", "dense", loop=1000, runtime=SINGLE_THREADED),
         *peers("dense", "by_hand_100"),
     ]
@@ -182,7 +181,6 @@ def larger(net: str, title: str) -> Subject:
     contenders = [
         *by_hand({"net": net, "loop": LOOP}),
         ours("ours", "ours, default", net, at_least(0.98)),
-        ours("ours_auto", "ours, fuse_steps=auto", net, at_least(0.97), trainer={"fuse_steps": "auto"}),
         ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
         *peers(net, "by_hand"),
     ]

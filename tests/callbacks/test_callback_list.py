@@ -270,3 +270,35 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(monkeypatch: pytest.
     asked = [one.take_requests() for one in (chief, other)]
     assert [(one.save, one.evaluate, one.rewind) for one in asked] == [(False, {""}, 40)] * 2
     assert chief.run.stop_reason == "enough" and other.run.stop_reason
+
+
+class _WithoutLogs(Callback):
+    """Forgets a parameter."""
+
+    def loop_end(self, run: Run) -> None:  # type: ignore[override]
+        """Does nothing."""
+
+
+class _Reporting(Callback):
+    """Reports under a name that the run has."""
+
+    required = False
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        """Reports."""
+        run.report("accuracy", 7.0)
+
+
+def test_a_method_with_other_parameters_is_refused_at_once() -> None:
+    message = (
+        r"callback _WithoutLogs: loop_end is called with \(run, logs\): .*declare it as loop_end\(self, run, logs\) "
+    )
+    with pytest.raises(UsageError, match=message + r"\(.*test_callback_list.py:\d+\)"):
+        CallbackList(_listed().run, [_WithoutLogs()])
+
+
+def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    run = _listed().run
+    CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
+    assert "the callback _Reporting failed" in caplog.text and run.reported == {}
+    assert "accuracy is a metric of the run already" in caplog.text

@@ -16,7 +16,7 @@ import tensorflow as tf
 from trainer_kit import apply_gradients, train
 from trainer_kit.callbacks.divergence_report import command, first_not_finite, gradient_norms
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.creation import create_trainer
+from trainer_kit.training.trainer_creation import create_trainer
 
 OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,trainer.recovery_max_trials=0"
 

@@ -15,7 +15,7 @@ import tf_keras
 
 import trainer_kit
 from trainer_kit.distribution.seeds import seed_everything
-from trainer_kit.testing.tiny import CLASSES, FEATURES, TinyTask, tiny_experiment
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, TinyTask, tiny_experiment
 
 STEPS = 8
 SCALE = tf.Module()  # reached through the globals of a method only

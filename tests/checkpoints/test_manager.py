@@ -17,7 +17,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.restore import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.selection import newest_checkpoint, select_checkpoint
-from trainer_kit.held_folder import HeldFolder
+from trainer_kit.folder_identity import HeldFolder
 
 
 class _Run:
@@ -197,6 +197,19 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
     run = _Run(tmp_path / "file" / "below", asynchronous=False)
     with pytest.raises(StorageError, match=r"below/ckpt-0 was not written: .* give a folder that can be written"):
         run.manager.save(run.step)
+
+
+def test_an_error_that_is_not_of_the_disk_gets_no_word_about_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("of a user's variable")
+
+    run = _Run(tmp_path)
+    monkeypatch.setattr(run.manager.checkpoint, "write", fail)
+    with pytest.raises(ValueError, match="of a user's variable"), run.manager:
+        run.manager.save()
+    assert "was not written" not in caplog.text
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from trainer_kit import __version__
-from trainer_kit.cli.main import VERBS, main, parser
+from trainer_kit.cli.main import CHECKS, VERBS, main, parser
 from trainer_kit.errors import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
@@ -20,17 +21,22 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_help_names_every_verb_and_every_exit_code(trainer_kit: Command) -> None:
     done = trainer_kit("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"\n    {verb} " in done.stdout for verb in VERBS)
+    assert all(f"\n    {verb} " in done.stdout for verb in [*VERBS, "doctor"])
     assert all(f"  {code.value:>3}  {meaning}" in done.stdout for code, meaning in EXIT_CODES.items())
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_a_help_that_begins_with_what_it_does(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [*(((verb,), module) for verb, module in VERBS.items()), *((("doctor", one), CHECKS[one]) for one in CHECKS)],
+)
+def test_every_command_has_a_help_that_begins_with_what_it_does(
+    command: tuple[str, ...], module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
+        main([*command, "--help"])
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert str(VERBS[verb].__doc__).split("\n")[0] in text
+    assert str(module.__doc__).split("\n")[0] in text
     assert "--import_module MODULE" in text and "--debug" in text
 
 

@@ -28,7 +28,7 @@ from trainer_kit.cli.view.tables import plain
 from trainer_kit.cli.watch import Look
 from trainer_kit.errors import StorageError
 from trainer_kit.process.run_lock import RunLock
-from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -79,9 +79,19 @@ def test_a_dangerous_change_needs_its_flag(default: ExperimentConfig, path: str,
 
 
 def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: ExperimentConfig) -> None:
-    fused = [changed(default, "trainer.fuse_steps", steps) for steps in (5, 7, 1, "auto")]
+    fused = [changed(default, "trainer.fuse_steps", steps) for steps in (5, 7, 1)]
     kinds = [[change.kind for change in compare(fused[0].as_dict(), other)] for other in fused]
-    assert kinds == [[], ["safe"], ["dangerous"], ["dangerous"]]
+    assert kinds == [[], ["safe"], ["dangerous"]]
+
+
+def test_fuse_steps_of_auto_are_those_that_an_earlier_release_has_chosen(default: ExperimentConfig) -> None:
+    old = to_yaml(default).replace("fuse_steps: 1", "fuse_steps: auto")
+    assert "auto" in old
+    five, one = changed(default, "trainer.fuse_steps", 5), changed(default, "trainer.fuse_steps", 1)
+    assert check_resume(old, five, [], 5) == check_resume(old, one, [], 1) == []
+    assert check_resume(old, five, [], None) == check_resume(old, one, [], None) == []  # it had not chosen yet
+    with pytest.raises(ConfigError, match=r"trainer\.fuse_steps: was 5 when this run began and is 1 now"):
+        check_resume(old, one, [], 5)
 
 
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:

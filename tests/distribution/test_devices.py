@@ -122,7 +122,7 @@ WORKER = """
 import json, sys
 import tensorflow as tf
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.cluster import configure_cluster
+from trainer_kit.distribution.tf_config import configure_cluster
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.devices import configure_devices
 from trainer_kit.distribution.precision import set_precision

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import random
 from types import SimpleNamespace
 
 import keras
@@ -80,21 +79,3 @@ def test_without_the_name_the_rate_is_the_public_one_and_is_not_replaced() -> No
     assert internals.learning_rate_of(optimizer) == 0.25
     assert not internals.replace_learning_rate(optimizer, _schedule())
     assert optimizer.learning_rate == 0.25
-
-
-def test_tf_keras_draws_its_seeds_from_the_seed_and_nothing_else_is_seeded() -> None:
-    keras_2 = importlib.import_module("tf_keras")
-    weights = []
-    for python_seed in (5, 6):
-        random.seed(python_seed)
-        internals.seed_keras_2(keras_2, 3)
-        layer = keras_2.layers.Dense(4)
-        layer.build((None, 4))
-        weights.append(layer.kernel.numpy().tolist())
-        assert random.random() == random.Random(python_seed).random()
-    assert weights[0] == weights[1]
-
-
-def test_a_tf_keras_without_the_generator_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    internals.seed_keras_2(SimpleNamespace(src=SimpleNamespace(backend=SimpleNamespace())), 3)  # type: ignore[arg-type]
-    assert "initial weights differ" in caplog.text

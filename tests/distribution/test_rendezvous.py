@@ -9,8 +9,8 @@ import time
 import pytest
 
 from trainer_kit.distribution import rendezvous
-from trainer_kit.distribution.cluster import Cluster
 from trainer_kit.distribution.rendezvous import wait_for_workers
+from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import ExitCode, StalledError
 
 

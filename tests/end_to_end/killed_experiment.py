@@ -14,11 +14,11 @@ import tensorflow as tf
 
 import trainer_kit
 from trainer_kit.run.controller import Controller
-from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 from trainer_kit.testing import TinyConfig, TinyTask, record_points, stop_at, tiny_experiment
 from trainer_kit.testing.fork_server import train
-from trainer_kit.testing.tiny import FEATURES, tiny_arrays
+from trainer_kit.testing.tiny_task import FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 
 LOOP, STEPS, INTERVAL = 5, 60, 5

@@ -23,7 +23,7 @@ _FILE = '''
 import keras
 import trainer_kit
 from trainer_kit.testing import tiny_experiment
-from trainer_kit.testing.tiny import CLASSES, FEATURES, TinyConfig, TinyTask
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, TinyConfig, TinyTask
 
 
 @trainer_kit.configclass

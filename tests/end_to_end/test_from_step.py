@@ -12,7 +12,7 @@ import keras
 import pytest
 
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.folder import archive_later
+from trainer_kit.checkpoints.startup_scan import archive_later
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.ledger import active_records

@@ -1,4 +1,4 @@
-"""Runs whose training steps are fused: the same numbers, exact resume, and a choice that is kept."""
+"""Runs whose training steps are fused: the same numbers and exact resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
-from trainer_kit.errors import DataError, UsageError
+from trainer_kit.errors import ConfigError, DataError, UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
@@ -182,20 +182,15 @@ def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -
         trainer.train_dataset = distributed
 
 
-def test_what_auto_has_chosen_is_written_down_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="trainer_kit"):
-        _run(tmp_path, fuse_steps="auto", train_steps=5)
-    manifest = tmp_path / "manifest.json"
-    chosen = json.loads(manifest.read_text())["fuse_steps"]
-    assert "5 steps in one program of XLA run at" in caplog.text
-    other = {1: 5, 5: 1}[chosen]
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fuse_steps": other}))
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="trainer_kit"):
-        _run(tmp_path, fuse_steps="auto", train_steps=10)
-    assert "as when the run was started" in caplog.text
-    assert json.loads(manifest.read_text())["fuse_steps"] == other
+def test_a_run_that_an_earlier_release_began_with_auto_goes_on_with_the_number_that_it_chose(tmp_path: Path) -> None:
+    whole = _run(tmp_path / "whole", fuse_steps=5)
+    begun, dropped = tmp_path / "begun", "fuse_steps: 5\n"
+    _run(begun, fuse_steps=5, train_steps=10)
+    params, manifest = begun / "params.yaml", begun / "manifest.json"
+    assert dropped in params.read_text()
+    params.write_text(params.read_text().replace(dropped, "fuse_steps: auto\n"))
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fuse_steps": 5}))
-    there = tiny_experiment(fuse_steps="auto").replace(runtime={"virtual_cpus": 2})
-    with pytest.raises(UsageError, match=r"5 needs one replica.*; 5 is what trainer\.fuse_steps=auto chose"):
-        launch(there, "train", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"trainer\.fuse_steps: was 5 when this run began and is 1 now"):
+        _run(begun)
+    _assert_equal(whole, _run(begun, fuse_steps=5))
+    assert "auto" not in params.read_text().split("fuse_steps:")[1].split("\n")[0]

@@ -20,9 +20,9 @@ from trainer_kit.errors import NothingToWaitForError, UsageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.process.lease import Lease
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.run_lock import RunLock
+from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import tiny_experiment
 

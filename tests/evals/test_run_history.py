@@ -14,8 +14,8 @@ from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
-from trainer_kit.process.lease import Lease
-from trainer_kit.telemetry.history import JsonLinesWriter, active_history
+from trainer_kit.process.sidecar_lease import Lease
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.inputs.resumability import skipped
-from trainer_kit.inputs.source import made_inputs
+from trainer_kit.inputs.dataset_resume import skipped
+from trainer_kit.inputs.sources.base import made_inputs
 
 
 def _draw(value: tf.Tensor) -> tf.Tensor:

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.inputs.arrays import ArraySource
-from trainer_kit.inputs.position import Position
+from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData, open_whole
 
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.callbacks.actions import Actions
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
+from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
@@ -20,10 +20,10 @@ from trainer_kit.errors import DataError, DivergedError, StopTraining, UsageErro
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.driven_trainer import DrivenTrainer
+from trainer_kit.training.base_trainer import BaseTrainer
 
 
-class _Counter(DrivenTrainer):
+class _Counter(BaseTrainer):
     """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else 1."""
 
     def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:

@@ -28,9 +28,9 @@ from trainer_kit.errors import (
     StorageError,
     UsageError,
 )
-from trainer_kit.process.lease import Leases
 from trainer_kit.process.run_directory import count_starts
 from trainer_kit.process.run_lock import RunLock
+from trainer_kit.process.sidecar_lease import Leases
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig, TinyTask, compare_runs, tiny_experiment

@@ -51,6 +51,21 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
     assert isinstance(error.value.__cause__, ConfigError)
 
 
+def test_fuse_steps_of_auto_are_refused_with_the_number_that_the_run_in_model_dir_has_chosen(
+    name: str, tmp_path: Path
+) -> None:
+    sources = Sources(params_overrides=("trainer.fuse_steps=auto",))
+    with pytest.raises(
+        ConfigError, match=r"'auto' is not a whole number .*`trainer-kit doctor fuse EXPERIMENT`"
+    ) as new:
+        _check(name, tmp_path, sources=sources)
+    assert new.value.exit_code == 2
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps({"fuse_steps": 20}))
+    with pytest.raises(ConfigError, match=r"; set trainer\.fuse_steps=20, which this run was started with$"):
+        _check(name, tmp_path, sources=sources)
+
+
 def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar(name: str, tmp_path: Path) -> None:
     overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
     sources = Sources(params_overrides=(overrides,))

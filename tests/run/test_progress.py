@@ -10,17 +10,34 @@ import tensorflow as tf
 
 from trainer_kit.run.progress import Phases, Progress
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.base_trainer import BaseTrainer
+
+
+class _Trainer(BaseTrainer):
+    """Is at a step, has evaluated seven batches, and notes in `done` that its weights were put back."""
+
+    def __init__(self, step: int, done: list[str]) -> None:
+        self.global_step, self.evaluated_batches, self._done = tf.Variable(step), tf.Variable(7), done
+
+    def train(self, num_steps: tf.Tensor) -> None:
+        self.global_step.assign_add(int(num_steps))
+
+    def evaluate(self, num_steps: tf.Tensor) -> None:
+        self.evaluated_batches.assign_add(int(num_steps))
+
+    def evaluation_batches(self) -> int | None:
+        return 30
+
+    def end_averaging(self) -> None:
+        self._done.append("weights back")
 
 
 def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     done: list[str] = []
-    trainer = SimpleNamespace(
-        global_step=tf.Variable(step),
-        evaluated_batches=tf.Variable(7),
-        end_averaging=lambda: done.append("weights back"),
-    )
+    trainer = _Trainer(step, done)
     controller = SimpleNamespace(
         phase=phase,
+        running=(step, step + 5),
         checkpoint_manager=SimpleNamespace(saved_step=saved),
         run=SimpleNamespace(total=100),
         save_checkpoint=lambda: done.append("save"),
@@ -62,9 +79,11 @@ def test_before_there_is_a_controller_a_run_starts() -> None:
 def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
     assert Progress().of_activity() == ("building the model", 0, 0, 0) and Progress().total_of("evaluating") is None
     assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
+    assert _run("evaluate", 5, 0)[0].total_of("evaluating") == 30
     assert _run("wait", 5, 0)[0].of_activity() == ("", 5, 5, 7)
+    assert _run("save", 5, 0)[0].total_of("saving") is None
     training, _ = _run("train", 5, 0)
-    training.controller.running, training.controller.run.total = (5, 10), 20
+    training.controller.run.total = 20
     assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)
     training.trainer.global_step.assign_add(1)
     assert training.of_activity() == ("training", 5, 6, 7)

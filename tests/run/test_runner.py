@@ -34,10 +34,10 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS, active_history
+from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS, active_history
 from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
-from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import create_trainer
 
 _BEST = {"best_checkpoint_eval_metric": "accuracy"}
 # Ends within a loop, and off every interval; with dropout, it depends on random numbers too.
@@ -355,7 +355,7 @@ def test_a_recovery_that_a_controller_of_orbit_would_leave_out_is_refused(tmp_pa
 
 
 def test_a_ready_made_trainer_is_used(tmp_path: Path) -> None:
-    from trainer_kit.training.creation import create_trainer
+    from trainer_kit.training.trainer_creation import create_trainer
 
     config = tiny_experiment()
     trainer = create_trainer(config, TinyTask(config.task), evaluate=False)

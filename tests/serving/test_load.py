@@ -23,8 +23,9 @@ from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, StorageError, UsageError
 from trainer_kit.run.launcher import launch
+from trainer_kit.serving.recorded_run import recorded_config
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
-from trainer_kit.testing.tiny import CLASSES, FEATURES, tiny_arrays
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 
 Output = pytest.CaptureFixture[str]
 NAME = "tests_served"
@@ -71,6 +72,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def modules(run: Path) -> list[str]:
     return [str(run.parent / "served.py")]
+
+
+@pytest.mark.parametrize(("noted", "expected"), [(5, 5), (None, 1)])
+def test_the_config_of_a_run_that_an_earlier_release_began_with_auto_has_the_number_that_it_chose(
+    noted: int | None, expected: int, run: Path, modules: list[str], tmp_path: Path
+) -> None:
+    text, manifest = (run / "params.yaml").read_text(), json.loads((run / "manifest.json").read_text())
+    assert "fuse_steps: 1\n" in text
+    (tmp_path / "params.yaml").write_text(text.replace("fuse_steps: 1\n", "fuse_steps: auto\n"))
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": noted}))
+    config = recorded_config(tmp_path, modules)
+    assert config == recorded_config(run, modules).replace(trainer={"fuse_steps": expected})
 
 
 def _accuracy(model: Any) -> float:

@@ -177,7 +177,7 @@ def test_the_last_report_is_kept_when_the_process_ends_right_after_close(tmp_pat
     code = """
 import sys
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Report
 writer = BackgroundWriter([JsonLinesWriter(sys.argv[1])])
 try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import tensorflow as tf
 from tests.traces import times_traced
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.profiler import profiled
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.split_loop import LoopParts
 
 
@@ -21,12 +21,12 @@ class _Squares:
 
     def __init__(self, step: int = 0) -> None:
         self.global_step, self.strategy = tf.Variable(step, dtype=tf.int64), tf.distribute.get_strategy()
-        self.parts = LoopParts(lambda: int(self.global_step.numpy()))
+        self.loop_parts = LoopParts(lambda: int(self.global_step.numpy()))
         self._matrix = tf.Variable(tf.eye(8))
         self._loop = tf.function(self._steps, autograph=False)
 
     def train(self, num_steps: int) -> None:
-        self.parts.run(lambda _, steps, fresh: (int(self._loop(tf.constant(steps))), None), None, num_steps, True)
+        self.loop_parts.run(lambda _, steps, fresh: (int(self._loop(tf.constant(steps))), None), None, num_steps, True)
 
     def _steps(self, num_steps: tf.Tensor) -> tf.Tensor:
         def step(done: tf.Tensor) -> tuple[tf.Tensor]:
@@ -92,6 +92,19 @@ def test_a_profiler_that_cannot_start_or_write_is_one_warning(
     assert len(messages.messages) == 2 and "the trace cannot be written in" in messages.messages[1]
 
 
+class _WholeLoops(BaseTrainer):
+    """A trainer with loops of its own."""
+
+    def __init__(self) -> None:
+        self.global_step = tf.Variable(0)
+
+    def train(self, num_steps: tf.Tensor) -> None:
+        self.global_step.assign_add(int(num_steps))
+
+    def evaluate(self, num_steps: tf.Tensor) -> None:
+        pass
+
+
 def test_a_trainer_of_another_kind_cannot_be_profiled(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"profile=4:6: a ready-made trainer .* leave it out"):
-        _run(tmp_path, "4:6", SimpleNamespace(global_step=tf.Variable(0)))
+        _run(tmp_path, "4:6", _WholeLoops())

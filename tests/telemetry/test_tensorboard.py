@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing import data_provider, event_accumulato
 
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.history import JsonLinesWriter, active_history
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history
 from trainer_kit.telemetry.report import Report
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 

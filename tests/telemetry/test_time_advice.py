@@ -9,7 +9,7 @@ import pytest
 
 from trainer_kit.config.fields import fields_of
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.run.finish import _to_compile
+from trainer_kit.run.final_record import _to_compile
 from trainer_kit.telemetry.time_advice import RunSettings, verdict
 from trainer_kit.telemetry.time_ledger import TimeAccount
 
@@ -28,14 +28,14 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
     [
         (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .* can be told from a longer run$"),
         (_times(input=62), r"^input-bound: 62 % of the time was spent waiting for data; try task\.train_data\.cache="),
-        (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try trainer\.fuse_steps=auto"),
+        (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try .* `trainer-kit doctor fuse`"),
         (_times(input=25), r"^input: 25 % of the time was spent waiting"),
         (_times(evaluation=40), r"^evaluation: 40 % .*raise trainer\.validation_interval \(now 20\), or .*continuous"),
         (_times(save=30), r"^save: 30 % .*raise trainer\.checkpoint_interval \(now 10\)$"),
         (_times(callbacks=12), r"^callbacks: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
         (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
         (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop \(now 100\)$"),
-        (_times(steps=400_000), r"^short steps: 94 % of .* steps of 0\.23 ms; try trainer\.fuse_steps=auto, in a new"),
+        (_times(steps=400_000), r"^short steps: 94 % .* of 0\.23 ms; try .* `trainer-kit doctor fuse` .*in a new"),
         (_times(steps=8, save=30), r"^save: 30 % of the time was spent saving; a longer run does so more rarely$"),
         (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
         (_times(steps=10), r"in steps of 9400 ms; "),

@@ -46,6 +46,11 @@ def know(module: str) -> None:
     raise SystemExit(0 if module in sys.modules else 3)
 
 
+def write_parent() -> None:
+    """Tells which process is the server."""
+    print(os.getppid())
+
+
 def fail() -> None:
     """Ends as a bug does."""
     raise ValueError("what went wrong")
@@ -103,6 +108,17 @@ def test_a_server_that_lacks_what_is_needed_is_started_anew() -> None:
     for needs, code in (((), 3), (["poplib"], 0), ((), 0)):  # a module that nothing else imports; the server stays
         with ForkServer(needs=needs) as server:
             assert server.run(know, "poplib").code == code
+
+
+def test_no_process_of_the_server_that_was_replaced_is_left() -> None:
+    servers = []
+    for needs in ((), ["imaplib"], ["mailbox"]):
+        with ForkServer(needs=needs) as server:
+            servers.append(int(server.run(write_parent).text))
+    assert len(set(servers)) == 3
+    for ended in servers[:-1]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(ended, 0)
 
 
 def test_train_is_the_command_with_its_exit_codes(server: ForkServer, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.parts.validation_sets import ValidationSets
 from trainer_kit.training.trainer import Trainer
 
 AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
@@ -294,7 +295,7 @@ def test_all_of_a_validation_set_without_an_end_is_refused_by_name(replicas: int
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.evaluate(tf.constant(-1), sets=["long"])
     with pytest.raises(DataError, match=r"validation_data.unknown never ends"):
-        trainer.check_validation_ends("unknown", -1)
+        trainer.evaluate(tf.constant(-1), sets=["unknown"])
     with pytest.raises(DataError, match=message.format("validation_sets.long.steps")):
         own.check_data()
     some.check_data()
@@ -311,3 +312,40 @@ def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path
     with pytest.raises(DataError, match=r"task.validation_data never ends.*is_training=false for a Source"):
         launch(endless, mode, str(tmp_path))
     assert not (tmp_path / "ckpt-2.index").exists() and not list(tmp_path.glob("evals/*.jsonl"))
+
+
+class _WithOwnMetric(Trainer):
+    """Adds a metric of its own to those of the task, as programs for Model Garden's Trainer do."""
+
+    @property
+    def validation_metrics(self) -> list[Any]:
+        """The metrics of the task, and one more."""
+        return [*super().validation_metrics, self.seen]
+
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        """Returns the logs with the metric."""
+        return {**super().eval_end(aggregated_logs), "seen": float(self.seen.result())}
+
+
+class _CountingTask(TinyTask):
+    """Updates whatever metrics its step is given."""
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        """Counts the examples with the last metric."""
+        metrics[-1].update_state(tf.ones([tf.shape(inputs[1])[0]]))
+        return {self.loss: tf.constant(0.0)}
+
+
+def test_a_subclass_may_evaluate_with_a_metric_of_its_own() -> None:
+    config = tiny_experiment()
+    trainer = _WithOwnMetric(config, task := _CountingTask(config.task), task.build_model(), None, train=False)
+    trainer.seen = keras.metrics.Sum()
+    assert trainer.evaluate(tf.constant(-1))["seen"] > 0
+
+
+def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
+    config = tiny_experiment()
+    task = TinyTask(config.task)
+    trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
+    trainer.set_validation_sets(ValidationSets([]))
+    assert trainer.evaluate(tf.constant(-1)) == {}

@@ -16,8 +16,8 @@ from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
-from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.task import Task, full_precision, is_compiled, scalar_loss, split_batch
+from trainer_kit.training.trainer_creation import create_trainer
 
 _X = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0]], np.float32)
 _Y = np.array([[1.0], [0.0], [2.0]], np.float32)

@@ -20,8 +20,8 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.errors import ConfigError, DataError, UsageError
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
-from trainer_kit.training.creation import create_trainer
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import create_trainer
 
 
 def _trainer(

@@ -15,8 +15,8 @@ A request is carried out in this order, also one that is made later in the bound
 asks for is made at the end of the next loop.
 
 What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end comes after it:
-a run that resumes there, after a kill or a rewind, calls evaluation_end again with the logs on record. An error of a
-required callback ends the run; the step is saved, and its events are not called again. No TensorFlow here.
+a run that resumes there, after a kill, an error or a rewind, calls evaluation_end again with the logs on record. An
+error of a required callback ends the run; the step is saved. No TensorFlow here.
 """
 
 from __future__ import annotations

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.checkpoints.state.run_state import check_state
-from trainer_kit.distribution.workers import broadcast_from_chief, worker_count
+from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
 from trainer_kit.training.loops.intervals import next_multiple
@@ -36,7 +37,8 @@ class CallbackList:
       shares_requests: whether there are several workers, which all carry out what the chief's callbacks ask for.
 
     Raises:
-      UsageError: when a callback's `every` is no positive number of steps.
+      UsageError: when a callback's `every` is no positive number of steps, or a method of it does not take what it is
+        called with.
     """
 
     def __init__(
@@ -177,7 +179,9 @@ class CallbackList:
         given = arguments if method in ("state", "restore") else (self.run, *arguments)
         with self._times.during(row):
             try:
-                return getattr(member, method)(*given)
+                returned = getattr(member, method)(*given)
+                self._check_reported(given)
+                return returned
             except StopTraining as stop:
                 self.run.stop(str(stop))
             except Exception as error:
@@ -189,6 +193,16 @@ class CallbackList:
                 tell = _LOG.exception if count == 1 else _LOG.warning
                 tell("the callback %s failed at step %d, and the run goes on: %s", member.name, self.run.step, error)
         return None
+
+    def _check_reported(self, given: Sequence[Any]) -> None:
+        """Raises UsageError when the member that was just called has reported under the name of a metric of the run."""
+        logs = given[1] if len(given) > 1 and isinstance(given[1], Mapping) else {}
+        if taken := sorted(self.run.reported.keys() & logs.keys()):
+            for name in taken:
+                del self.run.reported[name]
+            raise UsageError(
+                f"run.report: {', '.join(taken)} is a metric of the run already; report under another name"
+            )
 
     def _with_states(self) -> Iterator[tuple[str, Callback]]:
         """Yields the members that have a state, with a name of their own: the second of a name is called "name 2"."""
@@ -233,7 +247,28 @@ def _check(member: Callback) -> None:
     every: Any = member.every
     if every is not None and (not isinstance(every, int) or every < 1):
         raise UsageError(f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or None")
+    for name, event in vars(Callback).items():
+        if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
+            _check_parameters(member, name, list(inspect.signature(event).parameters)[1:])
     for name in dir(type(member)):
         near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
         if near and not hasattr(Callback, name):
             _LOG.warning("callback %s: %s is no event, and is never called; did you mean %s?", member.name, name, *near)
+
+
+def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -> None:
+    """Raises UsageError when a method of a callback does not take the arguments that the run calls it with."""
+    method = getattr(member, name)
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    try:
+        signature.bind(*called_with)
+    except TypeError as problem:
+        code, wanted = getattr(inspect.unwrap(method), "__code__", None), ", ".join(("self", *called_with))
+        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        raise UsageError(
+            f"callback {member.name}: {name} is called with ({', '.join(called_with)}): {problem}; declare it as "
+            f"{name}({wanted}){place}"
+        ) from None

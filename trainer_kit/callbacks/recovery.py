@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.distribution.workers import broadcast_from_chief
+from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import scale_learning_rate
 from trainer_kit.training.losses import reported_loss

@@ -16,7 +16,8 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
 from trainer_kit.checkpoints.commit import commit, is_own
-from trainer_kit.checkpoints.folder import (
+from trainer_kit.checkpoints.pointer_file import PointerFile
+from trainer_kit.checkpoints.startup_scan import (
     DIVERGED,
     archive_later,
     check_from_step,
@@ -30,13 +31,12 @@ from trainer_kit.checkpoints.folder import (
     remove_unfinished,
     set_aside,
 )
-from trainer_kit.checkpoints.pointer_file import PointerFile
 from trainer_kit.checkpoints.state.restore import restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
-from trainer_kit.checkpoints.write_first import WrittenAfter
-from trainer_kit.distribution.tensorflow_internals import end_saver, take_failure_of_save
+from trainer_kit.checkpoints.write_before_save import WrittenAfter
+from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import DivergedError, StorageError, UsageError
-from trainer_kit.held_folder import check_held, remove_made_again
+from trainer_kit.folder_identity import check_held, remove_made_again
 
 _LOG = logging.getLogger(__name__)
 
@@ -186,10 +186,13 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._saving = prefix
             self.saved_step, self.saved_path = step, prefix
             self.checkpoint.save_counter.assign_add(1)
+            self._in_flight = prefix  # until `_point_to` has ended
             self.checkpoint.write(prefix, self._options(options))
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._failed(prefix, error) from error
-        self._in_flight = prefix
+        except BaseException:
+            self._in_flight = ""  # nothing is being written that `sync` could wait for
+            raise
         return prefix
 
     def _options(self, given: tf.train.CheckpointOptions | None) -> tf.train.CheckpointOptions:
@@ -209,9 +212,8 @@ class CheckpointManager(tf.train.CheckpointManager):
           StorageError: when it failed. TensorFlow itself would say so with the next save only, or never.
         """
         self.checkpoint.sync()
-        asked, self._in_flight = self._in_flight, ""
-        error = take_failure_of_save(self.checkpoint)
-        if error is not None or (asked and asked != self.latest_checkpoint):  # which moves when a save is complete
+        if asked := self._in_flight:
+            error = end_saver(self.checkpoint)
             raise self._failed(asked, error) from error
 
     def __enter__(self) -> CheckpointManager:
@@ -359,6 +361,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """In the thread of the save, last: makes it the newest in the pointer file, and removes older ones."""
         self._pointer.add(prefix)
         self._rotate()
+        self._in_flight = ""
 
     def _rotate(self) -> None:
         """Removes all but the newest checkpoints and those that are pinned or spared; in the thread of the save.
@@ -377,6 +380,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes what the failed save has left, and returns what to tell."""
+        self._in_flight = ""
         self.saved_step = -1  # else the same step would not be tried again
         what = "was not written"
         if os.path.exists(prefix + RECORD):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 
 from trainer_kit import files
-from trainer_kit.held_folder import check_held, make_folder
+from trainer_kit.folder_identity import check_held, make_folder
 
 _MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from trainer_kit.cli.evals import evaluation_json
 from trainer_kit.cli.recompute import recompute
-from trainer_kit.cli.view import evaluations as ledgers
-from trainer_kit.cli.view.evaluations import Choice, Evaluation
-from trainer_kit.cli.view.run_state import Settings, open_run, read_settings
+from trainer_kit.cli.view import recorded_evaluations as ledgers
+from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
+from trainer_kit.cli.view.run_status import Settings, open_run, read_settings
 from trainer_kit.cli.view.tables import Table, number, show
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 

@@ -49,12 +49,12 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
 
     from trainer_kit.callbacks.base import Run
     from trainer_kit.callbacks.callback_list import CallbackList
+    from trainer_kit.callbacks.configured_callbacks import from_config
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
-    from trainer_kit.callbacks.registered import from_config
     from trainer_kit.checkpoints.state.restore import restore
     from trainer_kit.process.run_directory import RunDirectory
     from trainer_kit.telemetry.flops import model_cost
-    from trainer_kit.training.creation import create_exporter, create_trainer
+    from trainer_kit.training.trainer_creation import create_exporter, create_trainer
 
     with _told("model, optimizer and metrics can be built"):
         exporter = create_exporter(config, RunDirectory(folder, config.trainer))

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.cli.view import evaluations as ledgers
-from trainer_kit.cli.view.evaluations import Choice, Evaluation
-from trainer_kit.cli.view.run_state import open_run, read_settings
+from trainer_kit.cli.view import recorded_evaluations as ledgers
+from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
+from trainer_kit.cli.view.run_status import open_run, read_settings
 from trainer_kit.cli.view.tables import Table, number, show
 from trainer_kit.errors import ExitCode
 from trainer_kit.telemetry.scalars import to_json_number

@@ -11,15 +11,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from trainer_kit import __version__
-from trainer_kit.cli import best, check, doctor, evals, list_experiments, show, watch
+from trainer_kit.cli import best, check, doctor_fuse, doctor_resume, evals, list_experiments, show, watch
 from trainer_kit.cli.stop_signals import Stops
 from trainer_kit.errors import EXIT_CODES, ExitCode
 from trainer_kit.process.deferred_imports import defer_imports
 from trainer_kit.process.error_report import print_error, print_line
-from trainer_kit.process.startup import exit_code
+from trainer_kit.process.startup_signals import exit_code
 
 VERBS = {
     "list": list_experiments,
@@ -28,8 +29,9 @@ VERBS = {
     "watch": watch,
     "evals": evals,
     "best": best,
-    "doctor": doctor,
 }
+CHECKS = {"resume": doctor_resume, "fuse": doctor_fuse}  # of the verb doctor
+_DOCTOR = "Tries on an experiment of yours whether resume is exact, or whether fused steps are faster."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,15 +46,22 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"trainer_kit {__version__}")
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, module in VERBS.items():
-        help_text = (module.__doc__ or "").split("\n")[0]
-        verb = verbs.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
-        module.add_arguments(verb)
-        verb.add_argument("--import_module", action="append", default=[], metavar="MODULE",
-                          help="module or .py file that registers experiments; may be repeated")  # fmt: skip
-        verb.add_argument("--debug", action="store_true", help="print the whole traceback of an error")
-        verb.set_defaults(run=module.run)
+    _add_parsers(verbs.add_parser, VERBS)
+    doctor = verbs.add_parser("doctor", help=_DOCTOR, description=_DOCTOR, allow_abbrev=False)
+    _add_parsers(doctor.add_subparsers(dest="check", required=True, metavar="CHECK").add_parser, CHECKS)
     return whole
+
+
+def _add_parsers(add_parser: Callable[..., argparse.ArgumentParser], modules: dict[str, ModuleType]) -> None:
+    """Adds a parser for each module, with the arguments that all commands take."""
+    for name, module in modules.items():
+        help_text = (module.__doc__ or "").split("\n")[0]
+        command = add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        module.add_arguments(command)
+        command.add_argument("--import_module", action="append", default=[], metavar="MODULE",
+                             help="module or .py file that registers experiments; may be repeated")  # fmt: skip
+        command.add_argument("--debug", action="store_true", help="print the whole traceback of an error")
+        command.set_defaults(run=module.run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

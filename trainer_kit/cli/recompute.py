@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.cli.view.evaluations import EVAL, VALIDATION, named_folder
-from trainer_kit.cli.view.run_state import Settings, readable
+from trainer_kit.cli.view.recorded_evaluations import EVAL, VALIDATION, named_folder
+from trainer_kit.cli.view.run_status import Settings, readable
 from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.evals.best.folder import BestFolder
 from trainer_kit.evals.best.info import read_info
 from trainer_kit.evals.best.kept_weights import KeptWeights
 from trainer_kit.evals.ledger import active_records, read_records
 from trainer_kit.process.gc_freeze import gc_frozen
-from trainer_kit.process.lease import Lease
 from trainer_kit.process.run_lock import RunLock
+from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.serving.recorded_run import recorded_config, recorded_experiment
 
 _LOG = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def _export(
         from trainer_kit.evals.best.repair import put_back_lost
         from trainer_kit.process.run_directory import RunDirectory
         from trainer_kit.run.launcher import prepare
-        from trainer_kit.training.creation import create_exporter, create_trainer
+        from trainer_kit.training.trainer_creation import create_exporter, create_trainer
 
     strategy = prepare(config)
     with strategy.scope():

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from trainer_kit.process.signals import KEY_PRESSES_APART, deciding
-from trainer_kit.process.startup import exit_code, stop_signals
+from trainer_kit.process.startup_signals import exit_code, stop_signals
 
 
 class Stops:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer_kit.cli.view import evaluations as ledgers
-from trainer_kit.cli.view.evaluations import Choice, Evaluation
+from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.liveness import Pulses, pulse_text
-from trainer_kit.cli.view.run_state import RunState, Settings, holds_run, open_run, read_state
+from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
+from trainer_kit.cli.view.run_status import RunState, Settings, holds_run, open_run, read_state
 from trainer_kit.cli.view.tables import Table, drawn, number, plain, show, terminal
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.files import follow_links
-from trainer_kit.held_folder import HeldFolder
+from trainer_kit.folder_identity import HeldFolder
 from trainer_kit.telemetry.report_lines import duration_text, number_text
 
 

@@ -21,6 +21,12 @@ _NAMES: dict[Any, str] = {
     Any: "a value",
 }
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
+_FORMER = {  # values of earlier releases, and what to do about them
+    ("trainer.fuse_steps", "auto"): (
+        "set a number: `trainer-kit doctor fuse EXPERIMENT` measures which one is fastest; a run that began with auto "
+        "has its own as fuse_steps in manifest.json"
+    )
+}
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -51,8 +57,10 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def hint(annotation: Any, value: Any) -> str:
-    """Returns what the writer of `value` probably meant, or ""."""
+def hint(annotation: Any, value: Any, path: str) -> str:
+    """Returns what the writer of `value`, given for the field at the dotted `path`, probably meant, or ""."""
+    if isinstance(value, str) and (path, value) in _FORMER:
+        return _FORMER[path, value]
     return _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
 
 

@@ -84,7 +84,7 @@ def _mistakes(config_class: type[Config], details: dict[str, Any], around: str) 
         yield Mistake(where, "is needed", "give it a value")
     else:
         allowed, inner_class = describe(field.annotation, tuple(field.metadata)), section_class(field.annotation)
-        advice = fields_advice(inner_class) if inner_class else hint(field.annotation, value)
+        advice = fields_advice(inner_class) if inner_class else hint(field.annotation, value, where)
         yield Mistake(where, f"{show(value)} is not {allowed}", advice)
 
 

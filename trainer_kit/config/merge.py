@@ -206,7 +206,7 @@ class _Merge:
             section.values[name] = checker(section.config_class, name).validate_python(value)
         except ValidationError:
             allowed = describe(info.annotation, tuple(info.metadata))
-            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value))
+            self._refuse(where, f"{show(value)} is not {allowed}", hint(info.annotation, value, where))
         else:
             self._given(where)
 

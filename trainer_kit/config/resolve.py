@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer_kit.config.experiment_factory import make_config
 from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.factory import make_config
 from trainer_kit.config.fields import leaves
 from trainer_kit.config.merge import DEFAULT, Resolved, apply
 from trainer_kit.config.schema.experiment import ExperimentConfig

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trainer_kit.config.field_messages import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.serialize import replace_auto_fuse_steps
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import is_inside, join
 from trainer_kit.errors import ConfigError, Mistake, suggestion
@@ -100,13 +101,17 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     return [change for change in changes if not any(_implied(change, switch) for switch in switched)]
 
 
-def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str]) -> list[Change]:
+def check_resume(
+    old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str], chosen_fuse_steps: int | None = None
+) -> list[Change]:
     """Returns the changes since a run began that it can be resumed with: the safe ones and those allowed.
 
     Args:
       old_yaml_text: the params.yaml of the run.
       new: the config to resume with.
       allowed_paths: values of --allow_config_change: dotted paths of values or of whole sections.
+      chosen_fuse_steps: the number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the old
+        config; None: not known, so that any number fits.
 
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
@@ -114,6 +119,7 @@ def check_resume(old_yaml_text: str, new: ExperimentConfig, allowed_paths: Seque
     old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
     if not isinstance(old, dict):
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
+    replace_auto_fuse_steps(old, chosen_fuse_steps or new.trainer.fuse_steps)
     changes = compare(old, new)
     refused = [
         change

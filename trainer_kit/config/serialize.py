@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from trainer_kit import files
 from trainer_kit.config.merge import apply
@@ -17,8 +18,25 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
+def replace_auto_fuse_steps(values: dict[str, Any], fuse_steps: int) -> None:
+    """Puts a number in the place of trainer.fuse_steps=auto, a value of earlier releases, in a params.yaml.
+
+    Args:
+      values: of the params.yaml; changed in place.
+      fuse_steps: the number that the run has chosen for auto.
+    """
+    trainer = values.get("trainer")
+    if isinstance(trainer, dict) and trainer.get("fuse_steps") == "auto":
+        trainer["fuse_steps"] = fuse_steps
+
+
+def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: int | None = None) -> ExperimentConfig:
     """Returns the config that `text` describes; what it leaves out is as in `default_config`, whose classes it gets.
+
+    Args:
+      text: of a params.yaml.
+      default_config: of the experiment.
+      chosen_fuse_steps: the number that trainer.fuse_steps=auto stands for in the text; None: auto is refused.
 
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.
@@ -26,6 +44,8 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     parsed = yaml_loader.parse(text, "params.yaml", own=True)
     if not isinstance(parsed.values, dict):
         raise ConfigError([Mistake("", "holds no config", "it needs the sections of an experiment", "params.yaml")])
+    if chosen_fuse_steps is not None:
+        replace_auto_fuse_steps(parsed.values, chosen_fuse_steps)
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
     return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
 

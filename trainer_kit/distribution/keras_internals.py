@@ -7,8 +7,6 @@ name. tests/distribution/test_keras_internals.py fails when a name is gone or ha
 from __future__ import annotations
 
 import logging
-import random
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -67,16 +65,3 @@ def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
         return False
     optimizer._learning_rate = rate
     return True
-
-
-def seed_keras_2(keras_2: ModuleType, seed: int) -> None:
-    """Seeds tf_keras and nothing else.
-
-    Its `set_random_seed` seeds Python, NumPy and TensorFlow too, and numbers may be drawn already. Without the name its
-    layers take their seeds from Python's generator, which is seeded: the same in each run, but other numbers.
-    """
-    generator = getattr(keras_2.src.backend, "_SEED_GENERATOR", None)
-    if generator is None:
-        _LOG.warning("this tf_keras has no generator of seeds: initial weights differ from those of other releases")
-        return
-    generator.generator = random.Random(seed)

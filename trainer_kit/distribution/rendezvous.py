@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_kit.distribution.cluster import Cluster
+from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import StalledError
 
 _LOG = logging.getLogger(__name__)

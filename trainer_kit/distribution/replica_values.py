@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.distribution.workers import all_gather, worker_count, worker_index
+from trainer_kit.distribution.collectives import all_gather, worker_count, worker_index
 
 _LOG = logging.getLogger(__name__)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import random
 from types import ModuleType
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from trainer_kit.distribution.keras_internals import seed_keras_2
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.deferred_imports import when_imported
 
@@ -33,7 +35,14 @@ def seed_everything(seed: int) -> None:
 
 
 def _seed_keras_2(seed: int, keras_2: ModuleType) -> None:
-    """Does what its set_random_seed does, but for Python, NumPy and TensorFlow: numbers may be drawn already."""
+    """Does what its set_random_seed does, but for Python, NumPy and TensorFlow: numbers may be drawn already.
+
+    In a graph, TensorFlow's seed is that of the graph only.
+    """
     # Its layers then draw from generators, whose state is in checkpoints; else from ops that begin anew.
     keras_2.backend.experimental.enable_tf_random_generator()
-    seed_keras_2(keras_2, seed)
+    python, numpy = random.getstate(), np.random.get_state()
+    with tf.Graph().as_default():
+        keras_2.utils.set_random_seed(seed)
+    random.setstate(python)
+    np.random.set_state(numpy)

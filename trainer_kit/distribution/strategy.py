@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.cluster import Cluster, read_cluster
 from trainer_kit.distribution.devices import NOT_AT_IMPORT
-from trainer_kit.distribution.policy import TPU_VARIABLES, Machine, choose_policy, local_devices
 from trainer_kit.distribution.rendezvous import wait_for_workers
+from trainer_kit.distribution.strategy_choice import TPU_VARIABLES, Machine, choose_policy, local_devices
+from trainer_kit.distribution.tf_config import Cluster, read_cluster
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.watchdog import Watchdog
 

@@ -76,38 +76,6 @@ def operation_seeds_from_the_start() -> Iterator[None]:
         eager._rng = kept
 
 
-def global_generator() -> tf.random.Generator | None:
-    """Returns TensorFlow's global generator of random numbers; None if none was made yet. Eager, on the host.
-
-    `tf.random.get_global_generator` makes one from the machine's noise if there is none. Without the name the answer
-    is None, and a warning says so: the run then replaces a generator that the user has set by one from its own seed.
-    """
-    try:
-        from tensorflow.python.ops import stateful_random_ops
-
-        return stateful_random_ops.global_generator
-    except (ImportError, AttributeError) as error:
-        _LOG.warning(
-            "TensorFlow %s does not tell its global generator (%s): one that was set by "
-            "tf.random.set_global_generator is replaced by one from runtime.random_seed",
-            *(tf.__version__, error),
-        )
-        return None
-
-
-def with_calls_inlined(concrete: Any) -> Any:
-    """Returns a concrete function without calls of other functions, its variables as constants.
-
-    TensorFlow's guides use the name, but it is in no public module. Without it `concrete` is returned as it is, and
-    what its calls do is not counted in its FLOPs; the result names the calls.
-    """
-    try:
-        from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-    except ImportError:
-        return concrete
-    return convert_variables_to_constants_v2(concrete, lower_control_flow=False)
-
-
 def converted_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
 
@@ -154,67 +122,43 @@ def _tracking(name: str) -> type:
         return tf.Module
 
 
-def object_graph(serialized: bytes) -> Any:
-    """Returns what a checkpoint says of the objects that it was made of; its `nodes` have children and attributes.
-
-    The format of the message is stable, and its class is in no public module.
-
-    Raises:
-      TrainerKitError: when this TensorFlow has the class elsewhere: no checkpoint could be compared with a run.
-    """
-    try:
-        from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
-    except ImportError as error:
-        raise TrainerKitError(
-            f"TensorFlow {tf.__version__} does not show what is in its checkpoints ({error}); use the TensorFlow of "
-            "requirements.lock"
-        ) from error
-    return TrackableObjectGraph.FromString(serialized)
-
-
-def take_failure_of_save(checkpoint: tf.train.Checkpoint) -> Exception | None:
-    """Returns the error of the last asynchronous save, if it failed, and forgets it; after `checkpoint.sync()`.
-
-    Publicly the error comes with the next save only, and once more at the end of the process. Without the name the
-    answer is None: CheckpointManager still sees that the files of the save are missing, but not why.
-    """
-    saver = _saver(checkpoint)
-    error = getattr(saver, "_async_error", None)
-    if error is not None:
-        saver._async_error = None
-    return error
-
-
-def end_saver(checkpoint: tf.train.Checkpoint) -> None:
+def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
     """Ends the thread of asynchronous saves, after the save in flight, with all it refers to; a later save starts one.
 
     TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of every variable,
-    while other runs follow in the same process. Without the name it does just that.
+    while other runs follow in the same process. Without the names it does just that.
+
+    Returns:
+      The error of the last save, if it failed and no later save has raised it. Without the names None: the
+      CheckpointManager still sees that the files of the save are missing, but not why.
     """
-    saver = _saver(checkpoint)
+    saver = getattr(checkpoint, "_async_checkpointer_impl", None)  # None before the first asynchronous save
     join = getattr(saver, "_join_async_save_thread", None)
     if join is None:
-        return
+        return None
     atexit.unregister(join)
-    take_failure_of_save(checkpoint)
-    with contextlib.suppress(Exception):  # of a save that was in flight: whoever saves asks for its failure
+    absl = logging.getLogger("absl")
+    failure, said = None, absl.disabled
+    absl.disabled = True  # the failure is returned, and TensorFlow need not log it
+    try:
         join()
+    except Exception as error:
+        failure = error
+    finally:
+        absl.disabled = said
     checkpoint._async_checkpointer_impl = None
+    return failure
 
 
-def _saver(checkpoint: tf.train.Checkpoint) -> Any:
-    """What saves a checkpoint asynchronously; None before the first such save, and where the name is gone."""
-    return getattr(checkpoint, "_async_checkpointer_impl", None)
+def functions_called(graph: Any) -> dict[str, tf.Graph]:
+    """Returns the graphs of the functions that a traced graph knows, by the names that its operations call them by.
 
-
-def functions_called(graph: Any) -> list[tf.Graph]:
-    """Returns the graphs of the functions that a traced graph knows.
-
-    A graph's GraphDef has the functions too, but not the tensors that they capture. Without the name the list is empty:
-    state that only an inner function writes is not found before the first step, but by its value before each save.
+    A graph's GraphDef has the functions too, but not the tensors that they capture. Without the name there are none:
+    state that only an inner function writes is not found before the first step, but by its value before each save, and
+    the FLOPs of called functions are not counted; the result names the calls.
     """
-    known = getattr(graph, "_functions", {}).values()
-    return [function.graph for function in known if getattr(function, "graph", None) is not None]
+    known = getattr(graph, "_functions", {}).items()
+    return {name: function.graph for name, function in known if getattr(function, "graph", None) is not None}
 
 
 def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
@@ -226,19 +170,6 @@ def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
     """
     if wait := getattr(operation, "_add_control_inputs", None):
         wait(list(others))
-
-
-def is_op_determinism_enabled() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism` was called; it can be set in public, and not asked for.
-
-    Without the name the answer is no: where it was called, a training loop fails that times how long it waits for data.
-    """
-    try:
-        from tensorflow.python.framework import config
-    except ImportError:
-        return False
-    ask = getattr(config, "is_op_determinism_enabled", lambda: False)
-    return bool(ask())
 
 
 # What a tf.data.Dataset is made of. What `tf.raw_ops.DatasetToGraphV2` writes tells it too, but holds all arrays of a
@@ -269,16 +200,11 @@ def functions_of(dataset: Any) -> list[tf.Graph]:
         raise _gone(dataset, error) from error
 
 
-def without_adapter(dataset: Any) -> Any:
-    """Returns the dataset that one of tf.compat.v1 stands for, whose inputs and functions it passes on; else the same.
-
-    Without the name the adapter itself is returned: a transformation that was never tried, so a resume is inexact.
-    """
-    return getattr(dataset, "_dataset", dataset) if type(dataset).__name__ == "DatasetV1Adapter" else dataset
-
-
 def is_nondeterministic(dataset: Any) -> bool:
     """Whether a parallel map, batch or file reader was made with deterministic=False.
+
+    The graph of the dataset has it too, but holds all arrays in memory: 2 s for 256 MiB, and an error from 2 GiB on.
+    Without an answer every parallel map over such arrays would have to count as one in any order.
 
     Raises:
       TrainerKitError: when this TensorFlow does not tell it of a parallel map.
@@ -291,23 +217,15 @@ def is_nondeterministic(dataset: Any) -> bool:
 def is_unseeded(dataset: Any) -> bool:
     """Whether a dataset draws random numbers which neither a seed of its own nor the global seed fixes.
 
+    With neither, tf.data keeps two zeros. Both names are needed: a global seed of 0 makes the first a zero, and a seed
+    of 0 the second. The graph of the dataset has them too, but holds all arrays in memory.
+
     Raises:
       TrainerKitError: when this TensorFlow does not tell it of a shuffle or Dataset.random.
     """
     seeds = (getattr(dataset, "_seed", _NOT_TOLD), getattr(dataset, "_seed2", _NOT_TOLD))
     _check_told(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
-
-
-def reshuffles(dataset: Any) -> bool:
-    """Whether a dataset is a shuffle that draws another order each time that an iterator of it is made.
-
-    Raises:
-      TrainerKitError: when this TensorFlow does not tell it of a shuffle.
-    """
-    setting = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
-    _check_told(dataset, "ShuffleDataset", setting)
-    return setting is not False and setting is not _NOT_TOLD
 
 
 def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:

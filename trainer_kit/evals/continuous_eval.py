@@ -17,11 +17,11 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.several import EXPORTERS, BestCheckpoints
+from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.process.lease import Lease
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.run_lock import read_heartbeat, runs
+from trainer_kit.process.sidecar_lease import Lease
 
 _LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 20.0  # four beats

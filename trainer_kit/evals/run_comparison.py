@@ -16,7 +16,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS
 from trainer_kit.evals.best.info import INFO, read_info
 from trainer_kit.evals.ledger import Ledger, active_records
-from trainer_kit.telemetry.history import WALL_CLOCK_FIELDS
+from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS
 
 _LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
 _NOT_COMPARED = ("save_counter",)  # tells how often the process has saved, which is no part of the run

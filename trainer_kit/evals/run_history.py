@@ -13,10 +13,10 @@ from typing import Any
 
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.several import EXPORTERS, BestCheckpoints
+from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
-from trainer_kit.process.lease import lineages_in_evaluation
-from trainer_kit.telemetry.history import JsonLinesWriter, active_history, extent, reported
+from trainer_kit.process.sidecar_lease import lineages_in_evaluation
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history, extent, reported
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.errors.user_frames import user_frames
-from trainer_kit.inputs.transformations import never_ends
+from trainer_kit.inputs.dataset_structure import never_ends
 from trainer_kit.process.error_report import reason
 
 _INFINITE = -1  # tf.data.INFINITE_CARDINALITY

@@ -9,19 +9,21 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.inputs.autotune_off import without_idle_tuner
+from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
-from trainer_kit.inputs.position import Position
-from trainer_kit.inputs.resumability import Examination, Resumption, examine, resume_method, source_resumption
-from trainer_kit.inputs.saved_iterator import holds_failed_read
-from trainer_kit.inputs.source import Source, made_inputs, positioned
-from trainer_kit.inputs.stacking import stacked, stacked_at
-from trainer_kit.inputs.transformations import never_ends
-from trainer_kit.inputs.tuner import without_idle_tuner
+from trainer_kit.inputs.dataset_resume import Examination, Resumption, examine, resume_method, source_resumption
+from trainer_kit.inputs.dataset_structure import never_ends
+from trainer_kit.inputs.failed_read import holds_failed_read
+from trainer_kit.inputs.fused_batches import stacked, stacked_at
+from trainer_kit.inputs.sources.base import Source, made_inputs, positioned
+from trainer_kit.inputs.sources.tfrecords import reporting_damage
 
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
@@ -70,7 +72,7 @@ class TrainData:
 
     Attributes:
       feed: what hands out the dataset.
-      stack: so many batches come as one element, as inputs.stacking has it; 1: each by itself.
+      stack: so many batches come as one element, as inputs.fused_batches has it; 1: each by itself.
     """
 
     def __init__(
@@ -138,6 +140,10 @@ class TrainData:
         self._saved_iterator = ""
         return iterator
 
+    def reporting_damage(self) -> AbstractContextManager[None]:
+        """Has an error of data that cannot be read say so, and drops the iterator, whose state may hold the failure."""
+        return reporting_damage(lambda: (self.made, self.feed.dataset), self.feed.forget)
+
     def leave_out(self, batch: int) -> None:
         """Leaves out the batch of this index from now on.
 
@@ -160,18 +166,6 @@ class TrainData:
             self._saved_iterator = ""  # it is of other elements
         self.stack = size
         self.feed.forget()
-
-    def is_made_anew(self) -> bool:
-        """Whether build_inputs makes another dataset each time, so that one that was begun leaves no trace; makes two.
-
-        One that shuffles draws another order when it is begun again.
-        """
-        made = []
-        for _ in range(2):
-            self.feed.forget()
-            self.feed.dataset  # noqa: B018  it is opened
-            made.append(self._opened)
-        return made[0] is not made[1] or isinstance(made[0], Source)
 
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""

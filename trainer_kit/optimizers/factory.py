@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -52,6 +52,18 @@ def create_optimizer(
     if loss_scale is not None:
         _log.warning("loss_scale=%s is not used: it is for float16, not %s", loss_scale, mixed_precision_dtype)
     return optimizer
+
+
+def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the slots of an optimizer of Keras 3, or of each in a dict of them, that has none yet; eager, in scope.
+
+    Args:
+      optimizer: of any library, a dict of them, or None; others than Keras 3's make their slots themselves.
+      variables: that are trained.
+    """
+    for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]:
+        if isinstance(one, keras.Optimizer) and not one.built:
+            one.build(variables)
 
 
 def _with_loss_scale(optimizer: keras.Optimizer, loss_scale: str | float | None) -> LossScaleOptimizer:

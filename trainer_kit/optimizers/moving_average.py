@@ -23,6 +23,11 @@ def averaged_variables(model: Any, config: EMAConfig) -> list[Any]:
     return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
 
 
+def create_average(model: Any, config: EMAConfig | None) -> MovingAverage | None:
+    """Returns the moving average of a model's weights; None where the config asks for none. Eager, in scope."""
+    return None if config is None else MovingAverage(averaged_variables(model, config), config)
+
+
 class MovingAverage:
     """Averages of variables: average += (1 - decay) * (variable - average), once for each step.
 

@@ -19,7 +19,7 @@ from trainer_kit import files
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, explained
 from trainer_kit.errors.user_exits import exit_error
 from trainer_kit.errors.user_frames import Frame, our_frames, text_of, user_frames, values_in
-from trainer_kit.process.startup import ends_with
+from trainer_kit.process.startup_signals import ends_with
 
 LINES = 15
 _WIDTH = 300  # characters of a line

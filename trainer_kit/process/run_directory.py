@@ -23,7 +23,7 @@ from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS, ExperimentCon
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError
-from trainer_kit.held_folder import lost_folder
+from trainer_kit.folder_identity import lost_folder
 
 FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
@@ -74,11 +74,10 @@ class RunDirectory:
         mode: str,
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
-        fuse_steps: int | None = None,
     ) -> None:
         """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json.
 
-        Thread counts and a chosen fuse_steps are what a resume goes by.
+        Thread counts are what a resume goes by.
         What resumes the run on another platform or with other versions is told: it may compute other last bits.
         """
         if os.path.exists(self.final):
@@ -98,7 +97,6 @@ class RunDirectory:
             "packages": {name: _version(name) for name in PACKAGES},
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
-            **({} if fuse_steps is None else {"fuse_steps": fuse_steps}),
         }
         _tell_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
@@ -201,7 +199,7 @@ def check_model_dir(
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    return check_resume(_read_params(directory.params), config, tuple(allowed))
+    return check_resume(_read_params(directory.params), config, tuple(allowed), kept_fuse_steps(directory.path))
 
 
 def read_run_id(model_dir: str) -> str:
@@ -240,7 +238,7 @@ def kept_threads(model_dir: str) -> dict[str, int] | None:
 
 
 def kept_fuse_steps(model_dir: str) -> int | None:
-    """Returns the fuse_steps that the run in `model_dir` has chosen; None when it has not."""
+    """Returns the number that a run begun with trainer.fuse_steps=auto, a value of earlier releases, has chosen."""
     steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("fuse_steps")
     return steps if type(steps) is int and steps > 0 else None
 

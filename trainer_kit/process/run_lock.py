@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
-from trainer_kit.held_folder import HeldFolder
+from trainer_kit.folder_identity import HeldFolder
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"

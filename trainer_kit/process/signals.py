@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from trainer_kit.errors import InterruptedRunError, PreemptedError
-from trainer_kit.process.startup import exit_code, stop_signals
+from trainer_kit.process.startup_signals import exit_code, stop_signals
 
 _LOG = logging.getLogger(__name__)
 _SAVED, _LOST = "nothing is lost", "what came after the last checkpoint is lost"

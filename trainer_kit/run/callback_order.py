@@ -6,14 +6,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.callbacks.actions import Actions
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.best_checkpoint import KeepBest
 from trainer_kit.callbacks.divergence_report import explain_divergence
 from trainer_kit.callbacks.early_stopping import EarlyStopping
-from trainer_kit.callbacks.evaluation_ledger import EvaluationLedger, SidecarLedger
 from trainer_kit.callbacks.finite_check import FiniteCheck
+from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.profile import Profile
+from trainer_kit.callbacks.record_evaluation import EvaluationLedger, SidecarLedger
 from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoints.manager import CheckpointManager

@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.distribution.workers import broadcast_from_chief
+from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.run.progress import Phases
 

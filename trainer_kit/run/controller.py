@@ -25,11 +25,11 @@ from trainer_kit.run.goal import Goal, data_ended_early
 from trainer_kit.run.progress import BETWEEN, Phases
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.checks.global_step import CountedLoops
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
 from trainer_kit.training.metrics import to_numpy
-from trainer_kit.training.step_count import CountedLoops
-from trainer_kit.training.stop_flag import is_stopping
+from trainer_kit.training.parts.stop_flag import is_stopping
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class Controller:
     """Drives a Trainer: train, evaluate, train_and_evaluate, evaluate_continuously; the names are those of Orbit's.
 
     Args:
-      trainer: that trains, a DrivenTrainer; None in modes that do not train.
-      evaluator: that evaluates, a DrivenTrainer; None in modes that do not evaluate.
+      trainer: that trains, a BaseTrainer; None in modes that do not train.
+      evaluator: that evaluates, a BaseTrainer; None in modes that do not evaluate.
       global_step: int64 scalar.
       checkpoint_manager: of the run's checkpoints.
       callbacks: called around loops, evaluations and saves.

@@ -19,11 +19,11 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import step_of
 from trainer_kit.checkpoints.commit import problem
-from trainer_kit.checkpoints.folder import remove_saved
+from trainer_kit.checkpoints.startup_scan import remove_saved
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.distribution.fresh_state import forget_models
-from trainer_kit.distribution.workers import worker_count
+from trainer_kit.distribution.collectives import worker_count
+from trainer_kit.distribution.fresh_process_state import forget_models
 from trainer_kit.errors import (
     ConfigError,
     ModelDirInUseError,
@@ -34,11 +34,11 @@ from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.finetune_directory import FinetuneDirectory, pretraining_mistakes
-from trainer_kit.process.lease import Lease
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir, read_run_id
 from trainer_kit.process.run_lock import HEARTBEAT, RunLock, read_heartbeat
+from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.finish import recorded
+from trainer_kit.run.final_record import recorded
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.tensorboard import SummaryManager
 

@@ -9,13 +9,13 @@ from typing import Any
 from trainer_kit.config.experiments import task_class
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.batches import check_global_batch
-from trainer_kit.distribution.cluster import configure_cluster, parameter_server_mistakes
 from trainer_kit.distribution.devices import configure_devices
-from trainer_kit.distribution.peers import peers_needed
+from trainer_kit.distribution.global_batch import check_global_batch
+from trainer_kit.distribution.lost_workers import peers_needed
 from trainer_kit.distribution.precision import set_precision
 from trainer_kit.distribution.seeds import seed_everything
 from trainer_kit.distribution.strategy import create_strategy
+from trainer_kit.distribution.tf_config import configure_cluster, parameter_server_mistakes
 from trainer_kit.errors import ConfigError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import kept_threads

@@ -53,8 +53,9 @@ def _train_and_eval(run: BuiltRun) -> dict[str, Any]:
     if controller.stopping:
         return dict(logs)
     recorded = run.history.metrics_at(controller.run.step)  # evaluated before a restart
-    if logs:  # then it was some of several validation sets, at most
-        recorded = {name: metrics for name, metrics in recorded.items() if name in run.history.ledger.sets}
+    sets = run.history.ledger.sets
+    if logs or sets:  # the record may have other validation sets, of a config before
+        recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
     if recorded:
         controller.evaluator.add_best(recorded)
     return {**recorded, **logs}

@@ -9,12 +9,12 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.actions import Actions
 from trainer_kit.callbacks.base import Evaluation, Loop
 from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import StopTraining, UsageError
-from trainer_kit.training.step_count import StockLoops
+from trainer_kit.training.checks.global_step import StockLoops
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class OrbitController:
         self.trainer, self.evaluator, self.strategy = trainer, evaluator, strategy
         self.checkpoint_manager, self.callbacks, self.run = checkpoint_manager, callbacks, callbacks.run
         self.stopping, self._stopping = False, stopping
+        self._begun = 0  # the step at which the training loop under way began
         if wanting := [one.name for one in callbacks.members if one.every]:
             raise UsageError(
                 f"{kind.__name__} does not cut loops, which {', '.join(wanting)} asks for by `every`; give a "
@@ -109,6 +110,7 @@ class OrbitController:
 
     def _train(self, work: Callable[[], Any]) -> dict[str, Any]:
         with self.callbacks.around("train"):
+            self._begun = self.run.step
             return self._until_stopped(work)
 
     def _until_stopped(self, work: Callable[[], Any]) -> dict[str, Any]:
@@ -126,8 +128,8 @@ class OrbitController:
             return {}
 
     def _loop_end(self, logs: Any) -> None:
-        step = self.run.step
-        self.run.loop = Loop(self.run.loop.end if self.run.loop else 0, step, 0.0, logs)
+        begun, self._begun = self._begun, self.run.step
+        self.run.loop = Loop(begun, self._begun, 0.0, logs)
         self.callbacks.call("loop_end", logs)
         self._stop_if_asked()
 

@@ -12,21 +12,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.action_checks import checked_actions
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.registered import checked_callbacks, from_config
+from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
+from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.workers import is_chief, strategy_of_run, worker_count
+from trainer_kit.distribution.collectives import is_chief, strategy_of_run, worker_count
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.evals.continuous_eval import with_chosen_sets
 from trainer_kit.evals.selection import select_checkpoint
 from trainer_kit.files import follow_links
-from trainer_kit.held_folder import held_if_there
-from trainer_kit.process.lease import Lease
+from trainer_kit.folder_identity import held_if_there
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import RunLock
+from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.preflight import profile_mistakes
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.report import Writer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints, require_step
@@ -15,10 +15,10 @@ from trainer_kit.config.resolve import Sources, resolve
 from trainer_kit.config.resume_check import unknown_paths
 from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_problem
 from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
-from trainer_kit.distribution.cluster import parameter_server_mistakes, worker_number
+from trainer_kit.distribution.tf_config import parameter_server_mistakes, worker_number
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.process.finetune_directory import pretraining_mistakes
-from trainer_kit.process.run_directory import RunDirectory, check_model_dir
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir, kept_fuse_steps
 from trainer_kit.process.run_lock import check_not_held
 from trainer_kit.telemetry.profile_window import profile_steps
 
@@ -73,7 +73,7 @@ def check_request(request: Request) -> Resolved:
             if request.mode == CONTINUOUS_FINETUNE:
                 mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
-        mistakes += error.mistakes
+        mistakes += _with_chosen_fuse_steps(error.mistakes, request.model_dir)
         cause = error
     except UsageError as error:
         mistakes.append(Mistake("", str(error)))
@@ -82,6 +82,13 @@ def check_request(request: Request) -> Resolved:
         raise ConfigError(mistakes) from cause
     _check_directory(request, resolved)
     return resolved
+
+
+def _with_chosen_fuse_steps(mistakes: Sequence[Mistake], model_dir: str | None) -> list[Mistake]:
+    """Returns the mistakes; one about trainer.fuse_steps names the number that a run begun with auto has chosen."""
+    kept = kept_fuse_steps(model_dir) if model_dir else None
+    advice = f"set trainer.fuse_steps={kept}, which this run was started with"
+    return [replace(one, advice=advice) if kept and one.path == "trainer.fuse_steps" else one for one in mistakes]
 
 
 def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:

@@ -71,7 +71,7 @@ class Progress:
 
     def follow(self, controller: Any, trainer: Any) -> None:
         """Tells of a run from now on."""
-        self.controller, self.trainer = controller, trainer
+        self.trainer, self.controller = trainer, controller
         self.doing = "preparing the data"
 
     def stop_signals(self, grace_seconds: float | None) -> StopSignals:
@@ -94,10 +94,13 @@ class Progress:
         if self.controller is not None:
             self.trainer.request_stop()
 
+    @property
+    def _phase(self) -> str:
+        return "start" if self.controller is None else self.controller.phase
+
     def of_step(self) -> tuple[str, int]:
         """Returns (phase, global step), for the heartbeat."""
-        step = 0 if self.trainer is None else int(self.trainer.global_step.numpy())
-        return getattr(self.controller, "phase", "start"), step
+        return self._phase, 0 if self.trainer is None else int(self.trainer.global_step.numpy())
 
     def of_work(self) -> tuple[str, object]:
         """Returns (phase, token): the token changes with every training and evaluation step, for the watchdog.
@@ -107,8 +110,12 @@ class Progress:
         phase, step = self.of_step()
         if phase == "wait":
             return phase, time.monotonic()
-        batches = getattr(self.trainer, "evaluated_batches", None)
-        return phase, step if batches is None or phase != "evaluate" else f"{step}, batch {int(batches.numpy())}"
+        return phase, f"{step}, batch {self._evaluated()}" if phase == "evaluate" else step
+
+    def _evaluated(self) -> int:
+        """Returns how many batches the trainer has evaluated so far; 0 where it does not count them."""
+        batches = self.trainer.evaluated_batches
+        return 0 if batches is None else int(batches.numpy())
 
     def of_activity(self) -> tuple[str, int, int, int]:
         """Returns what the run is doing, for the console; see ActivityWatch.
@@ -117,23 +124,23 @@ class Progress:
           (what, the global step at which it began, the global step now, batches evaluated so far); `what` is "" where
           nothing needs showing.
         """
-        phase = getattr(self.controller, "phase", "start")
+        phase = self._phase
         what = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}.get(phase, "")
         if self.trainer is None:
             return what, 0, 0, 0
-        step, batches = self.of_step()[1], getattr(self.trainer, "evaluated_batches", None)
-        begun = getattr(self.controller, "running", (step, step))[0] if phase == "train" else step
+        step = self.of_step()[1]
+        begun = self.controller.running[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
             self._has_trained = step > begun
             what = TRAINING if self._has_trained else "compiling the training loop, and its first step"
-        return what, begun, step, 0 if batches is None else int(batches.numpy())
+        return what, begun, step, self._evaluated()
 
     def total_of(self, what: str) -> int | None:
         """Returns how many batches an evaluation has, or steps the run, as far as that is known."""
-        if what == TRAINING:
-            return None if self.controller is None else self.controller.run.total
-        tell = getattr(self.trainer, "evaluation_batches", None)
-        return None if tell is None or what != EVALUATING else tell()
+        if self.controller is None:
+            return None
+        batches: int | None = self.trainer.evaluation_batches() if what == EVALUATING else None
+        return self.controller.run.total if what == TRAINING else batches
 
     def save_late(self) -> bool:
         """Saves what can be saved while the main thread does not come back; in another thread.
@@ -145,9 +152,9 @@ class Progress:
           Whether all is saved, and nothing is left to wait for.
         """
         controller, trainer = self.controller, self.trainer
-        if getattr(controller, "phase", "start") not in ("train", "evaluate", BETWEEN):
+        if self._phase not in ("train", "evaluate", BETWEEN):
             return False
-        if getattr(trainer, "stop_agreed", None) is not None:
+        if trainer.stop_agreed is not None:
             _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
             return False  # a save takes all workers
         step, saved = int(trainer.global_step.numpy()), controller.checkpoint_manager.saved_step

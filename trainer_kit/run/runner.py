@@ -12,19 +12,27 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.zero_rate import rate_end_warning
-from trainer_kit.distribution.workers import barrier
-from trainer_kit.held_folder import is_seen_lost
+from trainer_kit.config.zero_learning_rate import rate_end_warning
+from trainer_kit.distribution.collectives import barrier
+from trainer_kit.folder_identity import is_seen_lost
 from trainer_kit.process.run_lock import release_all
-from trainer_kit.run import finish, parts
+from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller
+from trainer_kit.run.final_record import (
+    conclude,
+    explaining,
+    finished_logs,
+    recorded,
+    stopped,
+    was_stopped_at,
+)
 from trainer_kit.run.mode_entries import MODE_ENTRIES, BuiltRun
-from trainer_kit.run.oversight import guard, open_writers, show_activity
+from trainer_kit.run.monitoring import guard, open_writers, show_activity
 from trainer_kit.run.plan import RunOptions, RunPlan, plan_run
 from trainer_kit.run.progress import Progress
+from trainer_kit.run.save_after_error import saved_after_errors
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.training.loops.fuse_choice import choose_loop_form
 from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -104,43 +112,42 @@ def run_experiment(
 
     with progress.stop_signals(config.trainer.preemption_grace_seconds) as signals, contextlib.ExitStack() as stack:
         lock = stack.enter_context(plan.lock(progress))
-        stack.enter_context(finish.explaining())
+        stack.enter_context(explaining())
         shown = show_activity(stack, progress, plan.chief, console)
         with strategy.scope():
-            trainer = parts.build_trainer(plan, task)
+            trainer = assembly.build_trainer(plan, task)
         stack.enter_context(guard(signals, config.trainer, trainer, progress, directory))
         writers = open_writers(stack, progress, shown, plan)
-        history = parts.build_history(plan, writers, trainer)
-        manager = stack.enter_context(parts.build_manager(plan, trainer, writers, history))
+        history = assembly.build_history(plan, writers, trainer)
+        manager = stack.enter_context(assembly.build_manager(plan, trainer, writers, history))
         early, sidecar = (
-            parts.build_early_stopping(plan, history),
-            parts.build_sidecar(plan, lock, trainer, writers, history),
+            assembly.build_early_stopping(plan, history),
+            assembly.build_sidecar(plan, lock, trainer, writers, history),
         )
         stopping = lambda: is_seen_lost(directory.own) or signals.received is not None  # noqa: E731
-        controller = parts.build_controller(plan, trainer, manager, writers, history, early, sidecar, stopping)
+        controller = assembly.build_controller(plan, trainer, manager, writers, history, early, sidecar, stopping)
         progress.follow(controller, trainer)
 
         controller.restore_checkpoint()
         start = _log_start(plan, trainer)
-        reason = parts.reason_to_stop(early, plan, start)
-        if plan.trains and (logs := finish.finished_logs(directory, start, config, plan.evaluates, reason)) is not None:
+        reason = assembly.reason_to_stop(early, plan, start)
+        if plan.trains and (logs := finished_logs(directory, start, config, plan.evaluates, reason)) is not None:
             return trainer.model, logs
-        controller.run.was_stopped = finish.was_stopped_at(directory, start)
+        controller.run.was_stopped = was_stopped_at(directory, start)
         trainer.check_data()
         if warning := rate_end_warning(config.trainer):
             _LOG.warning("%s", warning)
-        fused = choose_loop_form(trainer, config, directory, writers.train_summaries)
         manager.archive_later()
-        known = (directory, config, experiment, mode, records(), trainer.global_step, fused)
-        record = finish.recorded(*known) if writers.history else contextlib.nullcontext()
-        with strategy.scope(), record, finish.saved_after_errors(controller):
+        known = (directory, config, experiment, mode, records(), trainer.global_step)
+        record = recorded(*known) if writers.history else contextlib.nullcontext()
+        with strategy.scope(), record, saved_after_errors(controller):
             if plan.trains:
                 history.begin_at(start, manager)
             with controller.callbacks.around("run"):
                 logs = MODE_ENTRIES[mode](BuiltRun(config, controller, plan.checkpoint, history, sidecar))
-                if run_post_eval and mode != "train_and_post_eval" and not finish.stopped(signals, trainer):
+                if run_post_eval and mode != "train_and_post_eval" and not stopped(signals, trainer):
                     logs = controller.evaluate(steps=config.trainer.validation_steps)
-        finish.conclude(controller, config, directory, signals, writers, mode, logs)
+        conclude(controller, config, directory, signals, writers, mode, logs)
         barrier(strategy)  # no worker is done before the chief is: it could not be started again alone
     return trainer.model, logs
 

@@ -15,6 +15,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.process.run_directory import kept_fuse_steps
 
 _FLAG = "--import_module"
 
@@ -61,7 +62,8 @@ def recorded_config(folder: Path, import_modules: Sequence[str] = ()) -> Experim
     if import_modules or name not in experiments:
         command = (files.read_json(folder / "manifest.json") or {}).get("command")
         discovery.find_experiment(name, import_modules or _modules(command if isinstance(command, list) else []))
-    config = from_yaml((folder / "params.yaml").read_text(encoding="utf-8"), get_experiment(name))
+    text, fuse_steps = (folder / "params.yaml").read_text(encoding="utf-8"), kept_fuse_steps(str(folder)) or 1
+    config = from_yaml(text, get_experiment(name), fuse_steps)
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
     plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
     return config.replace(runtime={key: plain[key] for key in of_run if key in plain and key not in kept})

@@ -14,11 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import with_calls_inlined
+from trainer_kit.telemetry.flops_graph import CALLS, with_calls_inlined
 from trainer_kit.telemetry.model_stats import count_parameters
 
 # Operations whose work is in another function, which the profiler does not look into.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum")
 
@@ -41,7 +40,7 @@ class FlopsResult:
         return f"{self.flops:,} FLOPs" + (f" ({self.problem})" if self.problem else "")
 
 
-def count_flops(model: Callable[..., Any], inputs_spec: Any, report: str | None = None) -> FlopsResult:
+def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     """Counts the operations of one forward pass of `model` on a batch of 1, in inference.
 
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, and the elementwise
@@ -53,28 +52,14 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any, report: str | None 
       model: called with the inputs, and with training=False if it takes that.
       inputs_spec: a tensor spec, or any structure of them, as a data set's `element_spec` for the features. The first
         dimension is taken as 1, the others have to be known.
-      report: local path of a file for the profiler's own account, operation by operation.
     """
     if not getattr(model, "built", True):
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
     try:
         spec = tf.nest.map_structure(_one_example, inputs_spec)
-        return count_traced(_trace(model, spec), report)
+        return _count(with_calls_inlined(_trace(model, spec).graph))
     except Exception as error:
         return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
-
-
-def count_traced(concrete: Any, report: str | None = None) -> FlopsResult:
-    """Counts the operations of one call of a concrete function, as `count_flops` does; raises what TensorFlow raises.
-
-    Args:
-      concrete: what `tf.function(...).get_concrete_function(...)` returns.
-      report: local path of a file for the profiler's own account, operation by operation.
-    """
-    graph = _inlined(concrete).graph
-    if report is not None:
-        _profile(graph, "scope", f"file:outfile={report}")
-    return _count(graph)
 
 
 def _plain(text: str, longest: int = 300) -> str:
@@ -97,36 +82,29 @@ def _trace(model: Callable[..., Any], spec: Any) -> Any:
     return tf.function(forward, autograph=False).get_concrete_function(spec)
 
 
-def _inlined(concrete: Any) -> Any:
-    if any(operation.type in _CALLS for operation in concrete.graph.get_operations()):
-        # The one way to have called functions (a layer with a tf.function, a loaded SavedModel) put in their place.
-        return with_calls_inlined(concrete)
-    return concrete
-
-
 def _takes_training(model: Any) -> bool:
     call = getattr(model, "call", None) or model.__call__
     return "training" in inspect.signature(call).parameters
 
 
 def _count(graph: tf.Graph) -> FlopsResult:
-    node = _profile(graph, "op", "none")
+    node = _profile(graph)
     operations = graph.get_operations()
     # Model Garden teaches the profiler a rule for Einsum when it is imported: the number must not depend on that.
     total = int(node.total_float_ops) - _profiled(node, "Einsum")
     total += sum(_einsum_flops(operation) for operation in operations if operation.type == "Einsum")
-    left_out = Counter(op.type for op in operations if op.type in _CALLS + _CONTROL_FLOW or _is_unknown(op))
+    left_out = Counter(op.type for op in operations if op.type in CALLS + _CONTROL_FLOW or _is_unknown(op))
     if not left_out:
         return FlopsResult(total)
     names = ", ".join(f"{number} {name}" for name, number in sorted(left_out.items()))
     return FlopsResult(total, f"a lower bound, these operations are not counted: {names}")
 
 
-def _profile(graph: tf.Graph, view: str, output: str) -> Any:
-    options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": output}
+def _profile(graph: tf.Graph) -> Any:
+    options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
     with _quiet():
         return tf.compat.v1.profiler.profile(
-            graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd=view, options=options
+            graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd="op", options=options
         )
 
 

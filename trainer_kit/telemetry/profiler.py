@@ -42,18 +42,18 @@ def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True
     window.after(step)
     if window.passed and writes:
         _LOG.info("profile=%s: no trace is written, since the run goes on from step %d", steps, step)
-    trainer.parts.window = window
+    trainer.loop_parts.window = window
     try:
         yield
     finally:
-        trainer.parts.window = NO_WINDOW
+        trainer.loop_parts.window = NO_WINDOW
         window.close()
         if not window.started and not window.passed and writes:
             _LOG.info("profile=%s: no trace is written, since the run ended before step %d", steps, steps.first)
 
 
 def _check(trainer: Any, steps: ProfileSteps) -> None:
-    if not hasattr(trainer, "parts"):
+    if trainer.loop_parts is None:
         what = "a ready-made trainer that is no trainer_kit.training.trainer.Trainer"
     elif isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
         what = "asynchronous training"

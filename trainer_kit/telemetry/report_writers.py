@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.history import JsonLinesWriter
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
 from trainer_kit.telemetry.time_ledger import TimeLedger

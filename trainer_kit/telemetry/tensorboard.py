@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.held_folder import check_held
+from trainer_kit.folder_identity import check_held
 from trainer_kit.telemetry.report import Report
 from trainer_kit.telemetry.scalars import as_scalar
 

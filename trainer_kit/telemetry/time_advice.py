@@ -12,6 +12,7 @@ _SHORT_STEP = 0.5e-3  # seconds; what the host does for each op is a large part 
 _TINY_STEP = 0.2e-3  # seconds; one thread runs a step that is shorter faster than several do
 _SHORT_LOOP = 5e-3  # seconds; a loop takes the host about half a millisecond beside its steps
 _ANEW = ", in a new model_dir"  # a run keeps what it was begun with
+_FUSE = "the trainer.fuse_steps that `trainer-kit doctor fuse` measures"
 _START = 0.5  # the share of the start from which on nothing else can be told
 
 
@@ -81,7 +82,7 @@ def _of_input(times: TimeAccount, settings: RunSettings) -> str:
     head = "input-bound" if share >= times.share("step") else "input"
     spent = f"{head}: {percent(share)} of the time was spent waiting for data"
     if settings.can_fuse and times.seconds["input"] + times.seconds.get("step", 0.0) < _SHORT_STEP * times.steps:
-        return f"{spent}, and steps are short; try trainer.fuse_steps=auto, which takes many batches at once{_ANEW}"
+        return f"{spent}, and steps are short; try {_FUSE}, which takes many batches at once{_ANEW}"
     if settings.in_memory:
         return f"{spent}; try larger batches, or runtime.dataset_num_private_threads"
     first = "" if settings.prefetches else "task.train_data.prefetch_buffer_size=null (0 makes no batch ahead), "
@@ -133,7 +134,7 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
     if each * settings.steps_per_loop < _SHORT_LOOP:
         return f"short loops: {took}; raise trainer.steps_per_loop (now {settings.steps_per_loop})"
     if each < _SHORT_STEP and settings.can_fuse:
-        return f"short steps: {took}; try trainer.fuse_steps=auto{_ANEW}"
+        return f"short steps: {took}; try {_FUSE}{_ANEW}"
     if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:
         return f"short steps: {took}; try runtime.executor=single_threaded{_ANEW}"
     waits = "" if "input" in times.seconds else ", in which what they waited for data cannot be told"

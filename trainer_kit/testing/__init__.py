@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "CLASSES": "testing.tiny",
-    "EXAMPLES": "testing.tiny",
-    "FEATURES": "testing.tiny",
-    "TinyConfig": "testing.tiny",
-    "TinyTask": "testing.tiny",
-    "tiny_arrays": "testing.tiny",
-    "tiny_experiment": "testing.tiny",
+    "CLASSES": "testing.tiny_task",
+    "EXAMPLES": "testing.tiny_task",
+    "FEATURES": "testing.tiny_task",
+    "TinyConfig": "testing.tiny_task",
+    "TinyTask": "testing.tiny_task",
+    "tiny_arrays": "testing.tiny_task",
+    "tiny_experiment": "testing.tiny_task",
     "WRITE_POINTS": "testing.faults",
     "record_points": "testing.faults",
     "stop_at": "testing.faults",
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from trainer_kit.testing.faults import stop_at as stop_at
     from trainer_kit.testing.fork_server import Ended as Ended
     from trainer_kit.testing.fork_server import ForkServer as ForkServer
-    from trainer_kit.testing.tiny import CLASSES as CLASSES
-    from trainer_kit.testing.tiny import EXAMPLES as EXAMPLES
-    from trainer_kit.testing.tiny import FEATURES as FEATURES
-    from trainer_kit.testing.tiny import TinyConfig as TinyConfig
-    from trainer_kit.testing.tiny import TinyTask as TinyTask
-    from trainer_kit.testing.tiny import tiny_arrays as tiny_arrays
-    from trainer_kit.testing.tiny import tiny_experiment as tiny_experiment
+    from trainer_kit.testing.tiny_task import CLASSES as CLASSES
+    from trainer_kit.testing.tiny_task import EXAMPLES as EXAMPLES
+    from trainer_kit.testing.tiny_task import FEATURES as FEATURES
+    from trainer_kit.testing.tiny_task import TinyConfig as TinyConfig
+    from trainer_kit.testing.tiny_task import TinyTask as TinyTask
+    from trainer_kit.testing.tiny_task import tiny_arrays as tiny_arrays
+    from trainer_kit.testing.tiny_task import tiny_experiment as tiny_experiment
 
 
 def __getattr__(name: str) -> Any:

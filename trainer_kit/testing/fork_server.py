@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from trainer_kit.errors import UsageError
-from trainer_kit.testing.multiprocessing_internals import stop_fork_server
 
 TRAIN = "train"
 _PRELOADED = "trainer_kit.testing.preloaded"
@@ -102,6 +101,7 @@ class ForkServer:
     """
 
     _needed: ClassVar[list[str]] = []  # what the server has imported of what was needed
+    _runs: ClassVar[bool] = False  # whether the server was started here
 
     def __init__(self, preload: Sequence[str] = (), *, needs: Sequence[str] = ()) -> None:
         self._preload, self._needs = [_PRELOADED, *preload], needs
@@ -114,10 +114,12 @@ class ForkServer:
         self._context = multiprocessing.get_context("forkserver")
         if missing := [name for name in self._needs if name not in self._needed]:
             self._needed.extend(missing)
-            stop_fork_server()
+            if self._runs:
+                _end_server(self._context)
         self._context.set_forkserver_preload([*self._preload, *self._needed])
         with _quiet_tensorflow():
             forkserver.ensure_running()
+        ForkServer._runs = True
         return self
 
     def __exit__(
@@ -190,6 +192,23 @@ def _run(output: str, folder: str | None, function: str | Callable[..., Any], ar
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = train if isinstance(function, str) else function
     chosen(*arguments)
+
+
+def _end_server(context: Any) -> None:
+    """Ends the fork server of this process; multiprocessing sees its end, and starts another for the next child."""
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_tell_parent, args=(there,))
+    child.start()
+    there.close()
+    server = here.recv()
+    child.join()
+    os.kill(server, signal.SIGTERM)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # multiprocessing itself asks for the exit code
+
+
+def _tell_parent(pipe: Any) -> None:
+    """In a child: tells the process that has forked it, which is the server."""
+    pipe.send(os.getppid())
 
 
 @contextlib.contextmanager

@@ -9,5 +9,11 @@ from trainer_kit.process.gc_freeze import gc_frozen
 
 defer_imports()
 with gc_frozen():
-    for _module in ("tensorflow", "keras", "trainer_kit.run.launcher", "trainer_kit.train", "trainer_kit.testing.tiny"):
+    for _module in (
+        "tensorflow",
+        "keras",
+        "trainer_kit.run.launcher",
+        "trainer_kit.train",
+        "trainer_kit.testing.tiny_task",
+    ):
         importlib.import_module(_module)

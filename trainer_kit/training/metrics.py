@@ -92,6 +92,23 @@ class MetricSet:
         return [*(name for name in found if name != self.loss.name), self.loss.name]
 
 
+def training_metrics(task: Any, model: Any, *, wanted: bool) -> MetricSet:
+    """Returns the metrics of training: the task's and those of a compiled model; in strategy scope.
+
+    Args:
+      task: what is learned.
+      model: of the task.
+      wanted: whether there will be training; if not, the set is empty but for the loss.
+    """
+    return MetricSet("training_loss", [*task_metrics(task, True), *model_metrics(model)] if wanted else [])
+
+
+def validation_metrics(task: Any, model: Any, *, wanted: bool) -> MetricSet:
+    """Returns the metrics of evaluation, with the loss summed up exactly; see `training_metrics`."""
+    found = [*task_metrics(task, False), *model_metrics(model)] if wanted else []
+    return MetricSet("validation_loss", found, exact=True)
+
+
 def model_metrics(model: Any) -> list[Any]:
     """Returns the metrics that a compiled model has, without the tracker of its loss."""
     return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]

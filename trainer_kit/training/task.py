@@ -17,7 +17,7 @@ from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import TrainerKitError, UsageError, add_note
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.source import Source
+from trainer_kit.inputs.sources.base import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.process.error_report import described_values

@@ -9,50 +9,47 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import keras
 import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.config.schema.evaluation import validation_sets
-from trainer_kit.distribution.batches import tell_uneven_batch
-from trainer_kit.distribution.datasets import distribute_dataset, has_plain_iterator, with_threads
 from trainer_kit.distribution.executor import executor
-from trainer_kit.distribution.replica_values import ReplicasState, put_replica_values, replica_values
+from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.distribution.replicas import local_tensors, run_options
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.dataset_iterator import DatasetIterator
-from trainer_kit.inputs.records import damage_in
-from trainer_kit.inputs.stacking import tell_of_stacks
-from trainer_kit.inputs.train_data import TrainData, open_whole
+from trainer_kit.inputs.dataset_iterator import no_batch
+from trainer_kit.inputs.fused_batches import tell_of_stacks
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.train_data import TrainData
+from trainer_kit.optimizers.factory import build_optimizers
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
-from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables
-from trainer_kit.training.async_workers import AsyncWorkers
-from trainer_kit.training.checks import check_model, check_sections
+from trainer_kit.optimizers.moving_average import create_average
+from trainer_kit.training.checks.batch_spec import batch_described, build_model
+from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
+from trainer_kit.training.checks.method_signatures import check_methods
+from trainer_kit.training.checks.model_and_config import check_model, check_sections, tell_dropped_assertions
 from trainer_kit.training.evaluator import Evaluator
-from trainer_kit.training.first_batch import batch_described, build_model
-from trainer_kit.training.loops.batch_first import writes_after
-from trainer_kit.training.loops.fused_loop import FusedLoop, not_compiled
-from trainer_kit.training.loops.loop_forms import OR_NOT, TrainLoops
+from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
+from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
+from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
-from trainer_kit.training.metrics import MetricSet, model_metrics, task_metrics, to_numpy
-from trainer_kit.training.signatures import check_methods
-from trainer_kit.training.state_keeping import StateKeeping
-from trainer_kit.training.stop_flag import StopFlag
+from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
+from trainer_kit.training.parts.state_search import StateSearch
+from trainer_kit.training.parts.task_attributes import TaskAttributes, has_own_state
+from trainer_kit.training.parts.task_inputs import TaskInputs
+from trainer_kit.training.parts.validation_sets import shared_sets
 from trainer_kit.training.task import step_loss
 
 _LOG = logging.getLogger(__name__)
-LOOK_EVERY = 5  # steps between looks at the weights where loops are shorter
-_SOUND = "trainer_kit/sound"  # what a loop returns beside its logs
 
 
-class Trainer(StateKeeping, TrainLoops, Evaluator):
+class Trainer(Evaluator):
     """Trains and evaluates a task. To be made in the scope of its strategy.
 
     Args:
@@ -66,12 +63,19 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
       validation_dataset: the same for evaluation, or a dict of such by name; each evaluation starts it anew.
       checkpoint_exporter: keeps the best checkpoint; has `maybe_export_checkpoint` and `best_ckpt_logs`.
 
+    Attributes:
+      inputs_class: the class that opens the data of the task.
+      inputs: of that class.
+      data: the training data.
+      loop_parts: runs the loops, and splits them where something is done between two steps.
+
     Raises:
       AttributeError: when the config lacks a section that is needed.
       UsageError: when the model has no variables, or XLA is asked for where it cannot be.
       TrainerKitError: when a method of the task does not take what it is called with.
     """
 
+    inputs_class: Any = TaskInputs
     between_steps = True  # False while a loop runs: an error may then come from the middle of a step
 
     def __init__(
@@ -87,33 +91,54 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         checkpoint_exporter: Any = None,
     ) -> None:
         check_sections(config, train and train_dataset is None, evaluate and validation_dataset is None)
-        self._strategy = tf.distribute.get_strategy()
-        self._config, self._task, self._model, self._optimizer = config, task, model, optimizer
-        self._checkpoint_exporter, self.trains, self._evaluates = checkpoint_exporter, train, evaluate
-        self._global_step = self._new_global_step()
         check_methods(task, train, evaluate)
         build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
-        check_model(model, config.runtime, self._strategy)
-        self._build_optimizers()
-        self._average = self._moving_average()
-        trained, own = (model, optimizer, self._average, task), model_metrics(model)
-        self.state = TrainState(self._global_step, *trained, getattr(config.runtime, "random_seed", 0))
-        self._train_set = MetricSet("training_loss", task_metrics(task, True) + own if train else [])
+        check_model(model, config.runtime, tf.distribute.get_strategy())
+        self.trains, self._optimizer = train, optimizer
+        global_step = self._global_step = self._new_global_step()
+        self._build_optimizers(model)
+        self._average = self._moving_average(config, model)
+        seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
+        state = TrainState(global_step, model, optimizer, self._average, task, seed)
+        state.step_state.roots["trainer"] = self
+        self._train_set = self._training_metrics(task, model)
+        evaluated = validation_metrics(task, model, wanted=evaluate)
+        self.inputs = self.inputs_class(config, task, self.distribute_dataset)
+        super().__init__(
+            config,
+            task,
+            model,
+            global_step=global_step,
+            state=state,
+            average=self._average,
+            sets=shared_sets(self.inputs.validation_feeds(validation_dataset), task, model, evaluated, config.trainer),
+            search=self._search_in(state, exact),
+            values=TaskAttributes(task, trains=train, required=exact),
+            checkpoint_exporter=checkpoint_exporter,
+        )
+        self.evaluates = evaluate
+        self._begin_training(train_dataset)
+
+    def _begin_training(self, train_dataset: Any) -> None:
+        """Makes the data and what the loop is made of; last, because both look at the rest of the trainer."""
+        config = self.config
         self.data = self._open_data(train_dataset)
         self._keep_run_state()
-        self.init_state_keeping(self.has_own_loop, type(self).train is not Trainer.train)
-        eval_metrics = task_metrics(task, False) + own if evaluate else []
-        self.init_evaluation(eval_metrics, self._validation_feeds(validation_dataset))
-        self.stop_flag = StopFlag(self._strategy)
         self._run_options = run_options(config.runtime)
-        self._guarded = train and getattr(config.trainer, "recovery_max_trials", 0) >= 0
-        self.parts = LoopParts(lambda: int(self._global_step.numpy()), self.on_first_step)
+        self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
+        self._finite_weights = FiniteWeights(
+            self.state, self._global_step, getattr(config.trainer, "steps_per_loop", 1)
+        )
+        self.loop_parts = LoopParts(lambda: int(self._global_step.numpy()), self._first_step_done)
+        self.input_seconds: float | None = None
         self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
         self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
         self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
-        self._workers = AsyncWorkers(self._strategy)
-        self.init_train_loops(getattr(config.trainer, "fuse_steps", 1) if train else 1)
+        self._train_loop: Any = None
+        self._fuse_steps, self._stack = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1, Stack()
+        check_fusing(self._fuse_steps, self)
+        self.data.put_in_stacks(self._fuse_steps)
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -125,34 +150,9 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
     # ---- what it is made of
 
     @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """The strategy in whose scope this trainer was made."""
-        return self._strategy
-
-    @property
-    def config(self) -> Any:
-        """The experiment's config."""
-        return self._config
-
-    @property
-    def task(self) -> Any:
-        """The task."""
-        return self._task
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        return self._model
-
-    @property
     def optimizer(self) -> Any:
         """The optimizer, a dict of them, or None."""
         return self._optimizer
-
-    @property
-    def global_step(self) -> tf.Variable:
-        """int64 scalar: training iterations done, whatever the number of optimizers."""
-        return self._global_step
 
     @property
     def train_loss(self) -> Any:
@@ -165,27 +165,47 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         return self._train_set.metrics
 
     @property
-    def checkpoint(self) -> tf.train.Checkpoint:
-        """All that a checkpoint of the run holds."""
-        return self.state.checkpoint
-
-    @property
     def train_dataset(self) -> Any:
         """The training data, made when first needed; setting it takes effect with the next loop.
 
-        With fused steps an element is (how many, batches), of inputs.stacking; what is set comes in batches as ever.
+        With fused steps an element is (how many, batches), of inputs.fused_batches; a dataset that is set has batches.
         """
         return self.data.feed.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
-        if self._fuse_steps > 1 and (problem := self.problem_of_fusing()):
-            raise UsageError(f"trainer.fuse_steps={self._fuse_steps}: {problem}; {OR_NOT}")
+        check_fusing(self._fuse_steps, self)
 
-    def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
-        self.state.run_state.add(name, get, put)
+    @property
+    def fuse_steps(self) -> int:
+        """How many training steps are one program of XLA; 1: none is."""
+        return self._fuse_steps
+
+    @property
+    def current_loop(self) -> TrainLoop | FusedLoop | None:
+        """The training loop that runs, or ran last; None where it is not one of ours."""
+        return self._train_loop if isinstance(self._train_loop, (TrainLoop, FusedLoop)) else None
+
+    @property
+    def tracing_seconds(self) -> float:
+        """The seconds that the last loop took to begin a trace and to write it."""
+        return self.loop_parts.tracing
+
+    @property
+    def first_step_at(self) -> float:
+        """The time.perf_counter() when the first step of the newest loop function was done; 0 before."""
+        return self.loop_parts.ready_at
+
+    @property
+    def saves_position(self) -> bool:
+        """Whether checkpoints hold the state of the data's iterator."""
+        return bool(self.data.saves_position)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether the training data is in memory."""
+        return isinstance(self.data.made, ArraySource)
 
     @property
     def has_own_loop(self) -> bool:
@@ -196,18 +216,20 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         """Raises DataError when a dataset is known to be empty, or not to end; to be called after the restore."""
         if self.trains:
             self.data.feed.check_not_empty()
-        if self._evaluates:
-            self.check_validation_data()
+        if self.evaluates:
+            self.validation.check(self.config.trainer.validation_steps)
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
-        self.watch_values()
+        self._search.watch_variables()
         self.task.initialize(self.model)
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
         """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
-        self.prepare_save(quiet=self.stop_requested)
+        self._search.keep_what_changed()
+        if not self.stop_requested:  # a run that is stopped has to save in any case
+            self._task_attributes.report()
         self.state.run_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
@@ -222,23 +244,11 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
         if path is not None:
-            self.watch_values()
-        if self.trains and self.has_own_loop:  # whose graph is not known
-            self.look_into(None)
+            self._search.watch_variables()
+        self._search.restored()
         self.sound, self.data_ended = None, False
 
     # ---- training
-
-    def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns a dataset distributed over the replicas.
-
-        Args:
-          dataset_or_fn: a tf.data.Dataset in global batches, or a function that returns one in batches for one
-            replica; the function may have an argument `input_context`.
-          *args: for the function.
-          **kwargs: for the function.
-        """
-        return self._workers.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
 
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
@@ -253,54 +263,64 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         iterator = self.data.iterator()
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = None
-        self.look_at_python_state()  # at what actions have changed
+        self._task_attributes.look()  # at what actions have changed
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         self.between_steps = False
         described = batch_described("task.train_data", spec, self.task, self.model)
-        with described, self._end_of_loop_told(), executor(self.config.runtime):
-            if not isinstance(loop, (TrainLoop, FusedLoop)):
+        refusals = reporting_refusal(self._fuse_steps)
+        with described, self._ended_with_data(), self.data.reporting_damage(), refusals, executor(self.config.runtime):
+            if isinstance(loop, (TrainLoop, FusedLoop)):
+                if not self._search.is_done:
+                    self._search.look_into(graph := loop.graph(iterator))
+                    if self._fuse_steps > 1:
+                        tell_dropped_assertions(graph)
+                        tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
+                self._run_in_parts(loop, iterator, num_steps)
+            else:
                 if self.has_own_loop:
                     self._train_set.reset()  # our own loops do so inside the graph
                 loop(iterator, num_steps)
-            else:
-                if not self._looked_into:
-                    self.look_into(loop.graph(iterator))
-                    if self._fuse_steps > 1:
-                        tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
-                self._run_in_parts(loop, iterator, num_steps)
         self.between_steps = True
-        self.look_at_python_state()
+        self._task_attributes.look()
         return self.train_loop_end()
 
     def _run_in_parts(self, loop: TrainLoop | FusedLoop, iterator: Any, num_steps: Any) -> None:
-        self.loop_steps, self._results.train = self.parts.run(loop, iterator, num_steps, not self.cut_short)
-        self.input_seconds = self.parts.waited
+        self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.cut_short)
+        self.input_seconds = self.loop_parts.waited
         self.cut_short = 0 < self.loop_steps < int(num_steps)
 
     @contextlib.contextmanager
-    def _end_of_loop_told(self) -> Iterator[None]:
-        """The end of the data ends a loop, and an error of damaged data says so."""
+    def _ended_with_data(self) -> Iterator[None]:
+        """The data may end inside: what was done is done, and only global_step tells how much."""
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            self._end_of_data()
-        except tf.errors.OpError as error:
-            read = (self.data.made, self.data.feed.dataset)
-            self.data.feed.forget()  # the state of an iterator that has failed may hold the failure
-            if damage := damage_in(error, *read) or not_compiled(error, self._fuse_steps):
-                raise damage from error
-            raise
+            self.loop_steps, self.data_ended = None, True
+            self.data.feed.forget()
+            if int(self._global_step.numpy()) == 0:
+                raise DataError(no_batch("train_data")) from None
 
     def create_train_loop_fn(self) -> Any:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
-        loop = self.loop_of(self._fuse_steps)
-        if not self._workers.are_there:
-            return loop
-        if loop.whole is None:
-            raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
-        return lambda iterator, num_steps: self._workers.coordinator.schedule(
-            loop.whole.function, args=(iterator, num_steps, tf.constant(True))
+        if self._workers.are_there:
+            return self._workers.scheduled(self._new_loop().whole)
+        return self._new_loop()
+
+    def _new_loop(self) -> TrainLoop | FusedLoop:
+        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag.variable)
+        if self._fuse_steps > 1:
+            return FusedLoop(*parts, self._stack, self._fuse_steps)
+        return TrainLoop(
+            *parts,
+            after_step=lambda: self.stop_flag.agree(self._global_step),
+            use_tf_function=self.config.trainer.train_tf_function,
+            use_tf_while_loop=self.config.trainer.train_tf_while_loop,
+            exact_waits=self.config.runtime.executor != "default",
         )
+
+    def forget_train_loop(self) -> None:
+        """Has the training loop traced again, because something it was traced with has changed."""
+        self._train_loop = None
 
     def train_loop_begin(self) -> None:
         """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
@@ -308,9 +328,9 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
         self.join()
-        found, self._results.train = self._results.train, None
+        found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
-        self.sound = {1: True, 0: False}.get(int(results.pop(_SOUND, -1)))
+        self.sound = pop_finite(results)
         return dict(results)
 
     @tf.autograph.experimental.do_not_convert
@@ -337,10 +357,48 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
         self._train_set.update_loss(step_loss(self.task, logs))
 
-    # ---- how it is done
+    def next_batch(self) -> Any:
+        """Takes the next batch out of the training data; eager, on the host."""
+        iterator = self.data.iterator()
+        return self._stack.next_batch(iterator) if self._fuse_steps > 1 else next(iterator)
+
+    def is_out_of_data(self) -> bool:
+        """Whether the training data has ended, which a loop may have kept to itself; takes a batch if it has not.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
+        with self._ended_with_data():
+            next(self.data.iterator())
+        return self.data_ended
+
+    def problem_of_fusing(self) -> str:
+        """Returns why training steps cannot be one program of XLA, as far as that is known before they are tried."""
+        own = type(self).__name__ if self.has_own_loop else ""
+        return problem_of_fusing(self.config, self._strategy, self.data.feed.given, own)
+
+    # ---- what it is made from; a subclass may have other parts
 
     def _new_global_step(self) -> Any:
         return orbit.utils.create_global_step()
+
+    def _build_optimizers(self, model: Any) -> None:
+        build_optimizers(self._optimizer, model.trainable_variables)
+
+    def _moving_average(self, config: Any, model: Any) -> Any:
+        return create_average(model, config.trainer.optimizer_config.ema)
+
+    def _training_metrics(self, task: Any, model: Any) -> Any:
+        return training_metrics(task, model, wanted=self.trains)
+
+    def _search_in(self, state: TrainState, required: bool) -> StateSearch:
+        own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
+        return StateSearch(state, self._without_state, required=required, trains=self.trains, **own)
+
+    def _open_data(self, given: Any) -> TrainData:
+        return self.inputs.train_data(self._global_step, given)
+
+    # ---- how it is done
 
     def _keep_run_state(self) -> None:
         """Puts into every checkpoint what is no variable."""
@@ -348,76 +406,27 @@ class Trainer(StateKeeping, TrainLoops, Evaluator):
         parts.add("data", self.data.state, self.data.put_state)
         parts.add("metrics", self._metrics_state, self._put_metrics_state)
         parts.add("learning rates", rates.state, rates.restore)
-        of_model = ReplicasState(lambda: self.model.variables, self._strategy)
-        parts.add("replicas", of_model.state, of_model.restore)
-        others = ReplicasState(lambda: self.state.other_variables, self._strategy)
-        parts.add("replicas of other variables", others.state, others.restore)
+        self.state.keep_replicas(self._strategy)
+        if has_own_state(self.task):
+            restore = self.task.restore
+            parts.add("task", self.task.state, lambda state: None if state is None else restore(state))
 
-    def _build_optimizers(self) -> None:
-        optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
-        for optimizer in optimizers:
-            if isinstance(optimizer, keras.Optimizer) and not optimizer.built:
-                optimizer.build(self._model.trainable_variables)
+    def _without_state(self) -> list[Any]:
+        """Returns variables that the steps write to and no checkpoint has to hold: metrics are reset, and so on."""
+        of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
+        metrics = [*of_model, *self._train_set.variables(), *self.validation.metric_variables()]
+        return [*metrics, *self.stop_flag.variables, self.evaluated_batches]
 
-    def _moving_average(self) -> Any:
-        config = self._config.trainer.optimizer_config.ema
-        return MovingAverage(averaged_variables(self._model, config), config) if config is not None else None
-
-    def _open_data(self, given: Any) -> TrainData:
-        return self._data_of(self.task, lambda: self.config.task.train_data, self._global_step, given)
-
-    def _data_of(self, task: Any, params: Callable[[], Any], steps: tf.Variable, given: Any) -> TrainData:
-        """Returns the data that `task` is trained on, of which each of so many `steps` has taken a batch."""
-        return TrainData(
-            lambda open_at: self._task_data(params(), open_at, task.build_inputs),
-            lambda: int(steps.numpy()),
-            given,
-            one_iterator=has_plain_iterator(self._strategy),
-            deterministic_ops=getattr(self.config.runtime, "deterministic_ops", False),
-            require_exact=getattr(self.config.trainer, "require_exact_resume", False),
-        )
-
-    def _validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:
-        sets = validation_sets(self._config.task)
-        if isinstance(given, Mapping):
-            sets = {**dict.fromkeys(given), **{name: data for name, data in sets.items() if name}}
-        given = given if isinstance(given, Mapping) else {"": given}
-        return {name: self._validation_feed(name, data, given.get(name)) for name, data in sets.items()}
-
-    def _validation_feed(self, name: str, data: Any, given: Any, build_inputs: Any = None) -> DatasetIterator:
-        section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
-
-        def make() -> Any:
-            path = f"task.{section}.global_batch_size"
-            with tell_uneven_batch(getattr(data, "global_batch_size", 0), replicas, path):
-                return self._task_data(data, self._open_validation, build_inputs)
-
-        return DatasetIterator(section, make, given)
-
-    def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
-        return open_whole(build_inputs, params, input_context)
-
-    def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
-        def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-            opened = open_data(build_inputs or self.task.build_inputs, params, input_context)
-            return with_threads(opened, self.config.runtime)
-
-        return self.distribute_dataset(dataset_fn)
+    def _first_step_done(self) -> None:
+        self._search.first_step_done()
+        self._task_attributes.first_step_done()
 
     @tf.autograph.experimental.do_not_convert
     def _train_results(self) -> dict[str, Any]:
         results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
         if self._guarded:
-            results[_SOUND] = self._look()
+            results |= self._finite_weights.result()
         return results
-
-    @tf.autograph.experimental.do_not_convert
-    def _look(self) -> tf.Tensor:
-        """Whether all weights are finite, 1 or 0; -1 between the looks of very short loops, where each would cost."""
-        if self.config.trainer.steps_per_loop >= LOOK_EVERY:
-            return tf.cast(self.state.finite(), tf.int32)
-        due = tf.equal(self._global_step % LOOK_EVERY, 0)
-        return tf.cond(due, lambda: tf.cast(self.state.finite(), tf.int32), lambda: tf.constant(-1))
 
     def _metrics_state(self) -> Any:
         return replica_values(self._train_set.variables(), self._strategy) if self.cut_short else None

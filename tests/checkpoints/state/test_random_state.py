@@ -49,6 +49,13 @@ def test_the_process_generators_are_made_from_the_seed_unless_there_are_some() -
     assert process_generators(6)["keras"] is found["keras"]
 
 
+def test_tensorflows_generator_comes_from_the_seed_when_there_is_none() -> None:
+    expected = tf.random.Generator.from_seed(5).state.numpy().tolist()
+    for _ in range(2):
+        tf.random.set_global_generator(None)
+        assert process_generators(5)["tensorflow"].numpy().tolist() == expected
+
+
 def test_a_run_replaces_the_generators_that_one_on_other_replicas_has_left() -> None:
     def mirrored() -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())

@@ -21,8 +21,8 @@ from trainer_kit.checkpoints.state.restore import restore
 from trainer_kit.checkpoints.state.step_state import saved_section
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import ForkServer, tiny_experiment
-from trainer_kit.testing.tiny import FEATURES, TinyTask
-from trainer_kit.training.python_state import PlainValues
+from trainer_kit.testing.tiny_task import FEATURES, TinyTask
+from trainer_kit.training.parts.task_attributes import PlainValues
 from trainer_kit.training.trainer import Trainer
 
 FORMS: dict[str, tuple[list[str], int, dict[str, Any]]] = {

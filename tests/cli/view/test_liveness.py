@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from trainer_kit.cli.view.liveness import SILENT_AFTER, Pulse, Pulses, pulse_text
-from trainer_kit.cli.view.run_state import Process
+from trainer_kit.cli.view.run_status import Process
 
 
 class _Clocks:

@@ -12,8 +12,8 @@ import tf_keras
 from official.core import base_task, config_definitions, task_factory
 from official.modeling import performance
 
-from trainer_kit.checkpoints.creation import create_manager
 from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.manager_creation import create_manager
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
 

@@ -8,37 +8,17 @@ from typing import Any
 
 import pytest
 from official.common import distribute_utils
-from official.common import flags as their_flags
 from official.core import actions as their_actions
 from official.core import base_trainer, train_lib, train_utils
 
+from trainer_kit.compat import model_garden
 from trainer_kit.compat.model_garden.actions import actions, best_checkpoint
-from trainer_kit.compat.model_garden.config import flags, parsing
-from trainer_kit.compat.model_garden.files import gin_record, results
-from trainer_kit.compat.model_garden.training import model_stats, nested_logs, optimizers, runner, strategy, trainer
+from trainer_kit.compat.model_garden.config import parsing
+from trainer_kit.compat.model_garden.training import runner, trainer
 
-FUNCTIONS = {
-    train_utils: {
-        nested_logs: ["get_leaf_nested_dict", "cast_leaf_nested_dict"],
-        results: ["write_json_summary", "write_summary", "remove_ckpts", "read_global_step_from_checkpoint"],
-        model_stats: ["write_model_params", "try_count_params", "try_count_flops"],
-        gin_record: ["save_gin_config"],
-        best_checkpoint: ["BestCheckpointExporter", "maybe_create_best_ckpt_exporter"],
-        optimizers: ["create_optimizer"],
-        parsing: ["ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"],
-        trainer: ["create_trainer"],
-    },
-    base_trainer: {trainer: ["Trainer"]},
-    train_lib: {runner: ["OrbitExperimentRunner", "run_experiment"]},
-    distribute_utils: {strategy: ["get_distribution_strategy", "configure_cluster", "get_strategy_scope"]},
-    their_flags: {flags: ["define_flags"]},
-    their_actions: {
-        actions: [
-            *("PruningAction", "EMACheckpointing", "RecoveryAction", "RecoveryCondition"),
-            *("get_train_actions", "get_eval_actions"),
-        ]
-    },
-}
+MODULES = (base_trainer, train_lib, distribute_utils, their_actions, train_utils)
+# Public names of those modules that only Model Garden's own code uses.
+NOT_OFFERED = {"DummyContextManager", "get_runtime_options", "tpu_initialize"}
 METHODS = {
     parsing.ExperimentParser: (
         train_utils.ExperimentParser,
@@ -68,16 +48,19 @@ METHODS = {
             *("best_ckpt_logs", "best_ckpt_logs_path", "best_ckpt_path"),
         ],
     ),
-    actions.PruningAction: (their_actions.PruningAction, ["__call__"]),
     actions.EMACheckpointing: (their_actions.EMACheckpointing, ["__call__"]),
     actions.RecoveryCondition: (their_actions.RecoveryCondition, ["__call__"]),
     actions.RecoveryAction: (their_actions.RecoveryAction, ["__call__"]),
 }
+OFFERED = [
+    (module, name)
+    for module in MODULES
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", "") == module.__name__ and name[0] != "_" and name not in NOT_OFFERED
+]
 NAMED = [
-    (f"{ours.__name__.rpartition('.')[2]}.{name}", getattr(ours, name), getattr(theirs, name))
-    for theirs, modules in FUNCTIONS.items()
-    for ours, names in modules.items()
-    for name in names
+    (f"{theirs.__name__.rpartition('.')[2]}.{name}", getattr(model_garden, name), getattr(theirs, name))
+    for theirs, name in OFFERED
 ] + [
     (f"{ours.__name__}.{name}", getattr(ours, name), getattr(theirs, name))
     for ours, (theirs, names) in METHODS.items()

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.training.loops.counting_step import Counter
-from trainer_kit.inputs.stacking import stacked
+from trainer_kit.inputs.fused_batches import stacked
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, not_compiled, refusal_of_xla
 
 

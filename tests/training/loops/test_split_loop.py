@@ -40,9 +40,9 @@ def test_the_first_step_of_a_new_loop_is_a_call_of_its_own_and_the_next_loops_ar
     loop, numbers = _Loop(), iter(range(100))
     parts, _ = _parts(loop)
     assert parts.ready_at == 0.0
-    assert parts.run(loop, numbers, 5, True) == (5, sum(range(5)))
+    assert (parts.run(loop, numbers, 5, True), parts.results) == (5, sum(range(5)))
     ready_at = parts.ready_at
-    assert parts.run(loop, numbers, 5, True) == (5, sum(range(5, 10)))
+    assert (parts.run(loop, numbers, 5, True), parts.results) == (5, sum(range(5, 10)))
     assert loop.calls == [(1, True), (4, False), (5, True)]
     assert ready_at == parts.ready_at > 0
     other = _Loop()
@@ -55,7 +55,7 @@ def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
     loop = _Loop()
     loop.fuse_steps = 4
     parts, _ = _parts(loop)
-    assert parts.run(loop, iter(range(100)), 10, True) == (10, sum(range(10)))
+    assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (10, sum(range(10)))
     assert loop.calls == [(4, True), (6, False)]
 
 
@@ -64,7 +64,8 @@ def test_a_window_changes_no_result_and_is_traced_to_the_step(window: tuple[int,
     plain, traced = _Loop(), _Loop()
     runs = [(loop, iter(range(100)), *_parts(loop, *steps)) for loop, steps in ((plain, ()), (traced, window))]
     results = [
-        [parts.run(loop, numbers, 5, fresh) for fresh in (True, True, False)] for loop, numbers, parts, _ in runs
+        [(parts.run(loop, numbers, 5, fresh), parts.results) for fresh in (True, True, False)]
+        for loop, numbers, parts, _ in runs
     ]
     assert results[0] == results[1]
     assert runs[1][3] == [number for number in (window[0] - 1, window[1]) if number <= 15]
@@ -74,7 +75,7 @@ def test_a_window_changes_no_result_and_is_traced_to_the_step(window: tuple[int,
 def test_a_loop_that_stops_in_a_part_gets_no_further_call() -> None:
     loop = _Loop(stop=4)
     parts, at = _parts(loop, 3, 5)
-    assert parts.run(loop, iter(range(100)), 10, True) == (4, sum(range(4)))
+    assert (parts.run(loop, iter(range(100)), 10, True), parts.results) == (4, sum(range(4)))
     assert loop.calls == [(1, True), (1, False), (3, False)]
     assert at == [2]
 

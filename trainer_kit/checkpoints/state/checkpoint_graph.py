@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf import descriptor_pool, message_factory
 
-from trainer_kit.distribution.tensorflow_internals import object_graph
-from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.errors import StorageError, TrainerKitError, UsageError
 
 _GRAPH, _ATTRIBUTES = "_CHECKPOINTABLE_OBJECT_GRAPH", "/.ATTRIBUTES/"
 _SUFFIX = f"{_ATTRIBUTES}VARIABLE_VALUE"
 _BOOKKEEPING = ("save_counter", _GRAPH)
 ROOT = 0  # its node
+_MESSAGE = "tensorflow.TrackableObjectGraph"  # the public name of the format; its Python module is not public
 
 
 class CheckpointGraph:
@@ -94,6 +95,22 @@ class CheckpointGraph:
             seen |= new
             waiting += new
         return {key for one in seen if (key := self._keys[one]) is not None}
+
+
+def object_graph(serialized: bytes) -> Any:
+    """Returns the objects that a checkpoint was made of; its `nodes` have children and attributes. On the host.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not register the message: no checkpoint could be compared with a run.
+    """
+    try:
+        descriptor = descriptor_pool.Default().FindMessageTypeByName(_MESSAGE)
+    except KeyError as error:
+        raise TrainerKitError(
+            f"TensorFlow {tf.__version__} does not show what is in its checkpoints ({error}); use the TensorFlow of "
+            "requirements.lock"
+        ) from error
+    return message_factory.GetMessageClass(descriptor).FromString(serialized)
 
 
 def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
         return
     seen.add(id(graph))
     yield graph
-    for called in functions_called(graph):
+    for called in functions_called(graph).values():
         yield from _graphs(called, seen)
 
 

@@ -6,14 +6,14 @@ them. Keras' global seed generator and TensorFlow's global generator belong to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.distribution.keras_internals import global_seed_generator, set_global_seed_generator
-from trainer_kit.distribution.tensorflow_internals import global_generator, plain_node_class
+from trainer_kit.distribution.tensorflow_internals import plain_node_class
 
 _KINDS = (
     *(tf.Variable, tf.Module, tf.random.Generator, plain_node_class()),
@@ -31,10 +31,26 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
         keras_generator = keras.random.SeedGenerator()
         set_global_seed_generator(keras_generator)
-    generator = global_generator()
+    generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
         tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
     return {"keras": keras_generator.state.value, "tensorflow": tf.random.get_global_generator().state}
+
+
+def _global_generator() -> tf.random.Generator | None:
+    """Returns the global generator that is set; None if there was none, or TensorFlow has just made a random one."""
+    made = []
+
+    def note(create: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+        made.append(create(**keywords))
+        return made[-1]
+
+    try:
+        with tf.variable_creator_scope(note):
+            generator = tf.random.get_global_generator()
+    except RuntimeError:  # op determinism is enabled, which forbids random seeds
+        return None
+    return None if made else generator
 
 
 def _is_of_another_strategy(variable: Any) -> bool:

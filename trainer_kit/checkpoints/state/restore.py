@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, missing_objects, readable
+from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, missing_objects, object_graph, readable
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.step_state import saved_section
@@ -25,7 +25,6 @@ from trainer_kit.checkpoints.state.variables import (
     model_variables,
     optimizer_variables,
 )
-from trainer_kit.distribution.tensorflow_internals import object_graph
 from trainer_kit.errors import StorageError, UsageError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainer_kit.checkpoints.state.restore import (
 from trainer_kit.checkpoints.state.run_state import RunState
 from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
 from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
+from trainer_kit.distribution.replica_values import ReplicasState
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import UsageError
 
@@ -50,6 +52,7 @@ class TrainState:
       checkpoint: all of it.
       run_state: takes further parts, before the restore.
       loose: the names of the further parts.
+      in_use: a lock, held while variables have other values for an evaluation; a late save comes from another thread.
 
     Raises:
       UsageError: when a further part has a name of the state's own.
@@ -66,6 +69,7 @@ class TrainState:
         items: Mapping[str, Any] | None = None,
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
+        self.in_use = threading.RLock()
         self.run_state, self.step_state = RunState(), StepState({"task": task, "model": model})
         self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
         evaluated = {
@@ -103,6 +107,13 @@ class TrainState:
         return weights_checkpoint(
             global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
         )
+
+    def keep_replicas(self, strategy: tf.distribute.Strategy) -> None:
+        """Has checkpoints hold what each replica has for itself, such as the averages of batch normalization."""
+        of_model = ReplicasState(lambda: self._model.variables, strategy)
+        self.run_state.add("replicas", of_model.state, of_model.restore)
+        others = ReplicasState(lambda: self.other_variables, strategy)
+        self.run_state.add("replicas of other variables", others.state, others.restore)
 
     def restored(self, path: str | None) -> None:
         """Brings what is no variable in line with what was restored; eager, in scope.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer_kit.cli.view.run_state import Process
+from trainer_kit.cli.view.run_status import Process
 from trainer_kit.process.run_lock import runs
 
 State = Literal["alive", "silent", "gone", "ended"]

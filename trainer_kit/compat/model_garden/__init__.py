@@ -1,7 +1,7 @@
-"""The door for TF Model Garden: their tasks, experiments, YAML and gin files on our engine.
+"""The door for TF Model Garden: its tasks, experiments, YAML and gin files run on the engine of trainer_kit.
 
-Names of `official.core` with the signatures that they have there, resolved when first used: importing this imports
-nothing of theirs. Tasks, configs and models are written with theirs and registered with theirs.
+The names are those of `official.core`, with the same signatures. Each name is resolved when it is first used: importing
+this module imports nothing of Model Garden. What needs no translation is Model Garden's own object.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from typing import Any
 
 _OURS = {
     "actions.actions": (
-        "EMACheckpointing", "PruningAction", "RecoveryAction", "RecoveryCondition", "get_eval_actions",
-        "get_train_actions",
+        "EMACheckpointing", "RecoveryAction", "RecoveryCondition", "get_eval_actions", "get_train_actions",
     ),
     "actions.best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
-    "config.flags": ("define_flags",),
-    "files.gin_record": ("save_gin_config",),
-    "training.model_stats": ("try_count_flops", "try_count_params", "write_model_params"),
-    "training.nested_logs": ("cast_leaf_nested_dict", "get_leaf_nested_dict"),
-    "training.optimizers": ("create_optimizer",),
     "config.parsing": ("ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"),
-    "files.results": ("read_global_step_from_checkpoint", "remove_ckpts", "write_json_summary", "write_summary"),
+    "training.optimizers": ("create_optimizer",),
     "training.runner": ("OrbitExperimentRunner", "run_experiment"),
-    "training.strategy": ("configure_cluster", "get_distribution_strategy", "get_strategy_scope"),
+    "training.strategy": ("get_distribution_strategy",),
     "training.trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }  # fmt: skip
 _THEIRS = {
+    "official.common.distribute_utils": ("configure_cluster", "get_strategy_scope"),
+    "official.common.flags": ("define_flags",),
+    "official.core.actions": ("PruningAction",),
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),
     "official.core.task_factory": ("get_task", "get_task_cls", "register_task_cls"),
-}
+    "official.core.train_utils": (
+        "cast_leaf_nested_dict", "get_leaf_nested_dict", "read_global_step_from_checkpoint", "remove_ckpts",
+        "save_gin_config", "try_count_flops", "try_count_params", "write_json_summary", "write_model_params",
+        "write_summary",
+    ),
+}  # fmt: skip
 _HOME = {
     **{name: f"{__name__}.{module}" for module, names in _OURS.items() for name in names},
     **{name: module for module, names in _THEIRS.items() for name in names},

@@ -1,6 +1,6 @@
-"""Model Garden's experiments among ours: `tfm/<name>`, and `<name>` where nobody else uses it.
+"""Model Garden's experiments among those of trainer_kit: `tfm/<name>`, and `<name>` where nobody else uses it.
 
-Their names are known without them; Model Garden is imported, for ten seconds, when the config of one is made.
+Their names are known without an import. Model Garden is imported, which takes ten seconds, when a config is made.
 """
 
 from __future__ import annotations

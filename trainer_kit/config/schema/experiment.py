@@ -154,9 +154,9 @@ class TrainerConfig(Config):
       allow_tpu_summary: summaries from inside a TPU program; not supported, has to be False.
       steps_per_loop: steps between two looks of Python at the run.
       fuse_steps: so many steps, at most those of a loop, are one program of XLA, which is several times as fast for
-        small dense models and slower for convolutions on a CPU; 1: none is; auto: the faster of both, timed before the
-        first step and kept for the life of the run. For one replica. The numbers are those of separate steps to the
-        last digits of float32; dropout draws other masks. A stop waits for the end of a program.
+        small dense models and slower for convolutions on a CPU; 1: none is; `trainer-kit doctor fuse` measures what is
+        faster. For one replica. The numbers are those of separate steps to the last digits of float32; dropout draws
+        other masks. A stop waits for the end of a program.
       summary_interval: steps between summaries that the task itself writes.
       checkpoint_interval: steps between checkpoints.
       max_to_keep: how many of the newest checkpoints stay.
@@ -195,7 +195,7 @@ class TrainerConfig(Config):
     eval_recreate_iterator: bool = True
     allow_tpu_summary: Literal[False] = False
     steps_per_loop: PositiveInt = 1000
-    fuse_steps: PositiveInt | Literal["auto"] = 1
+    fuse_steps: PositiveInt = 1
     summary_interval: PositiveInt = 1000
     checkpoint_interval: PositiveInt = 1000
     max_to_keep: PositiveInt = 5
@@ -234,7 +234,7 @@ class TrainerConfig(Config):
             yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
         if self.train_tf_while_loop and not self.train_tf_function:
             yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
-        if self.fuse_steps != 1 and not self.train_tf_while_loop:
+        if self.fuse_steps > 1 and not self.train_tf_while_loop:
             yield "fuse_steps", "needs train_tf_while_loop; set it to true, or fuse_steps to 1"
         if self.eval_tf_while_loop and not self.eval_tf_function:
             yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
@@ -292,7 +292,7 @@ class ExperimentConfig(Config):
         """
         yield from self._set_rules()
         runtime = self.runtime
-        if runtime.run_eagerly and self.trainer.fuse_steps not in (1, "auto"):
+        if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
                 f"{self.trainer.fuse_steps} fuses steps of a graph; set runtime.run_eagerly=false",
@@ -300,7 +300,7 @@ class ExperimentConfig(Config):
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
         replicas = runtime.virtual_cpus
-        if self.trainer.fuse_steps not in (1, "auto"):
+        if self.trainer.fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
                 f"{self.trainer.fuse_steps} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or train on one device",

@@ -1,12 +1,13 @@
 """Puts bindings into gin and takes ours out of it again. The gin module is handed in by gin_source.py.
 
 gin's state belongs to the process, and it can only forget everything, other people's bindings too. So this module keeps
-the list of what it has bound, and unbinds just that.
+the list of what it has bound, and binds all else again.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,10 +16,14 @@ from typing import Any
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.sources import gin_internals
 from trainer_kit.config.sources.gin_scan import Binding, Scan
-from trainer_kit.errors import Mistake, near_names, suggestion
+from trainer_kit.errors import Mistake, UsageError, near_names, suggestion
 
 SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # what gin takes for the modules of our names
 _MACRO = "gin.macro"
+_HEADING = re.compile(r"^# Parameters for (\S+):$", re.MULTILINE)  # in gin's config_str
+_STATEMENT = re.compile(r"^([\w./]+) = ", re.MULTILINE)
+_IMPORT = re.compile(r"^(?:import|from) .+$", re.MULTILINE)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,11 +50,72 @@ def experiment_selector(name: str) -> str:
 
 
 def forget(gin: Any) -> None:
-    """Unbinds all that this module has bound, and forgets that its names were ever used."""
-    gin_internals.unbind(gin, _state.bound)
-    gin_internals.forget_use(gin, _state.collectors)
+    """Unbinds all that this module has bound. Before the first run of a process it does nothing.
+
+    gin's account of what was used begins again, and so do its singletons. Bindings and imports of other code stay; a
+    warning names an import that fails now.
+
+    Raises:
+      UsageError: when gin lists a binding of other code that cannot be found; gin keeps all, and those of the run
+        before.
+    """
+    if _state.collectors:
+        listed = gin.config_str()
+        others, imports = _bound_by_others(gin, listed), _IMPORT.findall(listed)
+        with gin.unlock_config():
+            gin.clear_config()
+            for (scope, selector), argument, value in others:
+                gin.bind_parameter((scope, selector, argument), value)
+            _import_again(gin, imports)
     _state.bound.clear()
     _state.current.clear()
+
+
+def _bound_by_others(gin: Any, listed: str) -> list[tuple[tuple[str, str], str, Any]]:
+    """Returns ((scope, complete selector), argument, value) of each binding that is not of this module.
+
+    Args:
+      gin: the module.
+      listed: its config_str. That leaves out values that gin cannot write as text, such as objects, but it has a
+        heading for each selector and scope with bindings, and a line for each macro.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    unread = []
+    for name in dict.fromkeys([*_HEADING.findall(listed), *_STATEMENT.findall(listed)]):
+        if macro := _bound_in(gin, name, _MACRO):
+            found[name, _MACRO] = macro
+        scope, _, selector = name.rpartition("/")
+        known = gin_internals.matching(gin, selector) or gin_internals.matching(gin, selector.rpartition(".")[0])
+        if len(known) == 1:
+            found[scope, known[0]] = _bound_in(gin, scope, known[0])
+        elif not macro:
+            unread.append(name)
+    if unread:
+        raise UsageError(
+            f"gin does not read back the bindings of this process ({unread[0]}); start each run in a process of its own"
+        )
+    return [
+        (key, argument, value)
+        for key, arguments in found.items()
+        for argument, value in arguments.items()
+        if (key, argument) not in _state.bound
+    ]
+
+
+def _bound_in(gin: Any, scope: str, selector: str) -> dict[str, Any]:
+    """Returns the values that are bound in just this scope, by their arguments; references are not followed."""
+    with gin.config_scope(scope.split("/") if scope else None):  # a list is the whole scope, a text goes inside another
+        return dict(gin.get_bindings(selector, resolve_references=False, inherit_scopes=False))
+
+
+def _import_again(gin: Any, statements: list[str]) -> None:
+    """Has gin note the imports of other code again, which its config_str has; a warning names each that fails."""
+    dynamic = [statement for statement in statements if statement.startswith("from __gin__ ")]  # how to read others
+    for statement in statements:
+        try:
+            gin.parse_config(list(dict.fromkeys([*dynamic, statement])))
+        except Exception as error:
+            _LOG.warning("gin loses `%s` of this process: %s", statement, error)
 
 
 def collect(gin: Any, selector: str, scope: str) -> None:
@@ -150,10 +216,16 @@ def _bind_other(gin: Any, binding: Binding, strict: bool) -> list[Mistake]:
 
 
 def _bind(gin: Any, binding: Binding, selector: str) -> None:
-    scope = binding.scope if binding.argument else binding.name  # a macro is gin.macro in a scope of its own name
-    argument = binding.argument or "value"
+    (scope, selector), argument = _key(binding, selector)
     gin.bind_parameter((scope, selector, argument), binding.value)
     _state.bound.append(((scope, selector), argument))
+
+
+def _key(binding: Binding, selector: str) -> tuple[tuple[str, str], str]:
+    """Returns ((scope, complete selector), argument); a macro is gin.macro in a scope of its own name."""
+    if binding.argument:
+        return (binding.scope, selector), binding.argument
+    return (binding.name, selector), "value"
 
 
 def _is_defined(gin: Any, macro: str) -> bool:

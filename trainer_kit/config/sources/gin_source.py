@@ -25,8 +25,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer_kit.config.discovery import exits
+from trainer_kit.config.experiment_factory import make_config
 from trainer_kit.config.experiments import experiments, get_experiment
-from trainer_kit.config.factory import make_config
 from trainer_kit.config.field_messages import show
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig

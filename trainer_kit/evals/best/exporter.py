@@ -27,14 +27,14 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD
-from trainer_kit.checkpoints.folder import ARCHIVED, not_written, remove_debris, remove_unfinished, set_all_aside
+from trainer_kit.checkpoints.startup_scan import ARCHIVED, not_written, remove_debris, remove_unfinished, set_all_aside
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.folder import BestFolder
 from trainer_kit.evals.best.info import read_info
 from trainer_kit.evals.best.kept_weights import KeptWeights, info_of
-from trainer_kit.held_folder import make_folder
+from trainer_kit.folder_identity import make_folder
 from trainer_kit.telemetry.scalars import flat_scalars
 
 _LOG = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.folder import BestFolder
 from trainer_kit.evals.ledger import merged_sets
 from trainer_kit.telemetry.scalars import flat_scalars
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer_kit.checkpoints.commit import problem
+from trainer_kit.distribution.collectives import broadcast_from_chief
 from trainer_kit.distribution.replica_values import own_to_each_replica, put_replica_values, replica_values
-from trainer_kit.distribution.workers import broadcast_from_chief
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.several import EXPORTERS
+from trainer_kit.evals.best.named_bests import EXPORTERS
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ def put_back_lost(
     Raises:
       StorageError: when weights cannot be written.
     """
-    exporter = getattr(trainer, "checkpoint_exporter", None)
-    if not isinstance(exporter, EXPORTERS) or not hasattr(trainer, "state"):
+    exporter = trainer.checkpoint_exporter
+    if not isinstance(exporter, EXPORTERS):
         return
     if start is not None and not trainer.state.fits(start):
         return  # it was restored in part, and could not be put back

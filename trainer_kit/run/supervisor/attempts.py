@@ -19,13 +19,13 @@ from pathlib import Path
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
-from trainer_kit.held_folder import HeldFolder
+from trainer_kit.folder_identity import HeldFolder
 from trainer_kit.process.run_directory import count_starts, has_begun
 from trainer_kit.process.run_lock import read_heartbeat
-from trainer_kit.process.startup import exit_code
+from trainer_kit.process.startup_signals import exit_code
 from trainer_kit.run.supervisor.process import Wakeups, run
 from trainer_kit.run.supervisor.restarts import Policy, Verdict, outcome
-from trainer_kit.telemetry.history import newest_report
+from trainer_kit.telemetry.metrics_jsonl import newest_report
 
 ATTEMPTS = "attempts.jsonl"
 _METRICS = "metrics.jsonl"

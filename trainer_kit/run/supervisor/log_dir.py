@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.cluster import worker_number
+from trainer_kit.distribution.tf_config import worker_number
 from trainer_kit.errors import ExitCode
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run.preflight import Request

@@ -22,7 +22,7 @@ from typing import IO
 
 from trainer_kit.errors import UsageError
 from trainer_kit.process.signals import deciding
-from trainer_kit.process.startup import stop_signals
+from trainer_kit.process.startup_signals import stop_signals
 
 LINES_KEPT = 20  # of the output
 _LINE_BYTES = 2000  # of a line that is kept, its end

@@ -16,8 +16,8 @@ import tensorflow as tf
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.loops.iterators import OneElement, over_elements
 from trainer_kit.training.loops.tracing import graph_function
+from trainer_kit.training.loops.tracing_side_effects import SideEffects
 from trainer_kit.training.loops.train_loop import Step
-from trainer_kit.training.python_state import PythonState
 
 Reduce = Callable[[Any, Any], Any]
 
@@ -100,7 +100,7 @@ class GraphReduction:
         """The reduction of one step; in graph, on the host, where strings are and memory is."""
         old = tf.nest.flatten(state)
         state = tf.nest.pack_sequence_as(state, old)  # its own dicts and lists, which it may change
-        kept = PythonState(self._watched)
+        kept = SideEffects(self._watched)
         try:
             with tf.device("CPU:0"):
                 new = converted(self.reduce_fn)(state, outputs)

@@ -7,9 +7,10 @@ variables.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -67,10 +68,6 @@ class Stack:
         """Drops the batches; how many the iterator has given that are not used is not known any more."""
         self._left, self._iterator, self._known = None, None, False
 
-    def clear(self) -> None:
-        """Drops the batches with their iterator."""
-        self._left, self._iterator, self._known = None, None, True
-
     def put(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
         """Keeps what is left."""
         self._left = batches, used, count
@@ -122,7 +119,7 @@ class FusedLoop:
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
 
-        The iterator gives (how many, batches) of inputs.stacking.
+        The iterator gives (how many, batches) of inputs.fused_batches.
 
         Raises:
           tf.errors.OutOfRangeError: when the data ends first; the steps done so far are done.
@@ -219,6 +216,17 @@ def _refuse_summaries(graph: tf.Graph) -> None:
                 f"XLA cannot compile the training step: it writes a tf.summary ({node.name})",
                 "report it as a metric, or ",
             )
+
+
+@contextlib.contextmanager
+def reporting_refusal(size: int) -> Iterator[None]:
+    """Raises UsageError in place of an error that says that XLA refused a loop with so many steps in a program."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if refusal := not_compiled(error, size):
+            raise refusal from error
+        raise
 
 
 def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.tensorflow_internals import is_op_determinism_enabled
+from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 
 
 def no_waits() -> tf.Tensor:

@@ -26,6 +26,7 @@ class LoopParts:
       ready_at: time.perf_counter() when the first step of the newest loop function was done; 0 before.
       waited: seconds that the last loop waited for batches, without the first step of a new loop function; None where
         the loop function has no attribute of this name, or None there.
+      results: of the last loop; None if it has not read them, or they were taken.
       tracing: seconds that the last loop took to begin a trace and to write it.
     """
 
@@ -33,11 +34,12 @@ class LoopParts:
         self.window, self.ready_at = NO_WINDOW, 0.0
         self.waited: float | None = None
         self.tracing = 0.0
+        self.results: Any = None
         self._step, self._on_ready = step, on_ready
         self._known: Loop | None = None
 
-    def run(self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool) -> tuple[int, Any]:
-        """Returns what `loop(iterator, num_steps, fresh)` would: the number of steps done, and the results at the end.
+    def run(self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool) -> int:
+        """Does what `loop(iterator, num_steps, fresh)` would, and returns the number of steps done.
 
         Args:
           loop: ends before `num_steps` when it was asked to stop; no further call is made then. Its attribute `waited`,
@@ -49,14 +51,14 @@ class LoopParts:
         Raises:
           Exception: what the loop raises; the steps done so far are done.
         """
-        self.tracing = 0.0
+        self.tracing, self.results = 0.0, None  # and so it stays when the data ends inside the loop
         if self.window.passed and loop is self._known:
-            done, results = loop(iterator, num_steps, fresh)
+            done, self.results = loop(iterator, num_steps, fresh)
             self.waited = getattr(loop, "waited", None)
-            return done, results
+            return done
         return self._in_parts(loop, iterator, int(num_steps), fresh)
 
-    def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool) -> tuple[int, Any]:
+    def _in_parts(self, loop: Loop, iterator: Any, num_steps: int, fresh: bool) -> int:
         step, done, waited, results = self._step(), 0, 0.0, None
         cuts = [*self.window.cuts(), *([] if loop is self._known else [step + getattr(loop, "fuse_steps", 1)])]
         for part in parts(step, num_steps, cuts):
@@ -72,7 +74,8 @@ class LoopParts:
             if count < part:
                 break
         self.waited = None if getattr(loop, "waited", None) is None else waited
-        return done, results
+        self.results = results
+        return done
 
     def _trace(self, action: Callable[..., None], *steps: int) -> None:
         begin = time.perf_counter()

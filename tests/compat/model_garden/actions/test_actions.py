@@ -21,8 +21,8 @@ from official.core import base_task, base_trainer, config_definitions
 
 from trainer_kit.compat.model_garden.actions import actions
 from trainer_kit.errors import UsageError
-from trainer_kit.testing.tiny import TinyTask, tiny_experiment
-from trainer_kit.training.creation import create_trainer
+from trainer_kit.testing.tiny_task import TinyTask, tiny_experiment
+from trainer_kit.training.trainer_creation import create_trainer
 
 EMA = {"average_decay": 0.5, "trainable_weights_only": True}
 
@@ -173,24 +173,6 @@ def _pruned() -> tuple[Any, Any]:
     return model, optimizer
 
 
-def test_a_pruned_model_goes_on_as_with_theirs(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow_model_optimization")
-    found = []
-    for module in (actions, theirs):
-        model, optimizer = _pruned()
-        model.layers[0].layer.kernel.assign(np.arange(16.0).reshape(4, 4))
-        ((_, mask, _),) = model.layers[0].pruning_vars
-        mask.assign(np.arange(16.0).reshape(4, 4) % 2)
-        action = module.PruningAction(str(tmp_path / module.__name__), model, optimizer)
-        action({})
-        found.append((model.layers[0].layer.kernel.numpy().tolist(), int(model.layers[0].pruning_step.numpy())))
-        assert model.optimizer is optimizer
-    assert found[0] == found[1]
-    assert np.count_nonzero(found[0][0]) == 8
-    logged = [sum(len(files) for _, _, files in os.walk(tmp_path / one.__name__)) for one in (actions, theirs)]
-    assert logged[0] == logged[1] > 0
-
-
 def test_a_task_that_prunes_gets_the_action_with_either_trainer(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow_model_optimization")
     model, optimizer = _pruned()
@@ -206,8 +188,9 @@ def test_a_task_that_prunes_gets_the_action_with_either_trainer(tmp_path: Path) 
 
 def test_pruning_without_its_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_model_optimization", None)  # as Python knows one that is missing
-    with pytest.raises(UsageError, match="pip install tensorflow-model-optimization, or remove task"):
-        actions.PruningAction(str(tmp_path), None, None)
+    params = SimpleNamespace(task=SimpleNamespace(pruning="on"))
+    with pytest.raises(UsageError, match=r"task\.pruning: a package is missing: .*tensorflow_model_optimization"):
+        actions.get_train_actions(params, SimpleNamespace(model=None, optimizer=None), str(tmp_path), None)
 
 
 def test_a_short_gin_binding_is_for_ours_with_theirs_imported(tmp_path: Path) -> None:

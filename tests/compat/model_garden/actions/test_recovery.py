@@ -66,11 +66,6 @@ def test_the_error_tells_loss_and_step_and_is_a_divergence_to_our_command() -> N
     assert condition.recover_counter == 2
 
 
-def test_outputs_without_a_training_loss_are_an_error_that_says_what_there_is() -> None:
-    with pytest.raises(KeyError, match="did you mean train_loss"):
-        RecoveryCondition(tf.Variable(7), 0.5)({"train_loss": 0.75})
-
-
 class _Run:
     """Weights and a step, with checkpoints of either manager."""
 

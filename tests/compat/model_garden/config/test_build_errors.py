@@ -40,9 +40,14 @@ CASES = [
         2,
         "TFDS",
     ),
-    (SMALL, "task.train_data.file_type=sstable,task.train_data.input_path={file}", 2, "file_type: sstable"),
+    (
+        SMALL,
+        "task.train_data.file_type=sstable,task.train_data.input_path={file}",
+        2,
+        "task.train_data: Model Garden cannot use it: ",
+    ),
     (RESNET, "task.model.backbone.resnet.model_id=51", 2, "task.model.backbone.resnet.model_id: Model Garden knows no"),
-    (RESNET, "task.model.norm_activation.activation=reluu", 2, "task.model.norm_activation.activation: Unknown act"),
+    (RESNET, "task.model.norm_activation.activation=reluu", 2, "task.model: Model Garden cannot use it: Unknown act"),
     (RESNET, "task.model.backbone.type=null", 2, "task.model.backbone.type: has no value, and is needed; choose one"),
     (RESNET, "task.model.input_size=[224,224]", 2, "task.model: Model Garden cannot use it: Input 0 of layer"),
     (

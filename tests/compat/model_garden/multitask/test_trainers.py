@@ -22,7 +22,9 @@ from trainer_kit.compat.model_garden.multitask import (
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
 )
+from trainer_kit.compat.model_garden.multitask.evaluation import evaluate_tasks
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.testing.tiny_task import tiny_experiment
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +160,9 @@ def test_ready_made_datasets_are_used_and_may_end(tasks: multitask.MultiTask) ->
 
 
 def test_steps_are_not_fused(tasks: multitask.MultiTask) -> None:
-    trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), sgd())
+    config = tiny_experiment(fuse_steps=4)
     with pytest.raises(UsageError, match="several tasks take their batches from a dataset each"):
-        trainer.fuse(4)
+        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
 
 
 def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> None:
@@ -219,7 +221,7 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
         tf_keras.optimizers.legacy.SGD(0.05), trainable_weights_only=False, average_decay=0.5
     )
     trainer = MultiTaskBaseTrainer(tasks, model, average)
-    trainer.evaluate_tasks(tasks.tasks.values())
+    evaluate_tasks(trainer, tasks.tasks.values())
     trainer.train(tf.constant(10))
     before = [variable.numpy() for variable in model.variables]
     averaged = trainer.evaluate(tf.constant(-1))

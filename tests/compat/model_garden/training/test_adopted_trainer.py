@@ -1,4 +1,4 @@
-"""Trainers of theirs under our runner: what they hold beside ours, what happens after loops and evaluations."""
+"""Model Garden's trainers under trainer_kit's runner: their own state, what happens after loops and evaluations."""
 
 from __future__ import annotations
 

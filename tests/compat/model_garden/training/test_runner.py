@@ -261,12 +261,6 @@ def test_without_a_checkpoint_the_initial_weights_are_evaluated(tmp_path: Path) 
     assert found["ours"][0] == pytest.approx(found["theirs"][0])
 
 
-def test_an_unknown_mode_is_the_error_that_theirs_is(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match=r"The mode is not implemented: trains; .*mean train") as caught:
-        _ours("trains", tmp_path)
-    assert isinstance(caught.value, UsageError)
-
-
 @pytest.mark.parametrize("cls", [OrbitExperimentRunner, _OwnKeeper])
 def test_another_config_is_refused_before_any_file_is_touched(cls: type[OrbitExperimentRunner], tmp_path: Path) -> None:
     _their_runner(OrbitExperimentRunner, tmp_path, _config(train_steps=2)).run()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 
 import pytest
 import tensorflow as tf
 from official.common import distribute_utils
 
-from trainer_kit.compat.model_garden.training.strategy import (
-    configure_cluster,
-    get_distribution_strategy,
-    get_strategy_scope,
-)
-from trainer_kit.errors import ConfigError
+from trainer_kit.compat.model_garden.training import strategy
+from trainer_kit.compat.model_garden.training.strategy import get_distribution_strategy
+from trainer_kit.errors import ConfigError, UsageError
 
 
 @pytest.mark.parametrize("name", ["off", "OFF", "one_device", "One_Device"])
@@ -40,21 +35,47 @@ def test_the_default_is_mirrored_and_further_arguments_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"distribution_strategy": False}, r"False is not the name of a strategy; YAML reads off as false: .* 'off'"),
-        ({"distribution_strategy": None}, "None is not the name of a strategy; give one of: auto, off"),
-        ({"distribution_strategy": "miror"}, r"'miror' is not the name of a strategy; did you mean mirrored\?"),
-        ({"num_gpus": -1}, r"runtime\.num_gpus: -1 is not allowed"),
-        ({"distribution_strategy": "off", "num_gpus": 2}, "distribution_strategy=off uses one device"),
-        ({"distribution_strategy": "one_device", "num_gpus": 2}, "distribution_strategy=one_device uses one device"),
-        ({"all_reduce_alg": "ring"}, "'ring' is not an algorithm of distribution_strategy=mirrored"),
-        ({"distribution_strategy": "multi_worker_mirrored", "all_reduce_alg": "x"}, "'x' is not an algorithm"),
+        ({"distribution_strategy": False}, "must be a string but got: False.*false is not one of auto, off"),
+        ({"distribution_strategy": None}, "must be a string but got: None.*null is not one of auto, off"),
+        ({"distribution_strategy": "miror"}, r"Unrecognized Distribution Strategy: 'miror'.*did you mean mirrored\?"),
+        ({"num_gpus": -1}, r"`num_gpus` can not be negative.*runtime\.num_gpus: -1 is not"),
+        ({"distribution_strategy": "off", "num_gpus": 2}, "cannot be set to `off`.*off uses one device, not 2"),
+        ({"distribution_strategy": "one_device", "num_gpus": 2}, "`OneDeviceStrategy` can not be.*uses one device"),
+        ({"all_reduce_alg": "ring"}, "When used with `mirrored`.*'ring' is not an algorithm"),
+        ({"distribution_strategy": "multi_worker_mirrored", "all_reduce_alg": "x"}, "When used with .*'x' is not an"),
     ],
 )
-def test_where_theirs_is_a_value_error_ours_names_setting_and_remedy(arguments: dict[str, object], told: str) -> None:
+def test_an_argument_that_model_garden_refuses_is_refused_in_its_words_with_setting_and_remedy(
+    arguments: dict[str, object], told: str
+) -> None:
     with pytest.raises(ValueError):
         distribute_utils.get_distribution_strategy(**arguments)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(UsageError, match=told):
         get_distribution_strategy(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_words_of_model_garden_stand_before_a_colon() -> None:
+    with pytest.raises(UsageError, match="can not be negative\\.: runtime\\.num_gpus: -1 is not"):
+        get_distribution_strategy(num_gpus=-1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"distribution_strategy": "auto", "all_reduce_alg": "bogus"}, r"^runtime\.all_reduce_alg: 'bogus' is not an"),
+        ({"distribution_strategy": "Auto", "num_gpus": -1}, r"^runtime\.num_gpus: -1 is not"),
+        ({"num_gpus": True}, r"^runtime\.num_gpus: true is not"),
+        ({"num_gpus": "2"}, r"^runtime\.num_gpus: '2' is not"),
+    ],
+)
+def test_model_garden_is_asked_about_nothing_that_it_does_not_refuse(
+    arguments: dict[str, object], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(strategy, "model_gardens", lambda *given: asked.append(given))
+    with pytest.raises(UsageError, match=told):
+        get_distribution_strategy(**arguments)  # type: ignore[arg-type]
+    assert not asked
 
 
 def test_gpus_that_are_not_there_are_an_error_at_once() -> None:
@@ -67,43 +88,6 @@ def test_a_machine_with_gpus_trains_on_the_cpu_when_none_is_asked_for(caplog: py
     if not tf.config.list_physical_devices("GPU"):
         pytest.skip("there is no GPU")
     with caplog.at_level(logging.WARNING):
-        strategy = get_distribution_strategy("mirrored", num_gpus=0)
+        made = get_distribution_strategy("mirrored", num_gpus=0)
     assert "GPU(s) are left unused" in caplog.text
-    assert all("CPU" in device for device in strategy.extended.worker_devices)
-
-
-@pytest.mark.parametrize(
-    ("environment", "hosts", "index"),
-    [
-        (None, None, -1),
-        (None, "a:1", -1),
-        (None, "a:1,b:2", 1),
-        ({"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}, None, -1),
-    ],
-)
-def test_the_cluster_is_configured_as_theirs(
-    monkeypatch: pytest.MonkeyPatch, environment: object, hosts: str | None, index: int
-) -> None:
-    found = []
-    for configure in (configure_cluster, distribute_utils.configure_cluster):
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-        if environment is not None:
-            monkeypatch.setenv("TF_CONFIG", json.dumps(environment))
-        found.append((configure(hosts, index), json.loads(os.environ.get("TF_CONFIG", "{}"))))
-    assert found[0] == found[1]
-
-
-def test_several_workers_need_an_index_as_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    for configure in (configure_cluster, distribute_utils.configure_cluster):
-        with pytest.raises(ValueError, match="task_index"):
-            configure("a:1,b:2")
-
-
-def test_the_scope_is_the_strategys_or_nothing() -> None:
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with get_strategy_scope(strategy):
-        assert tf.distribute.get_strategy() is strategy
-    for scope in (get_strategy_scope(None), distribute_utils.get_strategy_scope(None)):
-        with scope:
-            assert not tf.distribute.has_strategy()
+    assert all("CPU" in device for device in made.extended.worker_devices)

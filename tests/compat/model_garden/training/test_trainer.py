@@ -34,7 +34,7 @@ from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrai
 from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
 from trainer_kit.config.experiments import task_class, trainer_class
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.training import creation
+from trainer_kit.training import trainer_creation
 
 AVERAGING: dict[str, Any] = {
     "optimizer": {"type": "adam"},
@@ -101,7 +101,7 @@ def _trained(folder: Path, strategy: Any = None) -> tuple[Trainer, dict[str, flo
     config = small_config(**AVERAGING)
     config.trainer.best_checkpoint_eval_metric = "accuracy"
     directory = RunDirectory(str(folder), convert(config).trainer)
-    exporter = creation.create_exporter(convert(config), directory)
+    exporter = trainer_creation.create_exporter(convert(config), directory)
     trainer = small_trainer(config, strategy=strategy, checkpoint_exporter=exporter)
     manager = begun(trainer, config, folder)
     trainer.train(tf.constant(4))
@@ -209,7 +209,7 @@ def test_gin_chooses_the_trainer_by_the_short_and_by_the_whole_name(name: str, m
     assert isinstance(create_trainer(config, task, train=True, evaluate=True), MyTrainer)
     assert type(create_trainer(config, task, True, True, trainer_cls=Trainer)) is Trainer  # what is passed wins
     converted = convert(config)
-    own = creation.create_trainer(converted, task_class(converted.task)(converted.task))
+    own = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
     assert isinstance(own, MyTrainer)
 
 
@@ -254,14 +254,14 @@ def test_the_engine_makes_it_for_the_tasks_of_converted_configs() -> None:
     converted = convert(small_config(**AVERAGING))
     task = task_class(converted.task)(converted.task)
     assert isinstance(task, SmallTask) and trainer_class(converted.task) is Trainer
-    trainer = creation.create_trainer(converted, task, train=False)
+    trainer = trainer_creation.create_trainer(converted, task, train=False)
     assert type(trainer) is Trainer and not trainer.trains
 
 
 def test_a_trainer_of_theirs_that_gin_chooses_is_driven_by_our_runner() -> None:
     gin.parse_config("create_trainer.trainer_cls = @official.core.base_trainer.Trainer")
     converted = convert(small_config())
-    made = creation.create_trainer(converted, task_class(converted.task)(converted.task))
+    made = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
     assert isinstance(made, AdoptedTrainer) and isinstance(made._inner, base_trainer.Trainer)
     assert int(made.global_step) == 0
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import orbit
 import tensorflow as tf
+from official.core.actions import PruningAction
+from official.modeling.optimization import ExponentialMovingAverage
 
-from trainer_kit.compat.model_garden.actions.averages import EMACheckpointing, is_averaging
+from trainer_kit.compat.model_garden.actions.averages import EMACheckpointing
 from trainer_kit.compat.model_garden.actions.recovery import RecoveryAction, RecoveryCondition
+from trainer_kit.compat.model_garden.config.build_errors import told
 from trainer_kit.compat.model_garden.config.gin_names import configurable
-from trainer_kit.errors import UsageError
 from trainer_kit.training.trainer import Trainer
 
 __all__ = [
     "EMACheckpointing",
-    "PruningAction",
     "RecoveryAction",
     "RecoveryCondition",
     "get_eval_actions",
@@ -24,53 +24,13 @@ __all__ = [
 ]
 
 
-class PruningAction:
-    """Takes the pruning of a tf_keras model a step further after each training loop, and writes its summaries.
-
-    A model whose layers are wrapped by tensorflow_model_optimization cannot be trained without.
-
-    Args:
-      export_dir: folder of the summaries.
-      model: of tf_keras; its `optimizer` is set.
-      optimizer: which knows the steps that were taken.
-
-    Raises:
-      UsageError: when tensorflow_model_optimization cannot be imported.
-    """
-
-    def __init__(self, export_dir: str, model: Any, optimizer: Any) -> None:
-        try:
-            pruning = importlib.import_module("tensorflow_model_optimization").sparsity.keras
-        except ImportError as error:
-            raise UsageError(
-                f"pruning needs tensorflow_model_optimization, which cannot be imported ({error}); "
-                "pip install tensorflow-model-optimization, or remove task.pruning"
-            ) from error
-        self.update_pruning_step = pruning.UpdatePruningStep()
-        self.update_pruning_step.set_model(model)
-        self.update_pruning_step.on_train_begin()
-        self.pruning_summaries = pruning.PruningSummaries(log_dir=export_dir)
-        model.optimizer = optimizer
-        self.pruning_summaries.set_model(model)
-
-    def __call__(self, output: Any) -> None:
-        """Updates the pruning step and writes the summaries; eager, on the host.
-
-        Args:
-          output: of the training loop.
-        """
-        del output
-        self.update_pruning_step.on_epoch_end(batch=None)
-        self.pruning_summaries.on_epoch_begin(epoch=None)
-
-
 @configurable("official.core.actions.get_eval_actions")
 def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
     """Returns what has to happen after each evaluation: where weights are averaged, saving the averages.
 
     Args:
-      params: the experiment's config, of ours or of Model Garden.
-      trainer: of ours or of Model Garden.
+      params: the experiment's config, of trainer_kit or of Model Garden.
+      trainer: of trainer_kit or of Model Garden.
       model_dir: of the run.
     """
     most = params.trainer.max_to_keep
@@ -79,7 +39,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
             return []
         averaged = trainer.averaged_weights
         return [EMACheckpointing(model_dir, trainer.optimizer, trainer.checkpoint, most, averaged=averaged)]
-    if is_averaging(trainer.optimizer):
+    if isinstance(trainer.optimizer, ExponentialMovingAverage):
         return [EMACheckpointing(model_dir, trainer.optimizer, trainer.checkpoint, most)]
     return []
 
@@ -90,18 +50,19 @@ def get_train_actions(
 ) -> list[Any]:
     """Returns what has to happen after each training loop.
 
-    For a Trainer of ours that is pruning: its runner goes back after a divergence, and saves when the run is preempted,
-    by itself. Any other trainer gets, beside pruning, what the config says of these two.
+    For a Trainer of trainer_kit that is pruning: its run goes back after a divergence, and saves when it is preempted,
+    by itself. Any other trainer also gets the actions for these two that the config asks for.
 
     Args:
-      params: the experiment's config, of ours or of Model Garden.
-      trainer: of ours or of Model Garden.
+      params: the experiment's config, of trainer_kit or of Model Garden.
+      trainer: of trainer_kit or of Model Garden.
       model_dir: of the run.
       checkpoint_manager: of the run's checkpoints.
     """
     actions: list[Any] = []
     if getattr(params.task, "pruning", None):
-        actions.append(PruningAction(model_dir, trainer.model, trainer.optimizer))
+        with told("task.pruning", params.task):  # its package may be missing
+            actions.append(PruningAction(model_dir, trainer.model, trainer.optimizer))
     if isinstance(trainer, Trainer):
         return actions
     options = params.trainer

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.compat.model_garden.files.best_folder import GardenBestFolder, nested
-from trainer_kit.errors import ConfigError, Mistake, StorageError, UsageError, suggestion
+from trainer_kit.compat.model_garden.actions.best_folder import GardenBestFolder, nested
+from trainer_kit.errors import ConfigError, Mistake, UsageError, suggestion
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.info import GARDEN_STEP, INFO
 from trainer_kit.telemetry.scalars import flat_scalars
@@ -24,27 +22,21 @@ _LOG = logging.getLogger(__name__)
 _OPTION = "trainer.best_checkpoint_metric_comp"
 
 
-class UnknownMetricError(UsageError, KeyError):
-    """A UsageError for code that expects Model Garden's KeyError."""
-
-    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
-
-
 class BestCheckpointExporter(BestCheckpoint):
     """Exports the weights of each evaluation that is better than all before, over restarts too.
 
-    Weights come before the record that tells of them, what is not finite is never best, and an info.json that is
-    damaged is made again. Our runner resumes and rewinds it like its own.
+    The weights are written before the record that names them, a value that is not finite is never best, and a damaged
+    info.json is made again. The runner of trainer_kit resumes and rewinds it like its own.
 
     Args:
-      export_dir: local folder of the weights and of info.json; made if it is missing.
+      export_dir: local folder of the weights and of info.json; the first export makes it.
       metric_name: in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
       metric_comp: "higher" or "lower", what is better.
       keeps: whether anything stays in the folder; None: on the chief, by the strategy in whose scope this is made.
 
     Raises:
       UsageError: (a ValueError) for another comparison, or a folder that is not local.
-      StorageError: when the folder cannot be made or a file in it cannot be written.
+      StorageError: when best weights of Model Garden cannot be taken over.
     """
 
     def __init__(self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None) -> None:
@@ -56,20 +48,12 @@ class BestCheckpointExporter(BestCheckpoint):
             raise UsageError(f"the best checkpoint is kept in a local folder, not in {export_dir}")
         if keeps is None:
             keeps = bool(tf.distribute.get_strategy().extended.should_checkpoint)
-        was_there = os.path.isdir(export_dir)
-        try:
-            os.makedirs(export_dir, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{export_dir} cannot be made: {error.strerror or error}") from error
-        if not was_there:  # the first export makes it again; a start that is refused leaves nothing
-            os.rmdir(export_dir)
-        self._folder = GardenBestFolder(export_dir, keeps)
-        self._folder.adopt(metric_name)
-        super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=self._folder)
+        folder = GardenBestFolder(export_dir, keeps)
+        folder.adopt(metric_name)
+        super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=folder)
         self._last: _Logs | None = None
-        self._checkpoint: tf.train.Checkpoint | None = None  # the one that was given last
         if (best := self.criterion.best(self._so_far)) is not None:
-            self._folder.name(best.record)  # a process may have died between weights and record
+            folder.name(best.record)  # a process may have died between weights and record
 
     def maybe_export_checkpoint(  # type: ignore[override]
         self,
@@ -86,37 +70,24 @@ class BestCheckpointExporter(BestCheckpoint):
           checkpoint: of the weights that were evaluated.
           eval_logs: the evaluation's metrics; may be nested. What is no single number is left out.
           global_step: of the weights.
-          write_logs: whether info.json is written. The next start makes it from the weights' own record.
+          write_logs: whether `export_best_eval_metric` is called; the record of the weights is written in any case.
           not_evaluated: validation sets, of several, that this evaluation leaves out.
 
         Returns:
           Whether it was exported.
 
         Raises:
-          UnknownMetricError: (a ValueError, a KeyError) when the metric is not among the logs, or is no single number.
+          UsageError: (a ValueError) when the metric is not among the logs, or is no single number.
           StorageError: when the weights or the record cannot be written.
         """
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
         self._forget_if_better(logs, step)
-        self._folder.tells = write_logs
-        # TensorFlow's manager, which Model Garden uses, counts the saves of each checkpoint object from 1.
-        self._folder.renumber = self._checkpoint is not None and self._checkpoint is not checkpoint
-        try:
-            exported = super().maybe_export_checkpoint(checkpoint, logs, step, not_evaluated)
-        finally:
-            self._folder.tells, self._folder.renumber, self._checkpoint = True, False, checkpoint
+        exported = super().maybe_export_checkpoint(checkpoint, logs, step, not_evaluated)
         if exported and write_logs:
             self.export_best_eval_metric(logs, step)
         if self.metric_name in flat_scalars(logs, "|"):
             self._last = _Logs(logs, step)
         return exported
-
-    def check_metric(self, names: Iterable[str]) -> None:
-        """Raises UnknownMetricError when no evaluation will report the metric as a single number."""
-        try:
-            super().check_metric(names)
-        except UsageError as error:
-            raise UnknownMetricError(str(error)) from None
 
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
         """Writes info.json: the metrics that are single numbers, and the step. Called after each export.
@@ -126,9 +97,9 @@ class BestCheckpointExporter(BestCheckpoint):
         """
         if not self._keeps:
             return
-        told = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
-        if files.read_json(self.best_ckpt_logs_path) != told:
-            files.write_text(self.best_ckpt_logs_path, json.dumps(told, indent=4) + "\n", point="best.info")
+        content = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
+        if files.read_json(self.best_ckpt_logs_path) != content:
+            files.write_json(self.best_ckpt_logs_path, content, point="best.info")
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
@@ -165,7 +136,7 @@ def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
     """Returns what keeps the best checkpoint as the config says; None when it names no metric or no folder.
 
     Args:
-      params: the experiment's config, of ours or of Model Garden.
+      params: the experiment's config, of trainer_kit or of Model Garden.
       data_dir: what holds the folder of the best checkpoint; the model_dir.
     """
     options = params.trainer
@@ -177,19 +148,8 @@ def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the single numbers of nested logs as floats, in their order; what holds one element is one too."""
-    found: dict[str, Any] = {}
-    for name, value in logs.items():
-        if isinstance(value, Mapping):
-            found[name] = numbers(value)
-            continue
-        try:
-            array = np.asarray(to_numpy(value))
-        except ValueError:  # lists of several lengths
-            continue
-        if array.size == 1 and array.dtype.kind in "biufV":
-            found[name] = float(array.item())
-    return found
+    """Returns the single numbers of nested logs as floats, in their order."""
+    return nested(flat_scalars(logs, "|"))
 
 
 class _Logs(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Going back after a divergence, as actions of Orbit; our own runner goes back by itself, and needs none of it."""
+"""Actions of Orbit that go back after a divergence; a run of a Trainer of trainer_kit goes back without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.compat.model_garden.training.nested_logs import get_leaf_nested_dict
 from trainer_kit.errors import DivergedError
 from trainer_kit.training.metrics import to_numpy
 
@@ -50,7 +49,7 @@ class RecoveryCondition:
           DivergedError: (a RuntimeError) when no trial is left.
           KeyError: when there is no training loss.
         """
-        loss = float(np.asarray(to_numpy(get_leaf_nested_dict(outputs, ["training_loss"]))).item())
+        loss = float(np.asarray(to_numpy(outputs["training_loss"])).item())
         step = int(to_numpy(self.global_step))
         too_large = step >= self.recovery_begin_steps and loss > self.loss_upper_bound
         if math.isfinite(loss) and not too_large:
@@ -78,7 +77,7 @@ class RecoveryAction:
     """Restores the newest checkpoint in which every number is finite.
 
     Args:
-      checkpoint_manager: of TensorFlow or ours.
+      checkpoint_manager: of TensorFlow or of trainer_kit.
     """
 
     def __init__(self, checkpoint_manager: tf.train.CheckpointManager) -> None:

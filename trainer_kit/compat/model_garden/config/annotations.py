@@ -1,4 +1,4 @@
-"""What the annotations of Model Garden's config classes say, in terms of config classes of ours."""
+"""Translates the annotations of Model Garden's config classes into those of trainer_kit's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCALARS = (int, float, bool, str, type(None))
 
 @functools.cache
 def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
-    """Returns the annotations of a config class of theirs by field; they are costly to find."""
+    """Returns the annotations of a config class of Model Garden by field; they are costly to find."""
     return get_type_hints(section_class)
 
 
@@ -26,25 +26,25 @@ def is_optional(hint: Any) -> bool:
 
 
 def optional_section(hint: Any) -> type[TheirConfig] | None:
-    """The class of a section of theirs that may be missing; None for any other field, and for one without fields."""
+    """Returns the class of a section that may be missing; None for any other field, and for a class without fields."""
     arms = [arm for arm in get_args(hint) if arm is not type(None)] if is_optional(hint) else [hint]
     return arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
 
 
 def listed_section(hint: Any) -> type[TheirConfig] | None:
-    """The class of the sections in a list of theirs; None for a list of anything else."""
+    """Returns the class of the sections in a list; None for a list of anything else."""
     arms = get_args(hint) if is_optional(hint) else (hint,)
     items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
     return items[0] if len(items) == 1 and _is_section(items[0]) else None
 
 
 def beside_section(hint: Any) -> list[Any]:
-    """Returns what `hint` allows in the place of a section, None included, in terms of ours."""
+    """Returns the annotations of what `hint` allows in the place of a section, None included."""
     return [annotation(arm) for arm in get_args(hint) if not _is_section(arm)] if _is_union(hint) else []
 
 
 def annotation(hint: Any) -> Any:
-    """Returns `hint` with what only they know replaced: their sections by mappings, objects by anything."""
+    """Returns `hint` without Model Garden's own types: a section becomes a mapping, any other object becomes Any."""
     origin, args = get_origin(hint), get_args(hint)
     if _is_union(hint):
         return Union[tuple(annotation(arg) for arg in args)]  # noqa: UP007
@@ -58,7 +58,7 @@ def annotation(hint: Any) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is what an annotation in terms of ours says."""
+    """Whether `value` is what a translated annotation says."""
     try:
         TypeAdapter(hint, config=_ARBITRARY).validate_python(value)
     except ValidationError:

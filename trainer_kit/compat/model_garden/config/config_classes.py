@@ -1,8 +1,8 @@
-"""Model Garden's config objects as config classes of ours, and back.
+"""Translates config objects of Model Garden to config classes of trainer_kit, and back.
 
-Their classes take any value for any key. A mirror is a config class of ours with the fields of one of their objects, so
-that overrides are checked, mistakes named, origins kept and changes at a resume found as for any other experiment.
-Their tasks never see it: they get a copy of their own object, with the changes on it.
+Classes of Model Garden take any value for any key. A mirror is a config class of trainer_kit with the fields of one of
+their objects, so that overrides are checked, mistakes named, origins kept and changes at a resume found as for any
+other experiment. Tasks of Model Garden never see a mirror: they get a copy of the original object with the changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer_kit.config.schema.base import Config, FieldError, OneOfConfig, conf
 from trainer_kit.config.sources.layer import join
 from trainer_kit.errors import ConfigError, Mistake
 
-_WIDER = {  # what they declare more narrowly than their own files and configs are
+_WIDER = {  # fields that Model Garden declares more narrowly than its own files use them
     "input_size": list[int | None],
     "include_in_weight_decay": list[str] | str | None,
     "exclude_from_weight_decay": list[str] | str | None,
@@ -47,11 +47,11 @@ class Mirrored:
     """What a class that `mirror` made has beside the fields.
 
     Attributes:
-      made_of: theirs, the base class, the changes and the classes around it that it was made of.
-      before: the values of theirs, as plain nested dicts.
+      made_of: the original object, the base class, the changes and the classes around it.
+      before: the values of the original, as plain nested dicts.
     """
 
-    merges_values = True  # as theirs
+    merges_values = True  # as Model Garden does
     made_of: ClassVar[tuple[TheirConfig, type[Config], dict[str, Any], tuple[type, ...]]]
     before: ClassVar[dict[str, Any]]
 
@@ -65,28 +65,28 @@ _newest: collections.deque[type[Config]] = collections.deque(maxlen=_KEPT)  # al
 
 
 def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
-    """Returns a config of ours with the fields and the values of `theirs`.
+    """Returns a config of trainer_kit with the fields and the values of `theirs`.
 
     Mirrors of equal objects of one class are equal.
 
     Args:
-      theirs: any of their config objects; a copy of it is kept for `original`.
-      base: the config class of ours that it is one of; the fields that both have are typed as ours.
+      theirs: any config object of Model Garden; a copy of it is kept for `original`.
+      base: the base class of the mirror; a field that both have is typed as in the base class.
       **changes: values of fields that are something else here.
 
     Raises:
-      ConfigError: when `base` does not allow a value of theirs.
+      ConfigError: when `base` does not allow a value of `theirs`.
     """
     return _mirror(theirs, base, changes, ())
 
 
 def original(mirrored: Config) -> Any:
-    """Returns a config object of theirs, like the one that `mirrored` was made from, with the values it has now.
+    """Returns a copy of the object of Model Garden that `mirrored` was made from, with the values of `mirrored`.
 
     Nothing in it is locked.
 
     Raises:
-      ConfigError: when their class does not take a value.
+      ConfigError: when the class of Model Garden does not take a value.
     """
     assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
     theirs = copy.deepcopy(mirrored.made_of[0])
@@ -180,7 +180,7 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
 
 
 def _on_default(value: TheirConfig, field: FieldInfo) -> dict[str, Any]:
-    """Returns a section that only our engine knows, which came back from their object with what was changed in it."""
+    """Returns a section that only trainer_kit knows, which came back from an original with what was changed in it."""
     default = field.get_default(call_default_factory=True)
     return {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
 
@@ -261,7 +261,7 @@ def _changed(before: Any, after: Any) -> Any:
 
 
 def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
-    """Returns new values with tuples where theirs are: a config of ours has lists, and their code may add tuples."""
+    """Returns new values with tuples where the original has tuples; a mirror has lists in their place."""
     typed: dict[str, Any] = {}
     for name, value in changed.items():
         now = getattr(theirs, name, None)

@@ -1,17 +1,17 @@
-"""Model Garden's ExperimentConfig <-> ours: trainer and runtime become sections of ours, the task's stays theirs."""
+"""Translates an ExperimentConfig of Model Garden to one of trainer_kit; tasks still get their own section."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
-from trainer_kit.compat.model_garden.config.config_classes import mirror, original, told_under
+from trainer_kit.compat.model_garden.config.config_classes import Mirrored, mirror, original, told_under
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -26,11 +26,11 @@ _SEPARATE = f"{_DOOR}.multitask.separate_evaluation:SeparateTrainers"
 
 @dataclass(frozen=True)
 class Sections:
-    """What a Trainer reads: the trainer and runtime sections as ours, and the task's as theirs.
+    """What a Trainer reads: the sections trainer and runtime of trainer_kit, and the task's of Model Garden.
 
     Attributes:
-      task: of their class, as `Task.task_config`.
-      trainer, runtime: of ours.
+      task: of Model Garden, as `Task.task_config`.
+      trainer, runtime: of trainer_kit.
     """
 
     task: Any
@@ -46,58 +46,36 @@ class _Separate(Config):
     """
 
 
-@configclass
-class _Restricted(ExperimentConfig):
-    """An ExperimentConfig with the rules of theirs, which are text: `task.model.num_classes > 0`.
-
-    A rule that the config as it is registered breaks stands for a value that only a user can know; see broken_rules.
-    """
-
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Ours, and theirs."""
-        yield from super().rules()
-        made_of = getattr(type(self), "made_of", None)  # none while the first one of a class is made
-        if made_of is not None and (restrictions := _unbroken(made_of[0])):
-            yield from _broken(original(self), restrictions)
-
-
 def broken_rules(config: Any) -> list[Mistake]:
-    """Returns a mistake for each rule of theirs that `config`, theirs or converted, breaks, before it is run."""
-    if isinstance(config, _Restricted):
-        theirs: TheirConfig = type(config).made_of[0]  # type: ignore[attr-defined]
-        unmet = set(theirs._restrictions) - set(_unbroken(theirs))
-        return [Mistake(path, problem) for path, problem in _broken(original(config), sorted(unmet))]
-    if isinstance(config, TheirConfig):
-        return [Mistake(path, problem) for path, problem in _broken(config, config._restrictions)]
-    return []
+    """Returns a mistake for each restriction of Model Garden, as `task.model.num_classes > 0`, that `config` breaks.
 
-
-def _unbroken(theirs: TheirConfig) -> list[str]:
-    return [one for one in theirs._restrictions if not any(_broken(theirs, [one]))]
-
-
-def _broken(theirs: TheirConfig, restrictions: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for restriction in restrictions:
+    Args:
+      config: of Model Garden, or converted; any other has no restrictions.
+    """
+    theirs = original(config) if isinstance(config, ExperimentConfig) and isinstance(config, Mirrored) else config
+    found = []
+    for restriction in theirs._restrictions if isinstance(theirs, TheirConfig) else ():
         one = copy.copy(theirs)
         one._restrictions = [restriction]
         try:
             one.validate()
         except (KeyError, ValueError):
             path = re.split(r"[=!<>\s]", restriction, maxsplit=1)[0]
-            yield path, f"breaks the experiment's rule {restriction!r}"
+            found.append(Mistake(path, f"breaks the experiment's rule {restriction!r}"))
+    return found
 
 
 def convert(theirs: Any) -> ExperimentConfig:
-    """Returns their ExperimentConfig as ours, checked; a config of ours is returned as it is.
+    """Returns an ExperimentConfig of Model Garden as one of trainer_kit, checked; one of trainer_kit stays as it is.
 
-    What means something else here: a strategy left at theirs, `mirrored`, is `auto`, since mirroring over one device is
-    up to 3 times as slow; and with a best metric but no folder for it, the folder is `best_ckpt`. `enable_xla`
-    is for one GPU: without `num_gpus`, as several of their experiments have it, theirs ignores it, and here the step of
-    several replicas cannot be a program of XLA. `loss_scale` is for float16: with another type theirs ignores it. What
-    a config of theirs does not have, a section or a value, has our default.
+    Four values mean something else here. A strategy left at Model Garden's default, `mirrored`, is `auto`: mirroring
+    over one device is up to 3 times as slow. With a best metric but no folder for it, the folder is `best_ckpt`.
+    `enable_xla` counts for one GPU only: Model Garden ignores it without `num_gpus`, which several of its experiments
+    need, and the step of several replicas cannot be a program of XLA. `loss_scale` counts for float16 only: Model
+    Garden ignores it with another type. A section or a value that is missing has trainer_kit's default.
 
     Raises:
-      ConfigError: when a value is one that our engine does not allow.
+      ConfigError: when trainer_kit does not allow a value.
     """
     if isinstance(theirs, ExperimentConfig):
         return theirs
@@ -111,7 +89,7 @@ def convert(theirs: Any) -> ExperimentConfig:
     parts = _together(**makers)
     trains = evaluated or (_TRAINERS if several else _TRAINER)
     register_task(type(parts["task"]), _TASKS if several else _TASK, trainer=trains)
-    converted: ExperimentConfig = mirror(theirs, _Restricted, **parts)
+    converted: ExperimentConfig = mirror(theirs, ExperimentConfig, **parts)
     return converted
 
 
@@ -155,8 +133,8 @@ def sections(config: Any, task: Any) -> Any:
     """Returns what a Trainer of `task` reads of `config`.
 
     Args:
-      config: their ExperimentConfig, ours, or anything with the sections trainer and runtime as ours.
-      task: theirs, which has its own section.
+      config: an ExperimentConfig of either, or anything with the sections trainer and runtime of trainer_kit.
+      task: of Model Garden, which has its own section.
     """
     if isinstance(config, ExperimentConfig):
         return Sections(task.task_config, config.trainer, config.runtime)

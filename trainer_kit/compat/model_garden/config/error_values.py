@@ -1,7 +1,4 @@
-"""Where an error comes from, and which value of a config it is about.
-
-That is one which it names in quotes, or which no table of theirs has.
-"""
+"""Where an error comes from, and which value of a config it is about."""
 
 from __future__ import annotations
 
@@ -14,9 +11,6 @@ from typing import Any
 from trainer_kit import errors
 from trainer_kit.errors import Mistake
 from trainer_kit.errors.user_frames import is_users_file
-
-# What configs are full of, and errors about other things name too.
-_EVERYWHERE = {"float32", "float16", "bfloat16", "channels_last", "channels_first", "relu"}
 
 
 def one_line(error: BaseException) -> str:
@@ -40,21 +34,13 @@ def is_of_a_user(error: BaseException) -> bool:
     return False
 
 
-def value_in(error: Exception, task_config: Any) -> Mistake | None:
-    """Returns the value of a task's section, theirs, that the error is about; None when it tells of none."""
-    leaves = dict(_leaves(task_config.as_dict(), "task"))
-    if isinstance(error, KeyError):
-        return _unknown(error, leaves)
-    text = one_line(error)
-    quoted = set(re.findall(r"'([^']+)'", text)) - _EVERYWHERE if isinstance(error, ValueError) else set()
-    paths = [path for path, value in leaves.items() if isinstance(value, str) and value in quoted]
-    return Mistake(" or ".join(paths), text.rstrip(".")) if paths else None
-
-
-def _unknown(error: KeyError, leaves: dict[str, Any]) -> Mistake | None:
-    """A value that code of theirs has looked up in vain."""
-    place, key = traceback.extract_tb(error.__traceback__)[-1], error.args[0] if error.args else None
-    paths = [path for path, value in leaves.items() if type(value) is type(key) and value == key]
+def unknown_value(error: Exception, section: Any, path: str) -> Mistake | None:
+    """Returns the value of a task's section at `path` that code of Model Garden has looked up in vain, or None."""
+    if not isinstance(error, KeyError) or not error.args:
+        return None
+    place, key = traceback.extract_tb(error.__traceback__)[-1], error.args[0]
+    leaves = _leaves(section.as_dict(), path)
+    paths = [leaf for leaf, value in leaves if type(value) is type(key) and value == key]
     if "/official/" not in place.filename or not paths:
         return None
     where = f"official/{place.filename.rpartition('/official/')[2]}:{place.lineno}"

@@ -1,4 +1,4 @@
-"""Functions that gin files know by the names that Model Garden gave them, theirs imported or not."""
+"""Functions that gin files bind by the names that they have in Model Garden, imported or not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _R = TypeVar("_R")
 def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Returns a decorator that makes a function a gin configurable which takes its namesake's bindings.
 
-    gin refuses a short name that two modules have registered as ambiguous, unless it is the whole name of one. So ours
-    is registered under its short name alone: `get_train_actions.x = 1` is for ours, with Model Garden imported beside
-    it or not. What is bound by the whole name of theirs, which gin accepts only when theirs is imported, counts for
-    ours as well. As ever, a binding never beats an argument that the caller passed.
+    gin refuses a short name that two modules have registered as ambiguous, unless it is the whole name of one. So the
+    function is registered under its short name alone: `get_train_actions.x = 1` binds it, whether Model Garden is
+    imported or not. A binding by the whole name of Model Garden's function, which gin accepts only when that is
+    imported, counts as well. As ever, a binding never beats an argument that the caller passed.
 
     Args:
       theirs: whole name of the function in Model Garden.
@@ -65,6 +65,6 @@ def bindings_of(theirs: str, given: Collection[str]) -> dict[str, Any]:
     """
     try:
         bound = gin.get_bindings(theirs)
-    except ValueError:  # theirs is not imported
+    except ValueError:  # Model Garden's is not imported
         return {}
     return {name: value for name, value in bound.items() if name not in given}

@@ -1,4 +1,4 @@
-"""Files that the section of a task of theirs names, and that are not there."""
+"""Files that the section of a task of Model Garden names, and that are not there."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trainer_kit.files import is_remote
 
 _PATTERNS = ("input_path",)
 _NAMES = ("_path", "_file", "_dir", "_filename", "init_checkpoint")
-_NO_FILE = ("", "dummy")  # their name for data that are made up
-_ADVICE = "set it to where they are"
+_NO_FILE = ("", "dummy")  # Model Garden's name for data that are made up
 
 
-def missing_files(task_config: Any, told: str) -> list[Mistake]:
+def missing_files(section: Any, path: str, told: str) -> list[Mistake]:
     """Returns a mistake for each value that names a file, or a pattern of files, that is not there.
 
     Args:
-      task_config: the task's section, theirs.
+      section: of a task of Model Garden.
+      path: of the section in the experiment.
       told: text of an error; of remote files, and they can take long to ask for, those that it names are not there.
     """
     return [
-        Mistake(f"task.{path}", _problem(value, told), _ADVICE if _is_pattern(path) else "set it to where it is")
-        for path, value in _paths(task_config.as_dict(), "")
+        Mistake(named, _problem(value, told), f"set it to where {'they are' if _is_pattern(named) else 'it is'}")
+        for named, value in _paths(section.as_dict(), path)
         if value not in _NO_FILE and _is_missing(value, told)
     ]
 
@@ -33,7 +33,7 @@ def missing_files(task_config: Any, told: str) -> list[Mistake]:
 def _paths(values: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yields the dotted path and the value of each that names files; of several patterns each."""
     for key, value in values.items():
-        inner = f"{path}.{key}" if path else str(key)
+        inner = f"{path}.{key}"
         if isinstance(value, dict):
             yield from _paths(value, inner)
         elif str(key).endswith(_NAMES) or _is_pattern(inner):

@@ -1,4 +1,4 @@
-"""From flags to a config of theirs, with the names of official.core.train_utils and the mistakes told in our report."""
+"""Makes a config of Model Garden from flags, by the names of official.core.train_utils."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer_kit.errors import ConfigError, UsageError, suggestion
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
-# What `convert` sets where a config of theirs has nothing of its own.
+# What `convert` sets where a config of Model Garden has nothing of its own.
 _CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
 
 
@@ -61,7 +61,7 @@ class UnknownKeyError(ConfigError, KeyError):
 
 
 class ExperimentParser:
-    """Makes the config of an experiment of theirs from flags, step by step.
+    """Makes the config of an experiment of Model Garden from flags, step by step.
 
     Args:
       flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
@@ -77,11 +77,10 @@ class ExperimentParser:
           ConfigError: for unknown keys (then it is a KeyError too), wrong types and broken rules.
         """
         params = self.base_experiment()
-        steps = self._layers_of()
-        if all(getattr(type(self), name) is getattr(ExperimentParser, name) for name in steps):
+        if all(getattr(type(self), name) is getattr(ExperimentParser, name) for name in _STEPS):
             # All at once: a later one may mend what an earlier one breaks, and all mistakes are in one report.
-            return _overridden(params, [layer for read in steps.values() for layer in read(params)])
-        for name in steps:
+            return _overridden(params, [layer for read in _STEPS.values() for layer in read(self._flags_obj, params)])
+        for name in _STEPS:
             params = getattr(self, name)(params)
         return params
 
@@ -106,53 +105,53 @@ class ExperimentParser:
 
     def parse_config_file(self, params: Any) -> Any:
         """Returns `params` with the values of the config files on them."""
-        return _overridden(params, self._file_layers(params))
+        return _overridden(params, _of_files(self._flags_obj, params))
 
     def parse_runtime(self, params: Any) -> Any:
         """Returns `params` with the TPU that the flags name."""
-        return _overridden(params, self._runtime_layers(params))
+        return _overridden(params, _of_runtime(self._flags_obj, params))
 
     def parse_data_service(self, params: Any) -> Any:
         """Returns `params` with the address of the tf.data service that the flags name, if they do."""
-        return _overridden(params, self._data_service_layers(params))
+        return _overridden(params, _of_data_service(self._flags_obj, params))
 
     def parse_params_override(self, params: Any) -> Any:
         """Returns `params` with the values of --params_override on them; it may be given several times."""
-        return _overridden(params, self._override_layers(params))
+        return _overridden(params, _of_override(self._flags_obj, params))
 
-    def _layers_of(self) -> dict[str, Callable[[Any], list[Layer]]]:
-        """The steps in order, and what each puts on the config."""
-        return {
-            "parse_config_file": self._file_layers,
-            "parse_runtime": self._runtime_layers,
-            "parse_data_service": self._data_service_layers,
-            "parse_params_override": self._override_layers,
-        }
 
-    def _file_layers(self, params: Any) -> list[Layer]:
-        del params
-        return [_layer(one, read_config_file, "config_file") for one in self._flags_obj.config_file or ()]
+def _of_files(flags: Any, _: Any) -> list[Layer]:
+    return [_layer(one, read_config_file, "config_file") for one in flags.config_file or ()]
 
-    def _runtime_layers(self, params: Any) -> list[Layer]:
-        del params
-        return [Layer({"runtime": {"tpu": self._flags_obj.tpu}}, {"runtime.tpu": "--tpu"})]
 
-    def _data_service_layers(self, params: Any) -> list[Layer]:
-        if "tf_data_service" not in self._flags_obj or not self._flags_obj.tf_data_service:
-            return []
-        address = {"tf_data_service_address": self._flags_obj.tf_data_service}
-        parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
-        return [Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})]
+def _of_runtime(flags: Any, _: Any) -> list[Layer]:
+    return [Layer({"runtime": {"tpu": flags.tpu}}, {"runtime.tpu": "--tpu"})]
 
-    def _override_layers(self, params: Any) -> list[Layer]:
-        del params
-        given = self._flags_obj.params_override or ()
-        listed = given if isinstance(given, (list, tuple)) else [given]
-        return [_layer(one, read_params_override, "params_override") for one in listed]
+
+def _of_data_service(flags: Any, params: Any) -> list[Layer]:
+    if "tf_data_service" not in flags or not flags.tf_data_service:
+        return []
+    address = {"tf_data_service_address": flags.tf_data_service}
+    parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
+    return [Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})]
+
+
+def _of_override(flags: Any, _: Any) -> list[Layer]:
+    given = flags.params_override or ()
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    return [_layer(one, read_params_override, "params_override") for one in listed]
+
+
+_STEPS = {  # of ExperimentParser, in order, and the values that each puts on the config
+    "parse_config_file": _of_files,
+    "parse_runtime": _of_runtime,
+    "parse_data_service": _of_data_service,
+    "parse_params_override": _of_override,
+}
 
 
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
-    """Returns the config of theirs that the flags ask for.
+    """Returns the config of Model Garden that the flags ask for.
 
     Args:
       flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
@@ -161,7 +160,7 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
     Raises:
       ConfigError: for unknown keys, wrong types and broken rules.
-      KeyError, ValueError: for a broken restriction of theirs.
+      KeyError, ValueError: for a broken restriction of the experiment.
     """
     params = ExperimentParser(flags_obj).parse()
     params.validate()
@@ -173,11 +172,11 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
 
 def serialize_config(params: Any, model_dir: str) -> None:
-    """Writes `params`, of theirs or of ours, to `model_dir/params.yaml`, which run_experiment does by itself too.
+    """Writes `params`, of either kind, to `model_dir/params.yaml`, which run_experiment does by itself too.
 
     Raises:
       UsageError: when `model_dir` is None.
-      ConfigError: when the run that is there was started with another config, which theirs would write over.
+      ConfigError: when the run in `model_dir` was started with another config.
       StorageError: when the file cannot be written.
     """
     config = convert(params)
@@ -196,7 +195,7 @@ def _layer(given: Any, read: Callable[[str], Layer], origin: str) -> Layer:
 
 
 def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
-    """Returns a config of theirs like `params` with the values of `layers` on it, each checked."""
+    """Returns a config of Model Garden like `params` with the values of `layers` on it, each checked."""
     if not layers:
         return params
     try:

@@ -26,7 +26,7 @@ _NO_DATA = "give input_path, the pattern of its files, or tfds_name and tfds_spl
 
 
 def unset_optimization(options: Any) -> list[Mistake]:
-    """Returns what has no value in the section of the optimizer, theirs or ours, and is needed in every step."""
+    """Returns what has no value in the section of the optimizer, of either kind, and is needed in every step."""
     chosen_parts = ("optimizer", "learning_rate")
     found = [one for part in chosen_parts for one in _unset_type(options, part, f"trainer.optimizer_config.{part}")]
     for part in ("learning_rate", "warmup"):
@@ -39,26 +39,27 @@ def unset_optimization(options: Any) -> list[Mistake]:
     return found
 
 
-def unset_values(task_config: Any, part: str) -> list[Mistake]:
-    """Returns what has no value in a task's section, theirs, and is needed for a part of the task.
+def unset_values(section: Any, part: str, path: str = "task") -> list[Mistake]:
+    """Returns what has no value in a task's section, of Model Garden, and is needed for a part of the task.
 
     Args:
-      task_config: the section.
-      part: what is made: "task", all of it; "task.model"; or one of its data, such as "task.train_data".
+      section: of the task.
+      part: what is made: "", the task itself; "model"; or one of its data, such as "train_data".
+      path: of the section in the experiment.
     """
     found = []
-    for path, advice in _NEEDED.items():
-        outer, _, name = path.rpartition(".")
-        section = getattr(task_config, outer, None) if outer else task_config
-        value = getattr(section, name, _SET)
-        needless = name == "vocab_file" and not _needs_vocabulary(section, outer)
-        if _belongs(f"task.{path}", part) and not needless and _is_unset(value):
-            found.append(Mistake(f"task.{path}", f"has no value ({value!r}), and is needed", advice))
-    return [*found, *_no_data(task_config, part)]
+    for needed, advice in _NEEDED.items():
+        outer, _, name = needed.rpartition(".")
+        holder = getattr(section, outer, None) if outer else section
+        value = getattr(holder, name, _SET)
+        needless = name == "vocab_file" and not _needs_vocabulary(holder, outer)
+        if _belongs(needed, part) and not needless and _is_unset(value):
+            found.append(Mistake(f"{path}.{needed}", f"has no value ({value!r}), and is needed", advice))
+    return [*found, *_no_data(section, part, path)]
 
 
-def unset_choices(section: Any, path: str = "task") -> list[Mistake]:
-    """Returns a mistake for each choice of theirs, in a section and the sections in it, where nothing is chosen."""
+def unset_choices(section: Any, path: str) -> list[Mistake]:
+    """Returns a mistake for each choice, in a section and the sections in it, where nothing is chosen."""
     found: list[Mistake] = []
     for name, inner in vars(section).items():
         if isinstance(inner, TheirConfig) and name not in section.RESERVED_ATTR:
@@ -73,9 +74,9 @@ _SET = object()
 
 def _belongs(path: str, part: str) -> bool:
     """The model needs no vocabulary; a task looks at most into the data to validate with."""
-    if part == "task.model":
+    if part == "model":
         return not path.endswith("vocab_file")
-    return path.startswith(f"{part}.") and not (part == "task" and path.startswith("task.train_data"))
+    return not path.startswith("train_data") if part == "" else path.startswith(f"{part}.")
 
 
 def _needs_vocabulary(data: Any, name: str) -> bool:
@@ -90,10 +91,10 @@ def _is_unset(value: Any) -> bool:
     return value is None or negative or (isinstance(value, (str, list, tuple)) and not value)
 
 
-def _no_data(task_config: Any, part: str) -> Iterator[Mistake]:
-    data: Any = getattr(task_config, part.removeprefix("task."), None)
+def _no_data(section: Any, part: str, path: str) -> Iterator[Mistake]:
+    data: Any = getattr(section, part, None) if part else None
     if hasattr(data, "input_path") and hasattr(data, "tfds_name") and not data.input_path and not data.tfds_name:
-        yield Mistake(part, "names no data", _NO_DATA)
+        yield Mistake(f"{path}.{part}", "names no data", _NO_DATA)
 
 
 def _unset_type(around: Any, name: str, path: str) -> Iterator[Mistake]:

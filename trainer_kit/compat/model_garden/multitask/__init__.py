@@ -1,4 +1,4 @@
-"""The door for `official.modeling.multitask`: several tasks, trained or evaluated together, on our engine.
+"""The door for `official.modeling.multitask`: several tasks, trained or evaluated together.
 
 Names and signatures are theirs. Their tasks, samplers, models and configs are used as they are. What is asked for is
 imported when it is asked for.

@@ -50,7 +50,6 @@ class MultiTaskBaseTrainer(Trainer):
         build_parts(task.tasks, multi_task_model, train=True)
         sections = sections_of(config, task.tasks, trainer_options)
         super().__init__(sections, task, multi_task_model, optimizer, evaluate=False, train_dataset=train_datasets)
-        self._train_set: Any = TaskMetrics(task.tasks, total=self.has_total_loss)
 
     @property
     def multi_task(self) -> Any:
@@ -79,11 +78,14 @@ class MultiTaskBaseTrainer(Trainer):
     def _engine_task(self, multi_task: Any) -> EngineTask:
         return EngineTask(multi_task)
 
+    def _training_metrics(self, task: Any, model: Any) -> Any:
+        return TaskMetrics(task.tasks, total=self.has_total_loss)
+
     def _open_data(self, given: Any) -> Any:
         parts = {}
         for name, task in self.task.tasks.items():
             params = functools.partial(getattr, task.task_config, "train_data")
-            parts[name] = self._data_of(task, params, self._steps(name), (given or {}).get(name))
+            parts[name] = self.inputs.train_data_of(task, params, self._steps(name), (given or {}).get(name))
         return TaskData(parts, self._steps_of)
 
     def _steps(self, name: str) -> Any:

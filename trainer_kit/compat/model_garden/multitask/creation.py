@@ -1,4 +1,4 @@
-"""Trainers for experiments of several tasks, made from configs of ours: what our runner and the command line call."""
+"""Makes tasks and trainers for experiments of several tasks, for the runner and for the command line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.gin_names import bindings_of
 from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBaseTrainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
+from trainer_kit.compat.model_garden.multitask.evaluation import check_ours, evaluate_tasks
 from trainer_kit.compat.model_garden.multitask.evaluator import MultiTaskEvaluator
 from trainer_kit.compat.model_garden.multitask.interleaving_trainer import MultiTaskInterleavingTrainer
 from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer
@@ -46,7 +47,8 @@ class MultiTaskTrainers:
             )  # fmt: skip
         trainer = create_trainer(config, task.multi_task, model)
         if evaluate:
-            trainer.evaluate_tasks(tasks, steps, exporter)
+            check_ours(trainer)
+            evaluate_tasks(trainer, tasks, steps, exporter)
         return trainer
 
 
@@ -72,9 +74,9 @@ def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
-    """Returns their MultiTask, as our engine has it, for a task's section that `config.convert` has made; in scope.
+    """Returns a MultiTask, as the engine has it, for a task's section that `convert` has made; in strategy scope.
 
-    It is of the class that is registered with their task_factory for the class of its config, if one is. `logging_dir`
+    It is of the class that is registered with task_factory for the class of its config, if one is. `logging_dir`
     is there meanwhile: some tasks write into it when they are made.
     """
     theirs = original(config)

@@ -1,4 +1,4 @@
-"""What our engine sees of several tasks that are trained together: one task."""
+"""What the engine sees of several tasks that are trained together: one task."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from trainer_kit.errors import UsageError
 
 
 class EngineTask:
-    """One task for our engine, in place of their MultiTask. Made in strategy scope.
+    """One task for the engine, in place of a MultiTask of Model Garden. Made in strategy scope.
 
     Args:
-      multi_task: of theirs.
+      multi_task: of Model Garden.
       model: of all tasks; None: to be built by `multi_task.build_multitask_model`.
       checkpoint_exporter: keeps the best checkpoint, in place of the engine's own.
 
     Attributes:
       step_counters: int64 scalars, the steps that each task was trained; empty where each step trains all. They are
         found here, and saved with the run.
-      validation_set: the name of the task that is evaluated.
     """
 
     loss = "loss"
-    validation_set = ""
 
     def __init__(self, multi_task: Any, model: Any = None, checkpoint_exporter: Any = None) -> None:
         self.multi_task, self.checkpoint_exporter = multi_task, checkpoint_exporter
@@ -33,19 +31,19 @@ class EngineTask:
 
     @property
     def task_config(self) -> TaskSections:
-        """The sections of the tasks, theirs, by their paths in the experiment's config."""
+        """The sections of the tasks by their paths in the experiment's config."""
         return sections_of(self.tasks.values())
 
     @property
     def tasks(self) -> dict[str, Any]:
-        """The tasks of theirs, by name."""
+        """The tasks of Model Garden by name."""
         return dict(self.multi_task.tasks)
 
     def build_model(self) -> Any:
         """Returns the model of all tasks; in strategy scope.
 
         Raises:
-          UsageError: when there is none, and their MultiTask cannot build one.
+          UsageError: when there is none, and the MultiTask cannot build one.
         """
         if self._model is not None:
             return self._model
@@ -89,7 +87,7 @@ def build_parts(tasks: dict[str, Any], model: Any, train: bool) -> None:
     """Makes the variables of the parts of `model` that have none yet; eager, in strategy scope.
 
     Args:
-      tasks: of theirs, by name.
+      tasks: of Model Garden, by name.
       model: of them all.
       train: whether their train_data tells what a batch looks like, or their validation_data.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer_kit.compat.model_garden.multitask.base_trainer import sections_of
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, build_parts
+from trainer_kit.compat.model_garden.multitask.evaluation import evaluate_tasks
 from trainer_kit.compat.model_garden.training.trainer import Trainer
 
 
@@ -40,7 +41,7 @@ class MultiTaskEvaluator(Trainer):
         build_parts(tasks, model, train=False)
         task = EngineTask(SimpleNamespace(tasks=tasks))
         super().__init__(sections_of(config, tasks), task, model, optimizer, train=False, evaluate=False)
-        self.evaluate_tasks(self._eval_tasks, eval_steps, checkpoint_exporter)
+        evaluate_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
 
     @property
     def tasks(self) -> list[Any]:
@@ -50,12 +51,12 @@ class MultiTaskEvaluator(Trainer):
     @property
     def validation_losses(self) -> dict[str, Any]:
         """The metrics of the validation losses by task."""
-        return {name: one.metrics.loss for name, one in (self._tasks_evaluated or {}).items()}
+        return {one.name: one.metrics.loss for one in self.validation}
 
     @property
     def validation_metrics(self) -> Any:
         """The validation metrics by task, without the losses."""
-        return {name: one.metrics.metrics for name, one in (self._tasks_evaluated or {}).items()}
+        return {one.name: one.metrics.metrics for one in self.validation}
 
     def _new_global_step(self) -> Any:
         return super()._new_global_step() if self._given_step is None else self._given_step

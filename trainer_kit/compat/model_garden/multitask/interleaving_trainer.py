@@ -12,8 +12,8 @@ from trainer_kit.compat.model_garden.multitask.base_trainer import MultiTaskBase
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask, part_for
 from trainer_kit.distribution.replicas import local_tensors
 from trainer_kit.inputs.autograph import converted
-from trainer_kit.training.loops.batch_first import writes_after
 from trainer_kit.training.loops.iterators import WaitingClock, no_waits
+from trainer_kit.training.loops.read_before_write import writes_after
 
 
 class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):

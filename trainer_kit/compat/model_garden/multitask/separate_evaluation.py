@@ -12,7 +12,7 @@ from trainer_kit.compat.model_garden.config.build_errors import TaskSections, to
 from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.multitask.creation import MultiTaskTrainers
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
-from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
+from trainer_kit.compat.model_garden.multitask.evaluation import check_ours, evaluate_tasks
 from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.training.trainer import create_trainer
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -36,7 +36,8 @@ class SeparateEvaluation:
         steps: dict[str, int | None] = {}
         for routine in original(config).eval_tasks:
             steps.update(dict.fromkeys((routine.task_config.name, routine.task_name), routine.eval_steps))
-        evaluating(trainer).evaluate_tasks(self.eval_tasks, steps, checkpoint_exporter)
+        check_ours(trainer)
+        evaluate_tasks(trainer, self.eval_tasks, steps, checkpoint_exporter)
 
 
 class SeparateTrainers:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from trainer_kit.inputs.sources.tfrecords import reporting_damage
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.training.loops.iterators import Iterators
 
@@ -37,9 +39,13 @@ class TaskData:
       parts: the data of each task, by name; a part counts the steps of its own task.
       steps_of: returns, for a step of the run counted from 1, the tasks that it trains, each with the number that the
         step has among those of the task.
+
+    Attributes:
+      made: None: there is no one source for all tasks.
     """
 
     stack = 1
+    made = None
 
     def __init__(self, parts: Mapping[str, TrainData], steps_of: Callable[[int], Mapping[str, int]]) -> None:
         self.parts, self._steps_of = dict(parts), steps_of
@@ -57,6 +63,11 @@ class TaskData:
     def batch_of(self, step: int) -> Batches:
         """Returns the index of the batch, or batches, that step number `step`, counted from 1, uses or has used."""
         return Batches({name: self.parts[name].batch_of(own) for name, own in self._steps_of(step).items()})
+
+    def reporting_damage(self) -> AbstractContextManager[None]:
+        """Has an error of data that cannot be read say so, and drops all iterators; see TrainData."""
+        read = lambda: [data for part in self.parts.values() for data in (part.made, part.feed.dataset)]  # noqa: E731
+        return reporting_damage(read, self.feed.forget)
 
     def leave_out(self, batch: Batches) -> None:
         """Leaves out the batch, or batches, from now on; see TrainData."""

@@ -1,26 +1,28 @@
-"""run_experiment for several tasks, with the signatures of official.modeling.multitask.train_lib, on our engine."""
+"""run_experiment for several tasks, with the signatures of official.modeling.multitask.train_lib."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
 from official.core import train_utils
 
+from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.compat.model_garden.actions.best_checkpoint import maybe_create_best_ckpt_exporter
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_trainer
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
-from trainer_kit.compat.model_garden.multitask.evaluation import evaluating
-from trainer_kit.compat.model_garden.multitask.factories import actions_of
+from trainer_kit.compat.model_garden.multitask.evaluation import check_ours, evaluate_tasks
 from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
-from trainer_kit.compat.model_garden.training.runner import evaluating_as_theirs
+from trainer_kit.compat.model_garden.training.runner import evaluating_as_theirs, noticed
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.workers import is_chief
+from trainer_kit.distribution.collectives import is_chief
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run import runner
-from trainer_kit.training.creation import create_exporter
+from trainer_kit.run.controller import Controller
+from trainer_kit.training.trainer_creation import create_exporter
 
 __all__ = ["TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"]
 
@@ -43,15 +45,15 @@ def run_experiment(
 
     Args:
       distribution_strategy: in whose scope task and model were made.
-      task: their MultiTask.
-      model: their MultiTaskBaseModel, or one model for all tasks.
+      task: a MultiTask of Model Garden.
+      model: a MultiTaskBaseModel, or one model for all tasks.
       mode: such as train_and_eval.
-      params: a MultiTaskExperimentConfig, or ours of it.
+      params: a MultiTaskExperimentConfig, converted or not.
       model_dir: where the run keeps its files.
       run_post_eval: evaluate once more at the end.
       trainer: of `get_trainer`, or made in the scope of the strategy.
       eval_summary_manager: in place of the one for the validation summaries.
-      best_ckpt_exporter_creator: called with params and model_dir; theirs stands for our own best checkpoint.
+      best_ckpt_exporter_creator: called with params and model_dir; Model Garden's stands for trainer_kit's own.
       **options: further keyword arguments of trainer_kit.run_experiment.
 
     Returns:
@@ -63,10 +65,11 @@ def run_experiment(
     config = convert(params)
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     engine_task = EngineTask(task, model, exporter)
-    known = evaluating(trainer) if trainer is not None else None
-    if known is not None and (lookup_mode(mode).evaluates or run_post_eval):
+    if trainer is not None:
+        check_ours(trainer)
+    if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
         exporter = exporter or _default_exporter(config, model_dir, distribution_strategy)
-        known.evaluate_tasks(task.tasks.values(), task.task_eval_steps, exporter)
+        evaluate_tasks(trainer, task.tasks.values(), task.task_eval_steps, exporter)
     chosen = {"enable_async_checkpointing": False, "eval_summary_manager": eval_summary_manager, **options}
     model, logs = runner.run_experiment(
         distribution_strategy,
@@ -86,9 +89,9 @@ def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task
 
     Args:
       distribution_strategy: in whose scope task and model were made.
-      params: a MultiTaskExperimentConfig, or ours of it.
-      task: their MultiTask.
-      model: their MultiTaskBaseModel, or one model for all tasks.
+      params: a MultiTaskExperimentConfig, converted or not.
+      task: a MultiTask of Model Garden.
+      model: a MultiTaskBaseModel, or one model for all tasks.
 
     Raises:
       UsageError: when there is no such kind of trainer.
@@ -118,16 +121,16 @@ def run_experiment_with_multitask_eval(
 
     Args:
       distribution_strategy: in whose scope the tasks were made.
-      train_task: of theirs; it builds the model.
-      eval_tasks: of theirs, each with a name of its own.
+      train_task: of Model Garden; it builds the model.
+      eval_tasks: of Model Garden, each with a name of its own.
       mode: such as train_and_eval.
-      params: a MultiEvalExperimentConfig, or ours of it.
+      params: a MultiEvalExperimentConfig, converted or not.
       model_dir: where the run keeps its files.
       run_post_eval: evaluate once more at the end.
       save_summary: whether TensorBoard summaries are written.
-      trainer: a Trainer of ours, made in the scope of the strategy.
+      trainer: a Trainer of this door, made in the scope of the strategy.
       eval_summary_manager: in place of the one for the validation summaries.
-      best_ckpt_exporter_creator: called with params and model_dir; theirs stands for our own best checkpoint.
+      best_ckpt_exporter_creator: called with params and model_dir; Model Garden's stands for trainer_kit's own.
       train_actions_factory: called with params, trainer, model_dir and checkpoint_manager, all by name.
       eval_actions_factory: called with params, the evaluator and model_dir.
       **options: further keyword arguments of trainer_kit.run_experiment.
@@ -141,9 +144,12 @@ def run_experiment_with_multitask_eval(
     config, evaluates = convert(params), lookup_mode(mode).evaluates or run_post_eval
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     separate = SeparateEvaluation(train_task, eval_tasks, exporter)
-    known = evaluating(trainer) if trainer is not None else None
-    if known is not None and evaluates and lookup_mode(mode).trains:
-        separate.begin(known, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
+    if trainer is not None:
+        check_ours(trainer)
+    if trainer is not None and evaluates and lookup_mode(mode).trains:
+        separate.begin(trainer, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
+
+    add_actions = functools.partial(_add_actions, train_actions_factory, eval_actions_factory, params, model_dir)
     managers = {"save_summary": save_summary, "eval_summary_manager": eval_summary_manager}
     chosen = {"enable_async_checkpointing": False, **managers, **options}
     model, logs = runner.run_experiment(
@@ -154,14 +160,26 @@ def run_experiment_with_multitask_eval(
         model_dir,
         run_post_eval,
         trainer=trainer if lookup_mode(mode).trains else None,
-        controller_cls=actions_of(train_actions_factory, eval_actions_factory, params, model_dir),
+        controller_cls=noticed(Controller, add_actions),
         **evaluating_as_theirs(mode, config, model_dir, distribution_strategy, chosen),
     )
     return model, logs if run_post_eval else {}
 
 
+def _add_actions(train_actions: Any, eval_actions: Any, params: Any, model_dir: str, controller: Controller) -> None:
+    """Adds the actions of two factories, each of which may be None, to those that a new controller calls."""
+    actions = next(one for one in controller.callbacks.members if isinstance(one, Actions))
+    trainer, manager = controller.trainer, controller.checkpoint_manager
+    if trainer is not None and train_actions is not None:
+        made = train_actions(params=params, trainer=trainer, model_dir=model_dir, checkpoint_manager=manager)
+        keep_states(trainer, made, "made action")
+        actions.train_actions += made
+    if controller.evaluator is not None and eval_actions is not None:
+        actions.eval_actions += eval_actions(params, controller.evaluator, model_dir)
+
+
 def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
-    """What keeps the best checkpoint if the caller creates it; None: our engine does."""
+    """Returns what keeps the best checkpoint if the caller creates it; None: the engine creates it."""
     if creator in (None, train_utils.maybe_create_best_ckpt_exporter, maybe_create_best_ckpt_exporter):
         return None
     with strategy.scope():  # by which it knows whether this worker is the one that keeps it
@@ -169,5 +187,5 @@ def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distri
 
 
 def _default_exporter(config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
-    """What our engine would keep the best checkpoint with, for a ready-made trainer."""
+    """Returns the engine's own keeper of the best checkpoint, for a ready-made trainer."""
     return create_exporter(config, RunDirectory(model_dir, config.trainer), is_chief(strategy))

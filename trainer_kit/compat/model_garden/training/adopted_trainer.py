@@ -1,8 +1,9 @@
-"""Trainers of theirs, and subclasses of them, under our runner.
+"""Model Garden's trainers, and subclasses of them, under trainer_kit's runner.
 
-A subclass of official.core's Trainer that is not ported yet keeps its own loops. What our runner does around loops it
-does for it too: checkpoints with random state, stops between loops, ledgers, best. Resumes are exact as far as its data
-have a position: what it distributes itself begins anew, and a warning says so. Stops are those of one worker.
+A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's runner does around
+them what it does around its own: checkpoints with random state, stops between loops, ledgers, best. Resumes are exact
+as far as the trainer's data have a position: data that it distributes itself begin anew, and a warning says so. Stops
+are those of one worker.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
-from trainer_kit.training.driven_trainer import DrivenTrainer
-from trainer_kit.training.stop_flag import StopFlag
+from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.parts.stop_flag import StopFlag
 from trainer_kit.training.trainer import Trainer
 
 _NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
@@ -32,10 +33,10 @@ _KNOWN = ("global_step", "model", "optimizer", "save_counter")
 
 
 def adopted(trainer: Any, seed: int = 0) -> Any:
-    """Returns `trainer` as our runner can drive it: itself, if it is one of ours.
+    """Returns `trainer` as trainer_kit's runner can drive it: itself, if it is one of trainer_kit's.
 
     Args:
-      trainer: of ours, or of theirs; None stays None.
+      trainer: trainer_kit's or Model Garden's; None stays None.
       seed: of the run.
 
     Raises:
@@ -52,8 +53,8 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     return AdoptedTrainer(trainer, seed)
 
 
-class AdoptedTrainer(DrivenTrainer):
-    """A trainer of theirs with what our runner asks of one. Made in the scope of its strategy.
+class AdoptedTrainer(BaseTrainer):
+    """A trainer of Model Garden's with what trainer_kit's runner asks of one. Made in the scope of its strategy.
 
     What is not here is that of the trainer itself.
 
@@ -88,7 +89,7 @@ class AdoptedTrainer(DrivenTrainer):
         self.stop_flag = StopFlag(self._strategy)
 
     def _own_items(self) -> dict[str, Any]:
-        """What the trainer's own checkpoint has beside what ours has anyway."""
+        """Returns what the trainer's own checkpoint has beside what trainer_kit's has anyway."""
         found = dict(self._inner.checkpoint._trackable_children())
         known = {*_KNOWN, *(getattr(self._inner.model, "checkpoint_items", None) or ())}
         return {name: item for name, item in found.items() if name not in known}
@@ -114,6 +115,11 @@ class AdoptedTrainer(DrivenTrainer):
         return getattr(self._inner, "checkpoint_exporter", None)
 
     @property
+    def saves_position(self) -> bool:
+        """Whether checkpoints hold the state of the data's iterator."""
+        return self.data.saves_position
+
+    @property
     def train_dataset(self) -> Any:
         """The training data; setting it takes effect with the next loop."""
         return self._inner.train_dataset
@@ -136,7 +142,7 @@ class AdoptedTrainer(DrivenTrainer):
         """Runs the trainer's own loop, from the place in the data at which the run stands; eager, on the host.
 
         Raises:
-          UsageError: when it has no data that our runner can find.
+          UsageError: when it has no data that trainer_kit's runner can find.
         """
         if not self.trains:
             kind = type(self._inner).__name__
@@ -228,7 +234,7 @@ class AdoptedTrainer(DrivenTrainer):
 
 
 def _exact_average(optimizer: Any, model: Any) -> OptimizersAverage | None:
-    """Returns the average that an optimizer of theirs keeps, and has its own swap be exact; None if it keeps none."""
+    """Returns the average that Model Garden's optimizer keeps, with an exact swap; None if it keeps none."""
     inner = averaging(optimizer)
     if inner is None:
         return None

@@ -1,4 +1,4 @@
-"""Builds the models that their tasks leave to be built by the first training step.
+"""Builds the models that tasks of Model Garden leave to be built by the first training step.
 
 A model without variables cannot be restored strictly, averaged or counted; so it is called once, in a graph that is
 thrown away, on what the data look like. Nothing is read and nothing is computed.
@@ -24,7 +24,7 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None, section
     cannot be called here, the rest is left to the first step.
 
     Args:
-      task: theirs; its train_data, or validation_data, tell what a batch looks like.
+      task: of Model Garden; its train_data, or validation_data, tell what a batch looks like.
       model: of `task.build_model`.
       train: which of both.
       dataset: a ready-made one in place of both, which is not distributed; anything else does not count.

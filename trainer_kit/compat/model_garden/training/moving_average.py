@@ -1,13 +1,16 @@
-"""The moving average that an optimizer of Model Garden keeps, as our engine uses one."""
+"""The moving average that an optimizer of Model Garden keeps, in the form that the engine uses."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from official.modeling.optimization import ExponentialMovingAverage
 from official.modeling.optimization.ema_optimizer import maybe_merge_call
 
+from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.moving_average import exchange
 
 
@@ -17,8 +20,28 @@ def averaging(optimizer: Any) -> Any:
     return inner if isinstance(inner, ExponentialMovingAverage) else None
 
 
+@contextlib.contextmanager
+def averages_in_place(optimizer: ExponentialMovingAverage) -> Iterator[None]:
+    """Exchanges the weights and the averages of Model Garden's optimizer, exactly, and back whatever happens.
+
+    Its own `swap_weights` adds and subtracts, which changes last bits, and where one is infinite makes NaN of both.
+
+    Raises:
+      UsageError: before the optimizer has averages.
+    """
+    if not optimizer.has_shadow_copy:
+        raise UsageError("the optimizer has no averages yet; call its shadow_copy(model) first")
+    averages, weights = list(optimizer._average_weights), list(optimizer._model_weights)
+    strategy = getattr(averages[0], "distribute_strategy", None) or tf.distribute.get_strategy()
+    exchange(strategy, averages, weights)
+    try:
+        yield
+    finally:
+        exchange(strategy, averages, weights)
+
+
 class _Wrapped(ExponentialMovingAverage):
-    """Theirs under a scale of losses, which passes an argument that theirs does not take: no step would be possible."""
+    """ExponentialMovingAverage under a loss scale, which passes an argument that Model Garden's class does not take."""
 
     def apply_gradients(
         self, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True
@@ -33,10 +56,10 @@ class _Wrapped(ExponentialMovingAverage):
 class OptimizersAverage:
     """What evaluations swap in of an optimizer that averages the weights itself. Made in the scope of the strategy.
 
-    Theirs swaps by adding and subtracting, which leaves other last bits in the weights; this exchanges them.
+    Model Garden swaps by adding and subtracting, which leaves other last bits in the weights; this exchanges them.
 
     Args:
-      optimizer: an ExponentialMovingAverage of theirs, wrapped for loss scaling or not.
+      optimizer: an ExponentialMovingAverage, wrapped for loss scaling or not.
       model: whose weights are averaged, built.
     """
 
@@ -64,7 +87,7 @@ class OptimizersAverage:
         """Does nothing: the optimizer averages as it applies gradients."""
 
     def begin(self) -> None:
-        """Does nothing: theirs begins at zero."""
+        """Does nothing: Model Garden's average begins at zero."""
 
     def reset(self) -> None:
         """Makes the averages equal to the weights, as after restoring weights alone; eager, on the host."""

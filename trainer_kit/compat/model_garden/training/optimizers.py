@@ -1,36 +1,36 @@
-"""Optimizers of Keras 2, made whole before a checkpoint is restored into them."""
+"""Optimizers of Model Garden: checked, made, and made whole before a checkpoint is restored into them."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tf_keras
 from official.core import base_task
+from official.core.train_utils import create_optimizer as model_gardens
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.multitask import MultiTask
-from official.modeling.optimization import optimizer_factory
 
 from trainer_kit.compat.model_garden.config.build_errors import told
 from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import broken_rules
 from trainer_kit.compat.model_garden.config.required_values import unset_optimization, unset_values
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import ConfigError, Mistake, UsageError
+from trainer_kit.errors import ConfigError
 
 _THEIR_WAYS = [one.create_optimizer.__func__ for one in (base_task.Task, MultiTask)]
 
 
 def check_values(task: Any, params: Any) -> None:
-    """Checks, before anything is built, the optimizer's values, rules of theirs, and the number of a model's classes.
+    """Checks, before anything is built, the optimizer's values, the restrictions, and the number of a model's classes.
 
     A task may have its own way to make an optimizer. Of no classes at all Keras makes a layer, which then ends the
     process in the first step.
 
     Args:
-      task: theirs, or their MultiTask.
-      params: the experiment's config, of theirs or of ours.
+      task: a task or a MultiTask of Model Garden.
+      params: the experiment's config, of Model Garden or of trainer_kit.
 
     Raises:
       ConfigError: naming all that has no value.
@@ -38,13 +38,13 @@ def check_values(task: Any, params: Any) -> None:
     own_way = getattr(task.create_optimizer, "__func__", None) not in _THEIR_WAYS
     found = broken_rules(params) + ([] if own_way else unset_optimization(params.trainer.optimizer_config))
     if type(task).__module__.startswith("official.") and isinstance(getattr(task, "task_config", None), TheirConfig):
-        found += [one for one in unset_values(task.task_config, "task.model") if found or one.path.endswith("classes")]
+        found += [one for one in unset_values(task.task_config, "model") if found or one.path.endswith("classes")]
     if found:
         raise ConfigError(found)
 
 
 def create_optimizer(task: Any, params: Any) -> Any:
-    """Returns the optimizer that `task` makes of `params`, a config of theirs or of ours; in strategy scope.
+    """Returns the optimizer that `task` makes of `params`, of Model Garden or of trainer_kit; in strategy scope.
 
     Raises:
       UsageError: when it cannot be made of what the config says.
@@ -52,25 +52,11 @@ def create_optimizer(task: Any, params: Any) -> Any:
     options = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
         options = original(options)
-    _check_released(options.optimizer.type)
-    privacy, arguments = getattr(params.task, "differential_privacy_config", None), {}
-    if "dp_config" in inspect.signature(task.create_optimizer).parameters:
-        arguments["dp_config"] = privacy
-    elif privacy is not None:
-        raise UsageError(
-            f"task.differential_privacy_config: {type(task).__name__}.create_optimizer takes no dp_config; remove it, "
-            "or give it that argument"
-        )
+    sections = SimpleNamespace(
+        task=params.task, trainer=SimpleNamespace(optimizer_config=options), runtime=params.runtime
+    )
     with told("trainer.optimizer_config", getattr(task, "task_config", None), options):
-        return task.create_optimizer(options, params.runtime, **arguments)
-
-
-def _check_released(kind: str | None) -> None:
-    known = optimizer_factory.LEGACY_OPTIMIZERS_CLS
-    if isinstance(known.get(kind), str):  # in the place of a class that was never published
-        names = ", ".join(name for name, one in known.items() if not isinstance(one, str))
-        path, problem = "trainer.optimizer_config.optimizer.type", f"the release of Model Garden has no {kind}"
-        raise ConfigError([Mistake(path, problem, f"it has: {names}")])
+        return model_gardens(task, sections)
 
 
 def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -1,9 +1,10 @@
-"""run_experiment and OrbitExperimentRunner with the signatures of official.core.train_lib, on our engine."""
+"""run_experiment and OrbitExperimentRunner with the signatures of official.core.train_lib."""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orbit
@@ -13,51 +14,48 @@ from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.modes import lookup_mode
+from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.workers import is_chief
+from trainer_kit.distribution.collectives import is_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.selection import INITIAL, newest_checkpoint
-from trainer_kit.process.run_directory import RunDirectory, check_model_dir
+from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.tensorboard import SummaryManager
-from trainer_kit.training.creation import create_exporter
+from trainer_kit.training.trainer_creation import create_exporter
 
 _LOG = logging.getLogger(__name__)
 
 
-class UnknownModeError(UsageError, NotImplementedError):
-    """A UsageError for code that expects Model Garden's NotImplementedError."""
-
-
 class OrbitExperimentRunner:
-    """Runs an experiment of theirs.
+    """Runs an experiment of Model Garden.
 
-    A subclass may make another trainer (`_build_trainer`) or another keeper of the best
-    (`_build_best_checkpoint_exporter`), which is then done by the constructor. All else is made by `run`: the trainer,
-    if nothing has asked for it before, the checkpoint manager and the controller. The latter two are our engine's, and
-    a subclass that makes its own is refused.
+    A subclass may make another trainer (`_build_trainer`) or another keeper of the best checkpoint
+    (`_build_best_checkpoint_exporter`); the constructor then makes the trainer. Else `run` makes it, unless a caller
+    has asked for it before. `run` also makes the checkpoint manager and the controller. Those two are trainer_kit's,
+    and a subclass that makes its own is refused.
 
     Args:
       distribution_strategy: None: the current one.
-      task: of theirs, made in the scope of the strategy.
+      task: of Model Garden, made in the scope of the strategy.
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval.
-      params: the experiment's config, of theirs or of ours.
+      params: the experiment's config, of Model Garden or of trainer_kit.
       model_dir: where the run keeps its files.
       run_post_eval: evaluate once more at the end.
       save_summary: whether TensorBoard summaries are written.
       train_actions: called with the logs of each training loop.
       eval_actions: called with the logs of each evaluation.
-      trainer: a ready-made one, of ours or of theirs, made in the scope of the strategy.
-      controller_cls: a subclass of orbit.Controller; orbit.Controller itself stands for ours.
+      trainer: a ready-made one, of trainer_kit or of Model Garden, made in the scope of the strategy.
+      controller_cls: a subclass of orbit.Controller; orbit.Controller itself stands for trainer_kit's Controller.
       summary_manager: in place of the one for `model_dir/train`.
       eval_summary_manager: in place of the one for the validation summaries.
       enable_async_checkpointing: save in the background.
-      options: keyword arguments of trainer_kit.run_experiment that theirs does not have.
+      options: keyword arguments of trainer_kit.run_experiment that Model Garden's does not have.
 
     Raises:
       UsageError: for an unknown mode, or a subclass that makes its own checkpoint manager or controller.
-      ConfigError: when our engine does not allow a value of `params`, or the run in `model_dir` had another one.
+      ConfigError: when trainer_kit does not allow a value of `params`, or the run in `model_dir` had another one.
     """
 
     _own_hooks = ("_build_trainer", "_build_best_checkpoint_exporter")
@@ -89,13 +87,15 @@ class OrbitExperimentRunner:
             "save_summary": save_summary,
             "train_actions": train_actions,
             "eval_actions": eval_actions,
-            "controller_cls": self._noted(Controller if controller_cls is orbit.Controller else controller_cls),
+            "controller_cls": noticed(
+                Controller if controller_cls is orbit.Controller else controller_cls, self._controller_made
+            ),
             "summary_manager": summary_manager,
             "eval_summary_manager": eval_summary_manager,
             "enable_async_checkpointing": enable_async_checkpointing,
             **options,
         }
-        self._check_mode()
+        self._kind = lookup_mode(mode)
         self._config = convert(params)
         self._trainer = trainer
         if any(getattr(type(self), name) is not getattr(OrbitExperimentRunner, name) for name in self._own_hooks):
@@ -145,7 +145,7 @@ class OrbitExperimentRunner:
           (model, logs): the logs of the last evaluation with run_post_eval or in mode train_and_post_eval, else {}.
         """
         with self.strategy.scope():
-            trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: our engine makes it
+            trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: the engine makes it
         arguments = evaluating_as_theirs(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
         model, logs = runner.run_experiment(
             self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **arguments
@@ -153,11 +153,8 @@ class OrbitExperimentRunner:
         return model, logs if self._arguments["run_post_eval"] or self._mode == "train_and_post_eval" else {}
 
     def _make_trainer(self) -> None:
-        mode, run_post_eval = lookup_mode(self._mode), self._arguments["run_post_eval"]
-        if mode.trains:  # told before the folder of the best is made
-            allowed, experiment = (self._arguments.get(name, "") for name in ("allow_config_change", "experiment"))
-            check_model_dir(RunDirectory(self._model_dir, self._config.trainer), self._config, experiment, allowed)
-        self._trainer = self._trainer or self._build_trainer(self._task, mode.trains, mode.evaluates or run_post_eval)
+        evaluates = self._kind.evaluates or self._arguments["run_post_eval"]
+        self._trainer = self._trainer or self._build_trainer(self._task, self._kind.trains, evaluates)
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
         """Returns the trainer; to be overridden for another one."""
@@ -167,7 +164,7 @@ class OrbitExperimentRunner:
 
     def _build_best_checkpoint_exporter(self) -> Any:
         """Returns what keeps the best checkpoint; to be overridden for another keeper."""
-        name = str(self._arguments.get("eval_name", "continuous_eval")) if self._mode == "continuous_eval" else ""
+        name = evaluation_name(self._mode, self._arguments.get("eval_name", "continuous_eval"))
         directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
         return create_exporter(self._config, directory, is_chief(self.strategy))
 
@@ -179,30 +176,31 @@ class OrbitExperimentRunner:
                     "controller_cls, train_actions or eval_actions, and trainer.max_to_keep, in its place"
                 )
 
-    def _check_mode(self) -> None:
-        try:
-            lookup_mode(self._mode)
-        except UsageError as error:
-            raise UnknownModeError(f"The mode is not implemented: {self._mode}; {error}") from None
+    def _controller_made(self, controller: Any) -> None:
+        self._controller, self._trainer = controller, controller.trainer or controller.evaluator
 
-    def _noted(self, controller_cls: type[orbit.Controller]) -> type[orbit.Controller]:
-        """Returns a subclass whose object this runner knows as soon as it is made."""
-        outer = self
 
-        class Noted(controller_cls):
-            def __init__(self, *arguments: Any, **named: Any) -> None:
-                outer._controller = self
-                outer._trainer = named["trainer"] or named["evaluator"]
-                super().__init__(*arguments, **named)
+def noticed(controller_cls: type[Any], made: Callable[[Any], None]) -> type[Any]:
+    """Returns a subclass of a controller class, which calls `made` with each new object.
 
-        Noted.__name__, Noted.__qualname__ = controller_cls.__name__, controller_cls.__qualname__  # for messages
-        return Noted
+    Args:
+      controller_cls: of trainer_kit or of Orbit.
+      made: called at the end of the constructor.
+    """
+
+    class Noticed(controller_cls):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            made(self)
+
+    Noticed.__name__, Noticed.__qualname__ = controller_cls.__name__, controller_cls.__qualname__  # for messages
+    return Noticed
 
 
 def evaluating_as_theirs(
     mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the options of a run; in mode eval with what Model Garden's runner does differently from our engine.
+    """Returns the options of a run; in mode eval with what Model Garden's runner does differently.
 
     Where there is no checkpoint it evaluates the initial weights: for `task.init_checkpoint` no training is needed. And
     its summaries go to the same folder as those of a training run.
@@ -226,42 +224,11 @@ def evaluating_as_theirs(
     return chosen
 
 
-def run_experiment(
-    distribution_strategy: tf.distribute.Strategy,
-    task: Any,
-    mode: str,
-    params: Any,
-    model_dir: str,
-    run_post_eval: bool = False,
-    save_summary: bool = True,
-    train_actions: list[orbit.Action] | None = None,
-    eval_actions: list[orbit.Action] | None = None,
-    trainer: Any = None,
-    controller_cls: type[orbit.Controller] = orbit.Controller,
-    summary_manager: Any = None,
-    eval_summary_manager: Any = None,
-    enable_async_checkpointing: bool = False,
-    **options: Any,
-) -> tuple[Any, Mapping[str, Any]]:
-    """Runs an experiment of theirs in one mode; arguments and errors are those of OrbitExperimentRunner.
+@functools.wraps(OrbitExperimentRunner, assigned=(), updated=())  # it has the same signature
+def run_experiment(*arguments: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Runs an experiment of Model Garden in one mode; arguments and errors are those of OrbitExperimentRunner.
 
     Returns:
       (model, logs): the logs of the last evaluation with run_post_eval or in mode train_and_post_eval, else {}.
     """
-    return OrbitExperimentRunner(
-        distribution_strategy,
-        task,
-        mode,
-        params,
-        model_dir,
-        run_post_eval,
-        save_summary,
-        train_actions,
-        eval_actions,
-        trainer,
-        controller_cls,
-        summary_manager,
-        eval_summary_manager,
-        enable_async_checkpointing,
-        **options,
-    ).run()
+    return OrbitExperimentRunner(*arguments, **options).run()

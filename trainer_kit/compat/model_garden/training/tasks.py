@@ -1,6 +1,6 @@
-"""Their tasks, made from configs of ours.
+"""Makes tasks of Model Garden from configs of trainer_kit.
 
-What gin files may bind is imported with them, under their names and ours: bindings are read before anything is made.
+What gin files may bind is imported with this module: bindings are read before anything is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer_kit.files import is_remote
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> Any:
-    """Returns their task for a task's section that `config.convert` has made; in strategy scope.
+    """Returns the task of Model Garden for a task's section that `convert` has made; in strategy scope.
 
     `logging_dir` is there meanwhile: some tasks write into it when they are made.
 

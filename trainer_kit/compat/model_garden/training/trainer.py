@@ -11,17 +11,16 @@ from official.core import base_task, base_trainer
 
 from trainer_kit.compat.model_garden.actions.actions import get_eval_actions, get_train_actions
 from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.config.build_errors import part_of, told
+from trainer_kit.compat.model_garden.config.build_errors import told
 from trainer_kit.compat.model_garden.config.conversion import sections
 from trainer_kit.compat.model_garden.config.gin_names import bindings_of, configurable
-from trainer_kit.compat.model_garden.multitask.evaluation import TaskEvaluation
 from trainer_kit.compat.model_garden.training.adopted_trainer import adopted
 from trainer_kit.compat.model_garden.training.model_building import build_model
 from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
 from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
+from trainer_kit.compat.model_garden.training.task_inputs import ModelGardenInputs
 from trainer_kit.compat.model_garden.training.trainer_names import TrainerNames, with_numpy
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.datasets import whole_steps
 from trainer_kit.training import trainer as engine
 
 # Model Garden's own classes. They are looked up now: a program may put ours in their place.
@@ -29,7 +28,7 @@ _THEIRS = getattr(base_trainer, "Trainer", None)
 _AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
 
 
-class Trainer(TrainerNames, TaskEvaluation, engine.Trainer):
+class Trainer(TrainerNames, engine.Trainer):
     """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.training.trainer.Trainer.
 
     `config` is of theirs or of ours; the property `config` has their task section, and the others as ours. Made in the
@@ -37,6 +36,7 @@ class Trainer(TrainerNames, TaskEvaluation, engine.Trainer):
     """
 
     best_checkpoint = BestCheckpointExporter  # whose files theirs reads too
+    inputs_class = ModelGardenInputs
 
     def __init__(
         self,
@@ -106,24 +106,16 @@ class Trainer(TrainerNames, TaskEvaluation, engine.Trainer):
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         return with_numpy(super()._logs_of(name, state))
 
-    def _task_data(self, params: Any, open_data: Any, build_inputs: Any = None) -> Any:
-        sections = self._task_sections()
-        with told(part_of(sections, params), sections):
-            return super()._task_data(params, open_data, build_inputs)
+    def _build_optimizers(self, model: Any) -> None:
+        make_whole(self._optimizer, model.trainable_variables)
 
-    def _open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> Any:
-        return whole_steps(super()._open_validation(build_inputs, params, input_context), input_context)
-
-    def _build_optimizers(self) -> None:
-        make_whole(self._optimizer, self._model.trainable_variables)
-
-    def _moving_average(self) -> Any:
+    def _moving_average(self, config: Any, model: Any) -> Any:
         averages = averaging(self._given_optimizer) is not None
-        return OptimizersAverage(self._given_optimizer, self._model) if averages else None
+        return OptimizersAverage(self._given_optimizer, model) if averages else None
 
-    def _aggregates(self) -> bool:
+    def _aggregates(self, task: Any) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
-        return own_reduce or type(self.evaluated_task).aggregate_logs is not base_task.Task.aggregate_logs
+        return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs
 
 
 def _check_sections(config: Any, train_data: bool, validation_data: bool) -> None:

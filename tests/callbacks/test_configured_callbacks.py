@@ -1,0 +1,53 @@
+"""Callbacks by name, from a config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import trainer_kit
+from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
+from trainer_kit.config.schema.experiment import CallbackConfig
+from trainer_kit.errors import UsageError
+
+
+@trainer_kit.register_callback("test/samples")
+class Samples(trainer_kit.Callback):
+    def __init__(self, count: int = 4) -> None:
+        self.count = count
+
+
+def _made(name: str, **args: Any) -> Any:
+    return from_config([CallbackConfig(name=name, args=args)])[0]
+
+
+@pytest.mark.parametrize("name", ["test/samples", f"{__name__}:Samples"])
+def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
+    made = _made(name, count=7)
+    assert type(made) is Samples and made.count == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("test/sample", {}, r"no callback is called 'test/sample'; did you mean test/samples"),
+        ("test/samples", {"cout": 1}, r"trainer\.callbacks\[0\]\.args: test/samples: .*'cout'; did you mean count\?"),
+        (f"{__name__}:Sample", {}, r"has no subclass of trainer_kit\.Callback called 'Sample'"),
+        ("no_such_module:Samples", {}, r"there is no module 'no_such_module'"),
+    ],
+)
+def test_a_mistake_names_what_is_near(name: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _made(name, **args)
+
+
+def test_only_subclasses_of_callback_can_be_registered() -> None:
+    with pytest.raises(UsageError, match=r"is no subclass of trainer_kit\.Callback"):
+        trainer_kit.register_callback("test/other")(dict)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("given", [Samples(), [Samples], ["samples"], "samples"])
+def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"^callbacks: "):
+        checked_callbacks(given)

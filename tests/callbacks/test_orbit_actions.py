@@ -1,0 +1,76 @@
+"""Actions of Orbit as a callback."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Evaluation, Loop, Run
+from trainer_kit.callbacks.orbit_actions import Actions, keep_states
+from trainer_kit.errors import StopTraining
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer_creation import create_trainer
+
+
+def _run(step: int = 10) -> Run:
+    run = Run(SimpleNamespace(global_step=tf.Variable(step, dtype=tf.int64)))
+    run.loop, run.evaluation = Loop(5, 10, 1.0, {}), Evaluation(10)
+    return run
+
+
+class _Patience:
+    """A callback that counts; what it has counted survives."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def __call__(self, logs: Any) -> None:
+        self.waited += 1
+
+    def state(self) -> int:
+        return self.waited
+
+    def restore(self, state: int) -> None:
+        self.waited = state
+
+
+def test_the_state_of_an_action_goes_into_every_checkpoint_and_comes_back() -> None:
+    config, first, second, text = tiny_experiment(), _Patience(), _Patience(), b""
+    for action in (first, second):
+        trainer = create_trainer(config, TinyTask(config.task))
+        keep_states(trainer, [action, print])
+        if action is first:
+            first({})
+            trainer.state.run_state.store()
+            text = trainer.state.run_state.variable.numpy()
+        else:
+            trainer.state.run_state.variable.assign(text)
+            trainer.state.run_state.load()
+    assert second.waited == 1
+
+
+def test_all_actions_are_called_although_one_stops_the_run() -> None:
+    def stop(logs: Any) -> None:
+        raise StopTraining("enough")
+
+    seen: list[Any] = []
+    run = _run()
+    Actions([stop, seen.append], []).loop_end(run, {"a": 1})
+    assert (run.requests.stop, seen) == ("enough", [{"a": 1}])
+
+
+def test_an_action_that_sets_global_step_back_takes_the_run_back() -> None:
+    run = _run()
+    Actions([lambda _: run.trainer.global_step.assign(5)]).loop_end(run, {})
+    assert run.requests.rewind == 5
+
+
+def test_actions_after_evaluations_see_no_replayed_one() -> None:
+    run, seen = _run(), []
+    actions = Actions([], [seen.append])
+    actions.evaluation_end(run, {"a": 1})
+    run.evaluation = Evaluation(10, replayed=True)
+    actions.evaluation_end(run, {"a": 2})
+    assert seen == [{"a": 1}]

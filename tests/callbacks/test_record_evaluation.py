@@ -1,0 +1,115 @@
+"""What is on record of an evaluation, on which worker, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Evaluation, Run
+from trainer_kit.callbacks.record_evaluation import EvaluationLedger, SidecarLedger, without_best
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.sidecar_lease import Lease
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
+from trainer_kit.telemetry.report import Report, Writer
+
+
+class _Recorded:
+    """A run with a ledger; sets of the given names, if any, are recorded each for itself."""
+
+    def __init__(self, folder: Path, *sets: str, chief: bool = True) -> None:
+        path, hashes = folder / "evals.jsonl", dict.fromkeys(sets, "a")
+        self.ledger = Ledger(path, dataset="validation", config_hash="a", sets=hashes)
+        history = JsonLinesWriter(folder / "metrics.jsonl") if chief else None
+        self.callback = EvaluationLedger(RunHistory(self.ledger, history, (SimpleNamespace(), SimpleNamespace()), None))
+        self.run = Run(SimpleNamespace(), str(folder), chief)
+
+    def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:
+        """Returns what is on record after an evaluation: step, checkpoint, metrics and seconds of each."""
+        self.run.evaluation = Evaluation(step, **evaluation)
+        self.callback.evaluation_end(self.run, logs)
+        return [
+            tuple(one[key] for key in ("step", "checkpoint", "metrics", "seconds")) for one in self.ledger.records()
+        ]
+
+
+def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
+    logs = {"accuracy": tf.constant(0.5), "best_accuracy": 0.75}
+    recorded = _Recorded(tmp_path).evaluate(10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
+    assert recorded == [(10, "ckpt-10", {"accuracy": 0.5}, 2.0)]
+
+
+def test_weights_that_were_not_saved_have_no_checkpoint(tmp_path: Path) -> None:
+    assert _Recorded(tmp_path).evaluate(10, {"accuracy": 0.5}) == [(10, None, {"accuracy": 0.5}, 0.0)]
+
+
+def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> None:
+    run = _Recorded(tmp_path, "dev", "test")
+    logs = {"dev": {"loss": 1.0, "best_loss": 0.5}, "test": {"loss": 2.0}}
+    recorded = run.evaluate(10, logs, sets=("dev",), seconds=9.0, seconds_of_sets={"dev": 3.0})
+    assert recorded == [(10, None, {"dev": {"loss": 1.0}}, 3.0)]
+
+
+def test_what_was_evaluated_before_a_restart_is_not_recorded(tmp_path: Path) -> None:
+    assert _Recorded(tmp_path).evaluate(10, {"accuracy": 0.5}, replayed=True) == []
+
+
+def test_only_the_chief_records(tmp_path: Path) -> None:
+    assert _Recorded(tmp_path, chief=False).evaluate(10, {"accuracy": 0.5}) == []
+
+
+def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
+    run = _Recorded(tmp_path)
+    for step in (10, 20):
+        run.evaluate(step, {"accuracy": 0.5})
+    run.callback.rewound(run.run, 10)
+    assert [one["step"] for one in run.ledger.counting()] == [10]
+
+
+@pytest.mark.parametrize(
+    ("logs", "own"),
+    [
+        ({"loss": 1, "best_loss": 0}, {"loss": 1}),
+        ({"best_effort": 1}, {"best_effort": 1}),
+        ({"dev": {"loss": 1, "best_loss": 0}, "loss": 2}, {"dev": {"loss": 1}, "loss": 2}),
+    ],
+)
+def test_the_best_so_far_is_no_result_of_an_evaluation(logs: dict[str, Any], own: dict[str, Any]) -> None:
+    assert without_best(logs) == own
+
+
+class _Reports(Writer):
+    """Notes which evaluations are on record when reports are flushed."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar, self.recorded = sidecar, list[set[int]]()
+
+    def write(self, report: Report) -> None: ...
+
+    def flush(self) -> None:
+        self.recorded.append(self._sidecar.evaluated())
+
+    def close(self) -> None: ...
+
+
+def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path), TrainerConfig(), "side")
+    ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
+    lease = Lease(directory.evals, "side", lambda: ("wait", 0), lambda: True)
+    sidecar = Sidecar(directory, ledger, None, None, lease, 20, lambda: 10)
+    reports, run = _Reports(sidecar), Run(SimpleNamespace(), str(tmp_path))
+    callback = SidecarLedger(sidecar, reports)
+    run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
+    callback.evaluation_end(run, {"accuracy": tf.constant(0.5), "best_accuracy": 0.75})
+    assert sidecar.evaluated() == set()
+    callback.boundary_end(run)
+    (record,) = ledger.records()
+    assert (record["step"], record["checkpoint"], record["metrics"]) == (10, "ckpt-10", {"accuracy": 0.5})
+    assert reports.recorded == [set()]  # the report comes first

@@ -1,0 +1,21 @@
+"""The manager of a run's checkpoints, as the config has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer_creation import create_trainer
+
+
+def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_path: Path) -> None:
+    config = tiny_experiment(max_to_keep=2, checkpoint_interval=3)
+    trainer = create_trainer(config, TinyTask(config.task))
+    manager = create_manager(trainer, config, str(tmp_path), asynchronous=False)
+    for step in range(1, 11):
+        trainer.global_step.assign(step)
+        manager.save(step)
+    kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("ckpt-*.index"))
+    assert kept == [7, 10]
+    assert manager.checkpoint_interval == 3

@@ -1,0 +1,162 @@
+"""`trainer-kit doctor resume`, on a run that is the same after a kill and on one that cannot be."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.cli import doctor_resume
+from trainer_kit.cli.main import main
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child, train
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+_FILE = '''
+import os
+
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+@trainer_kit.configclass
+class DrawnConfig(TinyConfig):
+    pass
+
+
+@trainer_kit.register_task(DrawnConfig)
+class DrawnTask(TinyTask):
+    def build_losses(self, labels, model_outputs, aux_losses=None):
+        noise = tf.py_function(lambda: os.urandom(1)[0] / 256, [], tf.float32)
+        return super().build_losses(labels, model_outputs, aux_losses) * (1 + tf.reshape(noise, ()))
+
+
+def small():
+    return tiny_experiment(train_steps=2000, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
+                           validation_interval=1000, best_checkpoint_eval_metric="accuracy")
+
+
+@trainer_kit.register_experiment("sound")
+def sound():
+    """A tiny task."""
+    return small().replace(task=TinyConfig(dropout=0.2))
+
+
+@trainer_kit.register_experiment("drawn")
+def drawn():
+    """One with a loss that no two runs have alike."""
+    return small().replace(task=DrawnConfig())
+'''
+
+
+@pytest.fixture
+def experiments(here: Path) -> Path:
+    """A file with a sound experiment and one whose numbers come from the machine's noise."""
+    (here / "experiments_here.py").write_text(_FILE)
+    return here
+
+
+def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Command, experiments: Path) -> None:
+    chosen = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
+    done = trainer_kit("doctor", "resume", "sound", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^uninterrupted: 2000 steps", done.stdout, re.MULTILINE)
+    kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", done.stdout, re.M)
+    assert kill is not None, done.stdout
+    assert 0 <= int(kill[3]) <= int(kill[1]) < 2000
+    assert done.stdout.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
+
+
+class _Forked:
+    """What doctor asks of a process, of one that begins with TensorFlow imported."""
+
+    def __init__(self, child: Child) -> None:
+        self._child, self.returncode = child, 0
+
+    def poll(self) -> int | None:
+        return None if self._child.alive else self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            self.returncode = self._child.wait(timeout or 100.0).code
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired("train", timeout or 100.0) from error
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        self._child.kill(number)
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
+def logged(log: str, *arguments: str) -> None:
+    """Trains, with the output in a file."""
+    with open(log, "wb") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    train(*arguments)
+
+
+@pytest.fixture
+def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Doctor in this process, in the folder of the experiments, and its runs by the fork server."""
+    monkeypatch.chdir(experiments)
+    with ForkServer() as server:
+
+        def start(command: list[str], folder: Path) -> _Forked:
+            log = doctor_resume._log(folder)
+            log.touch()  # it is read at once
+            return _Forked(server.start(logged, str(log), *command[3:], folder=str(experiments)))
+
+        monkeypatch.setattr(doctor_resume, "_start", start)
+        yield
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    few = "--params_override=trainer.train_steps=400"
+    assert main(["doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few]) == 1
+    told, errors = capsys.readouterr()
+    assert errors == ""
+    assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in told
+    assert "first different at step 20, before any resume: the experiment gives other numbers each time" in told
+    assert "different: newest checkpoint: model/" in told
+    kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)
+    assert kept is not None
+    assert {path.name for path in Path(kept[1]).iterdir()} >= {"uninterrupted", "killed"}
+    shutil.rmtree(kept[1])
+
+
+def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
+    folders = tmp_path / "whole", tmp_path / "killed"
+    for folder in folders:
+        tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
+    asked = argparse.Namespace(kills=2)
+    assert doctor_resume._verdict(asked, *folders, 2, [], False) == 0
+    with pytest.raises(UsageError, match=r"had ended before kill 2 of 2, the same up to there; give it more steps"):
+        doctor_resume._verdict(asked, *folders, 1, [], False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume", "mine/small", "--kills=0"], "error: --kills: 0 is not 1 or more"),
+        (["resume", "mine/small", "--params_override=trainer.train_step=7"], "error: trainer.train_step"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(trainer_kit: Command, arguments: list[str], message: str) -> None:
+    done = trainer_kit("doctor", *arguments, "--import_module=mine.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)

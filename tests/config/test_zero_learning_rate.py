@@ -1,0 +1,48 @@
+"""A learning rate that is 0 for the last part of a run is warned of, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.zero_learning_rate import rate_end_warning
+
+
+def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfig:
+    given = {"initial_learning_rate": 0.1, **schedule}
+    rates = {"type": kind, kind: given}
+    return TrainerConfig(train_steps=train_steps, optimizer_config={"learning_rate": rates})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        _options("cosine", decay_steps=600),
+        _options("polynomial", decay_steps=600, end_learning_rate=0.0),
+        _options("power_linear", total_decay_steps=600),
+        _options("cosine", decay_steps=500, offset=100),
+    ],
+)
+def test_a_rate_of_0_for_a_third_of_the_run_is_warned_of(options: TrainerConfig) -> None:
+    warning = rate_end_warning(options)
+    assert "0 from step 600 on, so the last 300 of 900 training steps (33%)" in warning
+    assert f"set it to {800 if 'decay_steps=500' in warning else 900}" in warning
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        _options("cosine", decay_steps=900),
+        _options("cosine", decay_steps=600, alpha=0.01),
+        _options("cosine", decay_steps=895),
+        _options("cosine", train_steps=-1, decay_steps=600),
+        _options("polynomial", decay_steps=600),
+        _options("polynomial", decay_steps=600, end_learning_rate=0.0, cycle=True),
+        _options("exponential", decay_steps=600, decay_rate=0.5),
+        TrainerConfig(),
+    ],
+)
+def test_rates_that_go_on_are_not_warned_of(options: TrainerConfig) -> None:
+    assert rate_end_warning(options) == ""

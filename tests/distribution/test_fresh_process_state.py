@@ -1,0 +1,53 @@
+"""Several runs in one process, each as in a new one."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+import tf_keras
+
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.fresh_process_state import forget_models
+
+
+@pytest.fixture(autouse=True)
+def float32() -> Iterator[None]:
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def _model() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5)])
+
+
+def test_a_model_has_the_names_weights_and_dropout_of_the_first_one() -> None:
+    seen = []
+    for others in (0, 1, 3):
+        for _ in range(others):
+            _model()(np.ones((2, 4)), training=True)
+        forget_models(RuntimeConfig(random_seed=3))
+        model = _model()
+        values = [variable.numpy().tolist() for variable in model.variables]
+        output = model(np.ones((2, 4)), training=True).numpy().tolist()
+        seen.append(([variable.path for variable in model.variables], values, output, tf_keras.layers.Dense(1).name))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_model_that_nobody_refers_to_is_gone() -> None:
+    model = weakref.ref(_model())
+    forget_models(RuntimeConfig())
+    gc.collect()
+    assert model() is None
+
+
+def test_the_policy_is_that_of_the_config_or_the_one_that_was_set() -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    forget_models(RuntimeConfig())
+    assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    forget_models(RuntimeConfig(mixed_precision_dtype="float32"))
+    assert keras.config.dtype_policy().name == "float32"

@@ -1,0 +1,33 @@
+"""Whether op determinism is enabled: in a process of its own, since TensorFlow cannot disable it publicly."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.random_state import process_generators
+from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
+from trainer_kit.testing import ForkServer
+
+
+def _in_graph() -> bool:
+    answers = []
+    tf.function(lambda: answers.append(is_op_determinism_enabled()))()
+    return answers[0]
+
+
+def enable() -> None:
+    """In a process that has asked before: the answer is not remembered. The seed makes the process's generators."""
+    assert not is_op_determinism_enabled() and not _in_graph()
+    tf.random.set_seed(3)
+    tf.config.experimental.enable_op_determinism()
+    assert is_op_determinism_enabled() and _in_graph()
+    state = process_generators(5)["tensorflow"]
+    assert (state.numpy() == tf.random.Generator.from_seed(5).state.numpy()).all()
+    assert process_generators(6)["tensorflow"] is state
+
+
+def test_the_answer_is_no_until_it_is_enabled() -> None:
+    assert not is_op_determinism_enabled()
+    with ForkServer() as server:
+        ended = server.run(enable)
+    assert ended.code == 0, ended.text

@@ -1,0 +1,152 @@
+"""TF_CONFIG, made of worker_hosts or found in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
+from trainer_kit.errors import ExitCode, UsageError
+
+
+@pytest.fixture(autouse=True)
+def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", "")  # also puts back what a test writes
+
+
+def test_without_worker_hosts_there_is_one_worker_and_no_tf_config() -> None:
+    assert configure_cluster(None, -1) == 1
+    assert configure_cluster("", 0) == 1
+    assert read_cluster() is None
+    assert "TF_CONFIG" not in os.environ
+
+
+def test_an_empty_tf_config_is_removed_because_tensorflow_fails_on_it() -> None:
+    os.environ["TF_CONFIG"] = " "
+    assert read_cluster() is None
+    assert "TF_CONFIG" not in os.environ
+
+
+def test_worker_hosts_become_tf_config() -> None:
+    assert configure_cluster("10.0.0.1:2222, 10.0.0.2:2222,[::1]:80", 2) == 3
+    assert json.loads(os.environ["TF_CONFIG"]) == {
+        "cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222", "[::1]:80"]},
+        "task": {"type": "worker", "index": 2},
+    }
+
+
+def test_a_single_worker_needs_no_task_index() -> None:
+    assert configure_cluster("localhost:2222", -1) == 1
+    assert json.loads(os.environ["TF_CONFIG"]) == {
+        "cluster": {"worker": ["localhost:2222"]},
+        "task": {"type": "worker", "index": 0},
+    }
+
+
+def test_configuring_twice_changes_nothing() -> None:
+    configure_cluster("a:1,b:1", 1)
+    first = os.environ["TF_CONFIG"]
+    assert configure_cluster("a:1,b:1", 1) == 2
+    assert os.environ["TF_CONFIG"] == first
+
+
+def test_an_existing_tf_config_is_kept_and_the_ignored_hosts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"], "evaluator": ["e:1"]}
+    os.environ["TF_CONFIG"] = text = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": "0"}})
+    assert configure_cluster("x:1,y:1", 5) == 3
+    assert os.environ["TF_CONFIG"] == text
+    assert "worker_hosts is not used: TF_CONFIG is set, with 3 worker(s)" in caplog.text
+    found = read_cluster()
+    assert found is not None
+    assert (found.workers, found.parameter_servers, found.task_type, found.task_index) == (3, 1, "chief", 0)
+    assert found.trains
+
+
+def test_an_evaluator_does_not_train_and_need_not_be_in_the_cluster() -> None:
+    os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
+    found = read_cluster()
+    assert found is not None
+    assert not found.trains
+
+
+@pytest.mark.parametrize("text", ["{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
+def test_a_tf_config_without_cluster_is_none(text: str) -> None:
+    os.environ["TF_CONFIG"] = text
+    assert configure_cluster("a:1,b:1", 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "index", "message"),
+    [
+        ("a:1,b:1", -1, r"runtime\.task_index: -1 is not one of 2 worker\(s\); each worker needs its own, 0 to 1"),
+        ("a:1,b:1", 2, r"runtime\.task_index: 2 is not one of 2 worker\(s\)"),
+        ("a:1", 1, r"runtime\.task_index: 1 is not one of 1 worker\(s\)"),
+        ("a:1,b", 0, "runtime.worker_hosts: 'b' is not host:port"),
+        ("a:1,,b:1", 0, "runtime.worker_hosts: '' is not host:port"),
+        ("a:1,b:70000", 0, "'b:70000' is not host:port"),
+        ("a:1,:5", 0, "':5' is not host:port"),
+        ("a:1,a:1", 0, "runtime.worker_hosts: 'a:1' is in it twice"),
+    ],
+)
+def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, index: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        configure_cluster(hosts, index)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert "TF_CONFIG" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "TF_CONFIG: it is not JSON"),
+        ("[1]", "TF_CONFIG: it is a list, not an object"),
+        ('{"cluster": ["a:1"]}', "TF_CONFIG: 'cluster' is .* not lists of addresses by task type"),
+        ('{"cluster": {"worker": "a:1"}}', "not lists of addresses"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": 3}', "TF_CONFIG: 'task' is 3, without the type and index"),
+        ('{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG: 'task' is None, without the type and index"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}', "without the type and index"),
+        (
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
+            "this process is worker 2, but the cluster has worker 0 to 1",
+        ),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss", "index": 0}}', "this process is boss 0"),
+        (
+            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "x"}}',
+            "index is 'x', not a whole number",
+        ),
+    ],
+)
+def test_a_broken_tf_config_is_explained(text: str, message: str) -> None:
+    os.environ["TF_CONFIG"] = text
+    with pytest.raises(UsageError, match=message):
+        configure_cluster(None, -1)
+
+
+def test_what_flags_and_config_need_imports_no_tensorflow() -> None:
+    modules = ", ".join(f"trainer_kit.distribution.{name}" for name in ("tf_config", "strategy_choice", "global_batch"))
+    code = f"import sys, {modules}; sys.exit(str(sorted({{'tensorflow', 'keras'}} & set(sys.modules))))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "servers", "refused"),
+    [
+        ({"distribution_strategy": "parameter_server"}, False, True),
+        ({}, True, True),
+        ({}, False, False),
+        ({"distribution_strategy": "off"}, True, False),
+        ({"virtual_cpus": 2}, True, False),
+    ],
+)
+def test_runs_refuse_parameter_servers(runtime: dict[str, object], servers: bool, refused: bool) -> None:
+    cluster = {"chief": ["c:1"], "worker": ["a:1"], **({"ps": ["p:1"]} if servers else {})}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    found = [str(mistake) for mistake in parameter_server_mistakes(RuntimeConfig(**runtime))]  # type: ignore[arg-type]
+    assert len(found) == refused
+    assert all("runs do not support parameter servers; use multi_worker_mirrored" in text for text in found)

@@ -1,0 +1,53 @@
+"""Several best checkpoints of one run, each in its folder, with real files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.named_bests import BestCheckpoints
+
+
+def _named(folder: Path) -> int:
+    return int(json.loads((folder / "info.json").read_text())["step"])
+
+
+def _both(folder: Path) -> BestCheckpoints:
+    primary = BestCheckpoint(str(folder / "best_ckpt"), "accuracy")
+    option = "trainer.best_checkpoints.loss.metric"
+    return BestCheckpoints(primary, {"loss": BestCheckpoint(str(folder / "loss"), "far|loss", "lower", option=option)})
+
+
+def test_each_keeps_by_its_own_metric_and_the_primary_one_is_told(tmp_path: Path) -> None:
+    bests, checkpoint = _both(tmp_path), tf.train.Checkpoint(value=tf.Variable(0))
+    exported = [
+        bests.maybe_export_checkpoint(checkpoint, {"accuracy": accuracy, "far": {"loss": loss}}, step)
+        for step, (accuracy, loss) in enumerate([(0.5, 2.0), (0.4, 1.0), (0.4, 3.0)], 1)
+    ]
+    assert exported == [True, True, False]
+    assert bests.best == ("accuracy", 0.5, 1) and bests.best_ckpt_logs == {"accuracy": 0.5, "far|loss": 2.0}
+    assert [_named(tmp_path / folder) for folder in ("best_ckpt", "loss")] == [1, 2]
+    bests.rewind(1)
+    assert (tmp_path / "loss/archived/ckpt-2.index").exists() and (tmp_path / "best_ckpt/ckpt-1.index").exists()
+    bests.resume(1, iter([{"step": 1, "metrics": {"accuracy": 0.5, "far": {"loss": 2.0}}}]))
+    assert [best.best for best in bests] == [("accuracy", 0.5, 1), ("far|loss", 2.0, 1)]
+
+
+def test_without_a_primary_one_no_best_is_told(tmp_path: Path) -> None:
+    bests = BestCheckpoints(None, _both(tmp_path).named)
+    bests.maybe_export_checkpoint(tf.train.Checkpoint(value=tf.Variable(0)), {"far": {"loss": math.pi}}, 1)
+    assert bests.best is None and bests.best_ckpt_logs is None
+    assert _named(tmp_path / "loss") == 1
+
+
+def test_a_metric_that_does_not_exist_is_told_with_the_name_of_the_option(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"trainer\.best_checkpoints\.loss\.metric: 'far\|loss' is no validation metric"
+    ):
+        _both(tmp_path).check_metric(["accuracy", "loss"])

@@ -1,0 +1,213 @@
+"""What a Source is, and where the Trainer asks it to start."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.sources.base import Source, made_inputs, positioned
+from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import create_trainer
+
+
+def test_arrays_are_a_source_and_a_dataset_is_none() -> None:
+    assert isinstance(ArraySource(np.zeros(3), DataConfig(global_batch_size=1)), Source)
+    assert not isinstance(tf.data.Dataset.range(3), Source)
+
+
+class _Recorded:
+    """A source of a user's own, which keeps what it was asked for."""
+
+    def __init__(self, source: ArraySource, asked: list[tuple[int, int]]) -> None:
+        self._source, self._asked = source, asked
+
+    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        self._asked.append((position, input_context.num_replicas_in_sync if input_context else 1))
+        return self._source.at(position, input_context)
+
+
+class _RecordingTask(TinyTask):
+    """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and learn nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.asked: dict[str, list[tuple[int, int]]] = {"train": [], "validation": []}
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        kind = "train" if params.is_training else "validation"
+        source = ArraySource(tiny_arrays(kind == "train", self.task_config.examples), params)
+        return _Recorded(source, self.asked[kind])
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        return {self.loss: tf.reduce_mean(inputs[0])}
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        return {self.loss: tf.reduce_mean(inputs[0])}
+
+
+def _mirrored(replicas: int) -> tf.distribute.Strategy:
+    """Replicas that sum by copying: collective operations allow one group size in the life of a process."""
+    devices = [f"CPU:{index}" for index in range(replicas)]
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+def _trainer(replicas: int = 1) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
+    config = tiny_experiment()
+    with (_mirrored(replicas) if replicas > 1 else tf.distribute.get_strategy()).scope():
+        task = _RecordingTask(config.task)
+        return create_trainer(config, task), task.asked
+
+
+def test_a_source_of_ones_own_satisfies_the_protocol() -> None:
+    assert isinstance(_Recorded(ArraySource(np.zeros(3), DataConfig(global_batch_size=1)), []), Source)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_resumed_run_asks_for_its_position_and_evaluation_for_the_start(tmp_path: Path, replicas: int) -> None:
+    first, asked = _trainer(replicas)
+    assert asked == {"train": [], "validation": []}  # nothing is asked for before it is known where to start
+    first.train(tf.constant(3))
+    first.train(tf.constant(4))
+    first.evaluate(tf.constant(2))
+    assert asked == {"train": [(0, replicas)], "validation": [(0, replicas)]}
+    path = first.checkpoint.write(str(tmp_path / "ckpt-7"))
+
+    resumed, asked = _trainer(replicas)
+    resumed.checkpoint.read(path)
+    resumed.after_restore(path)
+    resumed.evaluate(tf.constant(2))
+    resumed.train(tf.constant(1))
+    assert asked == {"train": [(7, replicas)], "validation": [(0, replicas)]}
+
+
+def test_after_a_rollback_the_position_is_that_of_the_restored_step(tmp_path: Path) -> None:
+    trainer, asked = _trainer()
+    trainer.train(tf.constant(5))
+    path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
+    trainer.train(tf.constant(5))
+    trainer.checkpoint.read(path)
+    trainer.after_restore(path)
+    trainer.train(tf.constant(1))
+    assert asked["train"] == [(0, 1), (5, 1)]
+
+
+def _shares(dataset: tf.data.Dataset, batches: int) -> list[Any]:
+    return [batch.tolist() for batch in dataset.take(batches).as_numpy_iterator()]
+
+
+def _array_inputs(params: DataConfig, input_context: Any = None) -> ArraySource:
+    return ArraySource(np.arange(23), params)
+
+
+def _plain_inputs(params: DataConfig) -> tf.data.Dataset:
+    """The shuffle has no seed of its own."""
+    return tf.data.Dataset.range(23).shuffle(23).repeat().batch(2, drop_remainder=True)
+
+
+@pytest.fixture
+def _global_seed() -> Any:
+    tf.random.set_seed(5)
+    yield
+    tf.random.set_seed(None)
+
+
+def _params(replicas: int) -> DataConfig:
+    return DataConfig(is_training=True, global_batch_size=2 * replicas, seed=7)
+
+
+def _context(replicas: int) -> tf.distribute.InputContext | None:
+    return tf.distribute.InputContext(1, 0, replicas) if replicas > 1 else None
+
+
+@functools.cache
+def _whole(build_inputs: Any, replicas: int) -> np.ndarray:
+    """The first 30 global batches, from the start and with none left out."""
+    dataset = positioned(build_inputs, _params(replicas), Position(), _context(replicas))
+    return np.asarray(_shares(dataset, 30 * replicas)).reshape([30, replicas, 2])
+
+
+@pytest.mark.usefixtures("_global_seed")
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
+@pytest.mark.parametrize(
+    "position", [Position(), Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
+)
+def test_data_begins_at_the_position_and_has_not_what_is_left_out(
+    position: Position, build_inputs: Any, replicas: int
+) -> None:
+    rows = _whole(build_inputs, replicas)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
+    dataset = positioned(build_inputs, _params(replicas), position, _context(replicas))
+    assert _shares(dataset, 8 * replicas) == rows
+    assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+@pytest.mark.parametrize(("here", "pipelines"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("left_out", [(), (1,), (0, 3, 4), (4,), (40,)])
+def test_one_pass_knows_its_length_without_what_is_left_out(
+    left_out: tuple[int, ...], here: int, pipelines: int
+) -> None:
+    params = DataConfig(is_training=False, global_batch_size=4, drop_remainder=False)
+    context = tf.distribute.InputContext(pipelines, pipelines - 1, here * pipelines)
+
+    def plain(params: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.range(9)  # 9 batches of one example; with two replicas the last global one is half
+
+    for build_inputs, elements in ((lambda params: ArraySource(np.arange(17), params), 5 * here), (plain, 9)):
+        for begin in (0, 1, 4):
+            dataset = positioned(build_inputs, params, Position(begin, left_out), context)
+            expected = [k for k in range(begin * here, elements) if k // here not in left_out]
+            assert int(dataset.cardinality()) == len(expected) == len(_shares(dataset, -1))
+
+
+def test_a_dataset_of_unknown_length_and_of_any_structure_can_leave_out() -> None:
+    def build_inputs(params: Any) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(9).filter(lambda value: value != 4)
+        return numbers.map(lambda value: {"a": value, "b": (value, [value])})
+
+    read = list(positioned(build_inputs, None, Position(1, (2, 3))))
+    assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
+    assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
+
+
+def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
+    context = tf.distribute.InputContext(1, 0, 2)
+    got: list[Any] = []
+
+    def with_context(params: Any, input_context: Any) -> tf.data.Dataset:
+        got.append((params, input_context))
+        return tf.data.Dataset.range(3)
+
+    made_inputs(with_context, 1, context)
+    assert got == [(1, context)]
+    assert made_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
+
+
+@pytest.mark.parametrize("made", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
+def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
+    def build_inputs(params: Any) -> Any:
+        return made
+
+    kind = "None" if made is None else f"a {type(made).__name__}"
+    with pytest.raises(UsageError, match=rf"build_inputs returned {kind}; return a tf\.data\.Dataset or a Source"):
+        made_inputs(build_inputs, None)
+
+
+@pytest.mark.usefixtures("_global_seed")
+def test_unseeded_shuffles_are_the_same_however_many_random_numbers_were_drawn_before() -> None:
+    first = _shares(made_inputs(_plain_inputs, None), 20)
+    following = float(tf.random.uniform([]))
+    assert _shares(made_inputs(_plain_inputs, None), 20) == first
+    tf.random.set_seed(5)
+    assert float(tf.random.uniform([])) == following  # and making data changes no number of the others
+    tf.random.set_seed(6)
+    assert _shares(made_inputs(_plain_inputs, None), 20) != first

@@ -1,0 +1,172 @@
+"""The index of TFRecord files, and reading at its offsets; files are written by TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, matching_files
+
+RECORDS = [b"first", b"", b"third with \0 inside\0", bytes(range(256)) * 40, b"last"]
+FRAME = 16  # bytes around each record
+
+
+def _write(path: Path, records: list[bytes], compression: str = "") -> str:
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for record in records:
+            writer.write(record)
+    return str(path)
+
+
+def _offset(index: int) -> int:
+    return sum(len(record) + FRAME for record in RECORDS[:index])
+
+
+def _spoil(path: str, offset: int) -> None:
+    with open(path, "r+b") as stream:
+        stream.seek(offset)
+        byte = stream.read(1)[0]
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 0x10]))
+
+
+def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
+    paths = [_write(tmp_path / "a", RECORDS), _write(tmp_path / "b", [b"one"]), _write(tmp_path / "c", RECORDS[::-1])]
+    expected = [*RECORDS, b"one", *RECORDS[::-1]]
+    files = RecordFiles(paths)
+    assert len(files) == 11
+    for indices in ([0], list(range(11)), [10, 0, 5, 5, 3, 9], []):
+        assert files.read(np.array(indices, np.int64)).tolist() == [expected[index] for index in indices]
+
+
+def test_several_threads_may_read_at_once(tmp_path: Path) -> None:
+    records = [b"%d" % index * (index % 50) for index in range(500)]
+    files = RecordFiles([_write(tmp_path / "a", records)])
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        for _ in range(50):
+            indices = np.random.default_rng(seed).integers(0, 500, 32)
+            if files.read(indices).tolist() != [records[index] for index in indices]:
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    files = RecordFiles([_write(tmp_path / str(index), RECORDS) for index in range(20)])
+    before = len(os.listdir("/proc/self/fd"))
+    files.read(np.arange(100))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_million_records_are_indexed_in_seconds(tmp_path: Path) -> None:
+    frame = Path(_write(tmp_path / "one", [b"8 bytes."])).read_bytes()
+    path = tmp_path / "million"
+    path.write_bytes(frame * 1_000_000)
+    begin = time.monotonic()
+    files = RecordFiles([str(path)])
+    assert time.monotonic() - begin < 20  # 0.6 s where nothing else runs
+    assert len(files) == 1_000_000
+    assert files.read(np.array([999_999])).tolist() == [b"8 bytes."]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 11, 12, 15, 16, FRAME + len(RECORDS[-1]) - 1])
+def test_a_file_that_ends_inside_a_record_is_told_with_the_records_offset(tmp_path: Path, cut: int) -> None:
+    path = _write(tmp_path / "a", RECORDS)
+    os.truncate(path, _offset(4) + cut)
+    with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(4)} is cut: the file ends at"):
+        RecordFiles([path])
+
+
+@pytest.mark.parametrize("byte", range(12))
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, byte: int) -> None:
+    path = _write(tmp_path / "a", RECORDS)
+    _spoil(path, _offset(index) + byte)
+    with pytest.raises(DataError, match=rf"^{path}: at offset {_offset(index)} there is no record: the checksum"):
+        RecordFiles([path])
+
+
+@pytest.mark.parametrize("place", [12, 14, -4, -1])
+def test_a_damaged_record_is_told_when_it_is_read_and_the_others_can_be_read(tmp_path: Path, place: int) -> None:
+    good, path = _write(tmp_path / "good", [b"x"]), _write(tmp_path / "a", RECORDS)
+    _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
+    files = RecordFiles([good, path])
+    assert files.read(np.array([5, 4, 0, 1])).tolist() == [RECORDS[4], RECORDS[3], b"x", RECORDS[0]]
+    with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(2)} is damaged"):
+        files.read(np.array([5, 3, 0]))
+
+
+def test_a_file_that_changes_after_it_was_indexed_is_told(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a", RECORDS)
+    files = RecordFiles([path])
+    os.truncate(path, _offset(3))
+    with pytest.raises(DataError, match=rf"{path}: the record at offset {_offset(3)} is damaged"):
+        files.read(np.array([0, 3]))
+    os.remove(path)
+    with pytest.raises(DataError, match=rf"{path} cannot be read any more: No such file"):
+        files.read(np.array([0]))
+
+
+def test_an_empty_file_and_one_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match=r"empty is empty: no record at offset 0"):
+        RecordFiles([str(tmp_path / "empty")])
+    with pytest.raises(DataError, match=r"cannot be read: Is a directory"):
+        RecordFiles([str(tmp_path)])
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_a_compressed_file_is_refused_with_what_to_do(tmp_path: Path, compression: str) -> None:
+    path = _write(tmp_path / "a", RECORDS * 5, compression)
+    with pytest.raises(DataError, match=rf"^{path}: at offset 0 it is compressed \({compression}\).*write the file w"):
+        RecordFiles([path])
+
+
+def test_a_length_that_looks_like_a_compressed_file_is_a_length(tmp_path: Path) -> None:
+    (length,) = struct.unpack("<H", b"\x1f\x8b")
+    assert len(RecordFiles([_write(tmp_path / "a", [b"x" * length])])) == 1
+
+
+def test_patterns_are_a_path_globs_commas_or_a_list_and_the_files_are_sorted(tmp_path: Path) -> None:
+    for name in ("b-1", "a-2", "a-1", "c"):
+        (tmp_path / name).touch()
+    base, names = str(tmp_path), ["a-1", "a-2", "b-1"]
+    expected = [f"{base}/{name}" for name in names]
+    assert matching_files(f"{base}/?-*") == expected
+    assert matching_files(f"{base}/b-1, {base}/a-*") == expected
+    assert matching_files([f"{base}/b-*,{base}/a-2", f"{base}/a-*"]) == expected
+    assert matching_files(f"{base}/c") == [f"{base}/c"]
+
+
+def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(DataError, match=rf"no file matches {tmp_path}/x\*, {tmp_path}/y$"):
+        matching_files(f"{tmp_path}/a,{tmp_path}/x*,{tmp_path}/y")
+    with pytest.raises(DataError, match="no file matches ' , '"):
+        matching_files(" , ")
+
+
+@pytest.mark.parametrize("pattern", [{"images": "a*"}, "", (), [1]])
+def test_what_is_no_pattern_is_told(pattern: object) -> None:
+    with pytest.raises(UsageError, match=r"takes a path or glob.*it got .*one source for each name of a dict"):
+        matching_files(pattern)  # type: ignore[arg-type]
+
+
+def test_remote_files_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"gs://b/a\* is remote.*copy the files"):
+        matching_files("gs://b/a*")

@@ -1,0 +1,246 @@
+"""TFRecord files as a Source: the order of ArraySource, on any number of replicas, and errors that name the place."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.tfrecords import TFRecordSource, damage_in
+
+EXAMPLES, BATCH = 23, 4
+FEATURES = {"number": tf.io.FixedLenFeature([], tf.int64), "name": tf.io.FixedLenFeature([], tf.string)}
+
+
+def _example(number: int) -> bytes:
+    features = {
+        "number": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+        "name": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"n%d" % number])),
+    }
+    return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three files that hold the examples 0 to 22 in sorted order."""
+    folder = tmp_path_factory.mktemp("records")
+    for name, numbers in (("a", range(5)), ("b", range(5, 6)), ("c", range(6, EXAMPLES))):
+        with tf.io.TFRecordWriter(str(folder / name)) as writer:
+            for number in numbers:
+                writer.write(_example(number))
+    return f"{folder}/*"
+
+
+def _parse(serialized: tf.Tensor) -> Any:
+    return tf.io.parse_example(serialized, FEATURES)
+
+
+def _params(training: bool = True, batch: int = BATCH, **values: Any) -> DataConfig:
+    return DataConfig(is_training=training, global_batch_size=batch, seed=7, drop_remainder=training, **values)
+
+
+def _source(pattern: str, params: DataConfig) -> TFRecordSource:
+    return TFRecordSource(pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"])
+
+
+def _read(dataset: tf.data.Dataset, batches: int = -1) -> list[list[int]]:
+    return [batch.tolist() for batch in dataset.take(batches).as_numpy_iterator()]
+
+
+def test_it_is_a_source_and_a_public_name(pattern: str) -> None:
+    assert trainer_kit.TFRecordSource is TFRecordSource
+    assert isinstance(_source(pattern, _params()), Source)
+    assert _source(pattern, _params()).num_examples == EXAMPLES
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("position", [0, 1, 5, 6, 1_000_003])
+def test_the_order_is_that_of_arrays_from_any_position(pattern: str, training: bool, position: int) -> None:
+    params = _params(training)
+    expected = _read(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
+    assert _read(_source(pattern, params).at(position), 14) == expected
+    assert bool(expected) == (training or position < 6)
+
+
+def test_a_position_is_the_stream_without_what_comes_before_over_epochs(pattern: str) -> None:
+    source = _source(pattern, _params())
+    stream = _read(source.at(0), 24)
+    for position in (1, 3, 6, 11, 17):
+        assert _read(source.at(position), 24 - position) == stream[position:]
+    assert sorted(itertools.chain(*stream))[: EXAMPLES // 4 * 4] != list(range(EXAMPLES // 4 * 4))  # epochs crossed
+
+
+@pytest.mark.parametrize(("replicas", "pipelines"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize("training", [True, False])
+def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool, replicas: int, pipelines: int) -> None:
+    source, here = _source(pattern, _params(training)), replicas // pipelines
+    contexts = [tf.distribute.InputContext(pipelines, pipeline, replicas) for pipeline in range(pipelines)]
+    read = [_read(source.at(1, context), 8 * here) for context in contexts]
+    joined = [list(itertools.chain(*(part for one in read for part in one[k : k + here])))
+              for k in range(0, len(read[0]), here)]  # fmt: skip
+    assert joined == _read(source.at(1), 8)
+
+
+def test_mirrored_replicas_read_it(pattern: str) -> None:
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(4)])
+    source = _source(pattern, _params(training=False, batch=20))
+    dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
+    seen = [[part.numpy().tolist() for part in strategy.experimental_local_results(step)] for step in dataset]
+    assert list(itertools.chain(*itertools.chain(*seen))) == list(range(EXAMPLES))
+    assert [len(part) for part in seen[1]] == [1, 1, 1, 0]
+
+
+def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
+    seen: list[Any] = []
+
+    def parse(serialized: tf.Tensor) -> Any:
+        seen.append((serialized.dtype, serialized.shape.as_list()))
+        return _parse(serialized)
+
+    dataset = TFRecordSource(pattern, _params(), parse=parse).at(0)
+    assert seen == [(tf.string, [BATCH])]
+    assert dataset.element_spec["number"].shape == [BATCH]
+    assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    batch = next(iter(dataset))
+    assert [b"n%d" % number for number in batch["number"].numpy()] == batch["name"].numpy().tolist()
+
+
+def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
+    assert int(_source(pattern, _params(training=False)).at(2).cardinality()) == 4
+    stream = list(itertools.chain(*_read(_source(pattern, _params(batch=1, block_length=5)).at(0), EXAMPLES)))
+    assert sorted(stream) == list(range(EXAMPLES)) != stream
+    assert stream[stream.index(5) : stream.index(5) + 5] == [5, 6, 7, 8, 9]
+
+
+def test_a_damaged_record_is_told_with_file_and_offset_when_it_is_read(tmp_path: Path) -> None:
+    path, size = tmp_path / "a", len(_example(0)) + 16
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(4):
+            writer.write(_example(number))
+    content = bytearray(path.read_bytes())
+    content[2 * size + 20] ^= 1
+    path.write_bytes(content)
+    source = _source(str(path), _params(training=False, batch=1))
+    assert _read(source.at(0), 2) == [[0], [1]]
+    with pytest.raises(tf.errors.OpError) as caught:
+        _read(source.at(2), 1)
+    error = damage_in(caught.value)
+    assert isinstance(error, DataError)
+    assert str(error) == f"{path}: the record at offset {2 * size} is damaged: its checksum differs"
+    assert _read(source.at(3)) == [[3]]
+
+
+def _cut(tmp_path: Path) -> tf.data.Dataset:
+    """TensorFlow's own reader, over a damaged file."""
+    with tf.io.TFRecordWriter(str(tmp_path / "cut")) as writer:
+        writer.write(b"x" * 50)
+    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
+    return tf.data.TFRecordDataset(4 * [str(tmp_path / "cut")])  # else a second replica might tell of the end first
+
+
+def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
+    features = {"number": tf.io.FixedLenFeature([], tf.int64)}
+    return (
+        tf.data.Dataset.from_tensors(b"?")
+        .repeat(4)
+        .map(lambda text: tf.io.parse_single_example(text, features)["number"])
+    )
+
+
+@tf.function
+def _loop(iterator: Any) -> None:
+    for _ in tf.range(3):
+        next(iterator)
+
+
+@tf.function
+def _optional(iterator: Any) -> None:
+    for _ in tf.range(3):
+        iterator.get_next_as_optional()
+
+
+def _over_two_replicas(dataset: tf.data.Dataset) -> Any:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+
+
+@pytest.mark.parametrize("begin", [iter, _over_two_replicas])
+@pytest.mark.parametrize("read", [next, _loop, _optional])
+@pytest.mark.parametrize(
+    ("make", "reason"), [(_cut, "corrupted record at 12"), (_not_parsed, "Could not parse example")]
+)
+def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
+    make: Any, reason: str, read: Any, begin: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(tf.errors.OpError) as caught:
+        read(begin(make(tmp_path)))
+    error = str(damage_in(caught.value))
+    assert error.startswith("the data cannot be read: ") and reason in error
+    assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
+
+
+# As TensorFlow 2.20 words it on two devices; which op the line after the failed one names differs from call to call.
+_ELSEWHERE = """Graph execution error:
+
+Detected at node while/assert_less/Assert/AssertGuard/Assert defined at (most recent call last):
+2 root error(s) found.
+  (0) INVALID_ARGUMENT:  assertion failed: [x (while/assert_less/ReadVariableOp:0) = ] [3]
+\t [[{{node while/assert_less/Assert/AssertGuard/Assert}}]]
+\t [[%s]]
+  (1) INVALID_ARGUMENT:  assertion failed: [x (while/assert_less/ReadVariableOp:0) = ] [3]
+\t [[{{node while/assert_less/Assert/AssertGuard/Assert}}]]
+0 successful operations.
+0 derived errors ignored. [Op:__inference_e_135]"""
+
+
+@pytest.mark.parametrize("waiting", ["IteratorGetNext/_2", "while/body/_1/while/IteratorGetNext_1/_16", "Identity/_6"])
+def test_what_fails_elsewhere_is_no_damage_although_the_data_is_named_as_waiting_for_it(waiting: str) -> None:
+    assert damage_in(tf.errors.InvalidArgumentError(None, None, _ELSEWHERE % waiting)) is None
+
+
+def test_what_fails_in_a_step_on_two_devices_is_no_damage() -> None:
+    @tf.function
+    def step(iterator: Any) -> tf.Tensor:
+        batch = next(iterator)
+        tf.debugging.assert_less(batch, tf.constant(0, tf.int64))
+        with tf.device("CPU:1"):
+            return 2 * batch
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as caught:
+        step(iter(tf.data.Dataset.range(9)))
+    assert damage_in(caught.value) is None
+
+
+def test_only_errors_of_the_data_are_taken_for_damage() -> None:
+    assert damage_in(ValueError("DataError: x")) is None
+    assert damage_in(tf.errors.InvalidArgumentError(None, None, "shape")) is None
+
+
+def test_errors_of_files_and_config_come_when_it_is_made(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file matches"):
+        _source(f"{tmp_path}/*", _params())
+    with pytest.raises(DataError, match="global_batch_size is 24, but there are 23 examples"):
+        _source(pattern, _params(batch=24))
+    with pytest.raises(UsageError, match="autotune_algorithm: 'x' is none"):
+        _source(pattern, _params(autotune_algorithm="x"))
+    with pytest.raises(UsageError, match="batch 4 on 3 replicas leaves 1 over"):
+        _source(pattern, _params()).at(0, tf.distribute.InputContext(1, 0, 3))
+
+
+def test_fields_that_are_not_read_are_named_and_those_that_are_are_not(
+    pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _source(pattern, _params(input_path=pattern, block_length=2, prefetch_buffer_size=1))
+    assert caplog.records == []
+    _source(pattern, _params(cycle_length=4, cache=True))
+    assert "TFRecordSource does not read cache, cycle_length" in caplog.text

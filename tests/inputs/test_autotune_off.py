@@ -1,0 +1,64 @@
+"""tf.data's tuner where there is something to tune, and where there is nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.inputs.autotune_off import without_idle_tuner
+from trainer_kit.inputs.train_data import TrainData, open_whole
+
+
+def _plain() -> tf.data.Dataset:
+    slices = tf.data.Dataset.from_tensor_slices((np.arange(10.0), np.arange(10))).cache()
+    return slices.shuffle(10, seed=1).repeat(2).batch(4).prefetch(tf.data.AUTOTUNE)
+
+
+def test_the_tuner_is_off_where_there_is_nothing_to_tune_and_the_elements_are_the_same() -> None:
+    quiet = without_idle_tuner(_plain())
+    assert quiet.options().autotune.enabled is False
+    assert str(list(quiet.as_numpy_iterator())) == str(list(_plain().as_numpy_iterator()))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda data: data.map(lambda *parts: parts),
+        lambda data: data.batch(2, num_parallel_calls=tf.data.AUTOTUNE),
+        lambda data: data.interleave(lambda x, y: tf.data.Dataset.from_tensors(x)),
+    ],
+)
+def test_the_tuner_stays_where_a_number_of_threads_may_be_found(transform: Any) -> None:
+    data = transform(_plain()).prefetch(1)
+    assert without_idle_tuner(data) is data
+
+
+def test_the_tuner_stays_where_tensorflow_adds_a_prefetch_only_with_it() -> None:
+    data = _plain().unbatch().batch(2)
+    assert without_idle_tuner(data) is data
+
+
+def test_what_the_user_has_set_stays() -> None:
+    tuned, threads = tf.data.Options(), tf.data.Options()
+    tuned.autotune.enabled = True
+    threads.threading.max_intra_op_parallelism = 1
+    assert without_idle_tuner(_plain().with_options(tuned)).options().autotune.enabled is True
+    kept = without_idle_tuner(_plain().with_options(threads)).options()
+    assert (kept.autotune.enabled, kept.threading.max_intra_op_parallelism) == (False, 1)
+
+
+def test_what_is_no_plain_dataset_comes_back_as_it_is() -> None:
+    assert without_idle_tuner([1]) == [1]
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_training_and_validation_data_are_opened_without_an_idle_tuner(stack: int) -> None:
+    build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731
+    data = TrainData(lambda open_at: open_at(build, DataConfig(is_training=True), None), lambda: 2, one_iterator=True)
+    data.put_in_stacks(stack)
+    assert data.feed.dataset.options().autotune.enabled is False
+    assert open_whole(build, DataConfig(), None).options().autotune.enabled is False

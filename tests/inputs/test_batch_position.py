@@ -1,0 +1,58 @@
+"""Positions in the stream of all batches, against a model that walks through them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from trainer_kit.inputs.batch_position import Position
+
+
+def _used(position: Position, count: int) -> list[int]:
+    """The indices of the next batches, found by looking at each."""
+    used = (batch for batch in itertools.count(position.batch) if batch not in position.left_out)
+    return list(itertools.islice(used, count))
+
+
+_POSITIONS = some.builds(Position, some.integers(0, 20), some.lists(some.integers(0, 30), max_size=12).map(tuple))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(_POSITIONS, some.integers(0, 40))
+def test_nth_after_and_stretches_are_what_one_finds_batch_by_batch(position: Position, steps: int) -> None:
+    used = _used(position, steps + 5)
+    assert [position.nth(k) for k in range(len(used))] == used
+    assert _used(position.after(steps), 5) == used[steps:]
+    parts = list(position.stretches())
+    assert parts[-1][1] is None and all(length for _, length in parts[:-1])
+    batches = [range(begin, begin + (length or 100)) for begin, length in parts]
+    assert list(itertools.chain(*batches))[: len(used)] == used
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(_POSITIONS, some.integers(0, 15), some.integers(0, 15))
+def test_steps_in_two_goes_are_steps_in_one(position: Position, first: int, second: int) -> None:
+    assert position.after(first).after(second) == position.after(first + second)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(_POSITIONS, some.integers(0, 15))
+def test_a_batch_that_is_left_out_is_not_used_any_more_and_all_others_are(position: Position, count: int) -> None:
+    bad = position.nth(count)
+    expected = [batch for batch in _used(position, 30) if batch != bad]
+    assert _used(position.without(bad), 29) == expected
+    assert position.without(bad).without(bad) == position.without(bad)
+    assert position.without(bad).batch == position.batch
+
+
+def test_left_out_batches_are_kept_sorted_and_once() -> None:
+    assert Position(0, (5, 2, 5)).left_out == (2, 5)
+    assert Position(3, (5, 2)) == Position(3, (2, 5))
+
+
+@pytest.mark.parametrize("left_out", [(), (2,), (2, 3)])
+def test_the_stream_before_a_position_does_not_matter(left_out: tuple[int, ...]) -> None:
+    assert list(Position(4, left_out).stretches()) == [(4, None)]

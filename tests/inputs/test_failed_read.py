@@ -1,0 +1,58 @@
+"""A state of an iterator that holds a failed read is known, for each transformation that reads ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.inputs.failed_read import holds_failed_read
+
+D = tf.data.Dataset
+READ_AHEAD: dict[str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]] = {  # the last batch that can be read
+    "prefetch": (4, lambda data: data.prefetch(8)),
+    "batch": (2, lambda data: data.batch(2, num_parallel_calls=4)),
+    "batch, prefetch": (1, lambda data: data.batch(4).prefetch(2)),
+    "shuffle, prefetch": (1, lambda data: data.prefetch(8).shuffle(4, seed=1).prefetch(4)),
+    "inside a zip": (4, lambda data: D.zip(D.range(40), data.prefetch(8))),
+    "flat_map, prefetch": (2, lambda data: data.batch(3).flat_map(D.from_tensor_slices).batch(2).prefetch(8)),
+    "interleave": (
+        4,
+        lambda data: D.range(2).interleave(lambda _: data, cycle_length=2, block_length=4, num_parallel_calls=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_AHEAD)
+def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
+    missing, prefix = tmp_path / "missing", str(tmp_path / "state")
+
+    def read(number: tf.Tensor) -> tf.Tensor:
+        content = tf.cond(number == 8, lambda: tf.io.read_file(str(missing)), lambda: tf.constant(""))
+        return number + tf.cast(tf.strings.length(content), tf.int64)
+
+    last, make = READ_AHEAD[name]
+    dataset = make(D.range(40).map(read, num_parallel_calls=4))
+    iterator, until = iter(dataset), time.monotonic() + 30
+    for _ in range(last):
+        next(iterator)
+    while not holds_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix)) and time.monotonic() < until:
+        time.sleep(0.01)
+    missing.write_text("")
+    restored = iter(dataset)
+    tf.train.Checkpoint(iterator=restored).read(prefix)
+    assert holds_failed_read(prefix)
+    with pytest.raises(tf.errors.NotFoundError):
+        for _ in range(20):
+            next(restored)
+
+
+def test_a_state_without_one_or_a_damaged_file_holds_none(tmp_path: Path) -> None:
+    iterator = iter(D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4))
+    next(iterator)
+    assert not holds_failed_read(tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state")))
+    (tmp_path / "empty.data-00000-of-00001").touch()
+    assert not holds_failed_read(str(tmp_path / "empty"))

@@ -1,0 +1,127 @@
+"""Batches stacked to one element."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.dataset_structure import kind_of, transformations
+from trainer_kit.inputs.fused_batches import problem_of_stacking, stacked, stacked_at, tell_of_stacks
+from trainer_kit.inputs.sources.arrays import ArraySource
+
+PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=3)
+
+
+class _Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def _unstacked(dataset: tf.data.Dataset, stacks: int) -> list[Any]:
+    """The batches of the first `stacks` elements, without what they are filled up with."""
+    batches = []
+    for count, stack in dataset.take(stacks):
+        batches += [tf.nest.map_structure(lambda part, n=n: part[n].numpy().tolist(), stack) for n in range(int(count))]
+    return batches
+
+
+def test_full_stacks_and_a_last_one_that_is_filled_up() -> None:
+    dataset = stacked(tf.data.Dataset.range(14).batch(2, drop_remainder=True), 4)
+    assert [int(count) for count, _ in dataset] == [4, 3]
+    assert {tuple(batches.shape) for _, batches in dataset} == {(4, 2)}
+    assert _unstacked(dataset, 2) == [[2 * n, 2 * n + 1] for n in range(7)]
+
+
+@pytest.mark.parametrize("structure", [lambda x: {"x": x}, lambda x: (x,), lambda x: _Pair(x, (x, x)), lambda x: x])
+def test_elements_keep_their_structure(structure: Any) -> None:
+    dataset = tf.data.Dataset.range(8).map(structure).batch(2, drop_remainder=True)
+    _, spec = stacked(dataset, 2).element_spec
+    tf.nest.assert_same_structure(spec, dataset.element_spec)
+    assert type(spec) is type(dataset.element_spec)
+
+
+def test_batches_of_other_sizes_begin_a_stack_of_their_own() -> None:
+    dataset = tf.data.Dataset.range(5).map(lambda x: {"x": x, "y": (x,)}).batch(2).repeat(2)
+    stacks = stacked(dataset, 4)
+    assert [int(count) for count, _ in stacks] == [2, 1, 1, 1, 1]
+    plain = [tf.nest.map_structure(lambda part: part.numpy().tolist(), batch) for batch in dataset]
+    assert _unstacked(stacks, 5) == plain
+    assert {len(stack["x"]) for _, stack in stacks} == {4}  # filled up, so that few programs are compiled
+
+
+@pytest.mark.parametrize("position", [Position(), Position(9), Position(2, (3, 11)), Position(5, (1,))])
+def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> None:
+    source = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS)
+    transformed = ArraySource((np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair)
+    at_once, one_by_one = stacked_at(source, position, 3), stacked_at(transformed, position, 3)
+    assert at_once.element_spec == one_by_one.element_spec
+    count = 12
+    assert _unstacked(at_once, 4) == _unstacked(one_by_one, 4)
+    if not [out for out in position.left_out if out >= position.batch]:
+        plain = [[x.numpy().tolist(), y.numpy().tolist()] for x, y in source.at(position.batch).take(count)]
+        assert [list(batch) for batch in _unstacked(at_once, 4)] == plain
+
+
+def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None:
+    dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
+    options = tf.data.Options()
+    options.deterministic = True
+    plain, prefetched = stacked(dataset, 4), dataset.prefetch(3).with_options(options)
+    stacks = stacked_at(prefetched, Position(1), 4)
+    assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
+    assert [kind_of(part) for part in transformations(stacks)].count("Prefetch") == 1
+    assert stacks.options().deterministic is True
+
+
+def test_stacks_that_fill_the_memory_are_cut_or_come_in_several_shapes_are_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    large = (tf.TensorSpec([], tf.int32), {"x": tf.TensorSpec([100, 128, 224, 224, 3], tf.float32)})
+    alike, ragged = (
+        stacked(tf.data.Dataset.range(8).batch(2, drop_remainder=drop), 3).element_spec for drop in (True, False)
+    )
+    told = {
+        "the batches of one program take 7.2 GiB": (large, 100, 200),
+        "fuse_steps=3: loops of 10 steps end inside a stack": (alike, 3, 10),
+        "batches may be of several sizes": (ragged, 3, 9),
+        "": (alike, 3, 9),
+    }
+    for text, given in told.items():
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="trainer_kit"):
+            tell_of_stacks(*given)
+        assert text in caplog.text
+        assert len(caplog.records) == bool(text)
+
+
+def test_a_pass_over_arrays_is_stacked_too() -> None:
+    source = ArraySource(np.arange(10), DataConfig(is_training=False, global_batch_size=4, drop_remainder=False))
+    assert _unstacked(stacked_at(source, Position(), 2), 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (tf.TensorSpec([None, 3], tf.float32), ""),
+        (tf.TensorSpec([None, None], tf.float32), "no fixed shape"),
+        (tf.TensorSpec(None, tf.float32), "no fixed shape"),
+        (tf.TensorSpec([2], tf.string), "string tensors"),
+        (tf.RaggedTensorSpec([2, None], tf.int32), "a RaggedTensor"),
+    ],
+)
+def test_what_cannot_be_stacked_is_told(spec: Any, problem: str) -> None:
+    assert problem in problem_of_stacking((spec, tf.TensorSpec([2], tf.int32)))
+    assert bool(problem) == bool(problem_of_stacking(spec))
+
+
+def test_a_dataset_that_cannot_be_stacked_is_refused() -> None:
+    words = tf.data.Dataset.from_tensor_slices(["a", "b"]).batch(1, drop_remainder=True)
+    with pytest.raises(UsageError, match=r"string tensors, which XLA does not take; set trainer\.fuse_steps to 1"):
+        stacked(words, 2)

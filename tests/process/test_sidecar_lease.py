@@ -1,0 +1,161 @@
+"""What a sidecar tells the trainer beside it, and what the trainer makes of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.errors import ModelDirInUseError, UsageError
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.process.sidecar_lease import LEASE_SECONDS, Lease, Leases
+
+STEPS = [10, 20, 30, 40]
+
+
+def _lease(run: Path, name: str = "side", recorded: bool = True) -> Lease:
+    return Lease(run / "evals", name, lambda: ("evaluate", 20), lambda: recorded)
+
+
+def _leases(run: Path, max_wait: int = 20) -> Leases:
+    return Leases(run / "evals", max_wait)
+
+
+def test_checkpoints_after_the_last_one_evaluated_and_the_one_that_is_read_stay(tmp_path: Path) -> None:
+    with _lease(tmp_path) as lease:
+        lease.need(after=20, reads=10)
+        assert _leases(tmp_path).needed(STEPS) == {10, 30, 40}
+        lease.read(20)
+        assert _leases(tmp_path).needed(STEPS) == {20, 30, 40}
+        lease.read(None)
+        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+        lease.need(after=None, reads=30)
+        assert _leases(tmp_path).needed(STEPS) == {30}
+    assert _leases(tmp_path).needed(STEPS) == set()  # it is done
+
+
+def test_a_sidecar_that_has_just_begun_needs_all_and_one_that_goes_on_what_the_one_before_needed(
+    tmp_path: Path,
+) -> None:
+    with _lease(tmp_path) as lease:
+        assert _leases(tmp_path).needed(STEPS) == set(STEPS)
+        lease.need(after=20, reads=30)
+    with _lease(tmp_path):
+        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+
+
+def test_of_several_sidecars_each_gets_what_it_needs(tmp_path: Path) -> None:
+    with _lease(tmp_path, "one") as one, _lease(tmp_path, "two") as two:
+        one.need(after=None, reads=10)
+        two.need(after=30, reads=None)
+        assert _leases(tmp_path).needed(STEPS) == {10, 40}
+
+
+def test_no_more_than_the_limit_are_kept_waiting_and_the_first_loss_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = _leases(tmp_path, max_wait=2)
+    with _lease(tmp_path) as lease:
+        lease.need(after=0, reads=10)
+        with caplog.at_level(logging.WARNING):
+            assert leases.needed(STEPS) == {10, 30, 40}
+            assert leases.needed([*STEPS, 50]) == {10, 40, 50}
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "ckpt-20 goes before side has evaluated it"
+    ]
+
+
+def test_a_sidecar_that_has_yet_to_notice_that_the_run_went_back_needs_all_from_there_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="a")
+    leases = Leases(tmp_path / "evals", 20, ledger)
+    with _lease(tmp_path) as lease:
+        lease.need(after=30, reads=40)
+        assert leases.needed(STEPS) == {40}
+        for step in (30, 20):
+            ledger.rewind(step)
+        assert leases.needed(STEPS) == {20, 30, 40}
+        lease.read(None)
+        assert leases.needed(STEPS) == {20, 30, 40}
+        lease.need(after=30, reads=None, lineage=2)
+        assert leases.needed(STEPS) == {40}
+        lease.need(after=None, reads=40, lineage=0)
+        assert leases.needed(STEPS) == {40}
+
+
+def test_with_no_limit_to_wait_for_only_the_one_that_is_read_stays(tmp_path: Path) -> None:
+    with _lease(tmp_path) as lease:
+        lease.need(after=0, reads=10)
+        assert _leases(tmp_path, max_wait=0).needed(STEPS) == {10}
+
+
+_KILLED = """
+import os, signal, sys
+from trainer_kit.process.sidecar_lease import Lease
+Lease(sys.argv[1] + "/evals", "side", lambda: ("evaluate", 0), lambda: True).__enter__().need(after=20, reads=30)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_sidecar_that_was_killed_may_come_back_for_a_while(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)]).returncode == -9
+    assert _leases(tmp_path).needed(STEPS) == {30, 40}
+    long_ago = time.time() - LEASE_SECONDS - 1
+    os.utime(tmp_path / "evals/side.lease.json", (long_ago, long_ago))
+    assert _leases(tmp_path).needed(STEPS) == set()
+    with _lease(tmp_path):
+        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+
+
+def test_a_clock_of_another_machine_that_is_ahead_does_not_matter(tmp_path: Path) -> None:
+    with _lease(tmp_path) as lease:
+        lease.need(after=20, reads=None)
+        ahead = time.time() + 3600
+        os.utime(tmp_path / "evals/side.lease.json", (ahead, ahead))
+        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"after": 0}'])
+def test_a_lease_that_is_torn_or_anothers_counts_for_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals/side.lease.json").write_text(text)
+    assert _leases(tmp_path).needed(STEPS) == set()
+
+
+def test_the_second_sidecar_of_a_name_is_refused_and_told_how_to_go_on(tmp_path: Path) -> None:
+    with _lease(tmp_path), pytest.raises(ModelDirInUseError, match=rf"'side' runs .*pid {os.getpid()}.*--eval_name"):
+        _lease(tmp_path).__enter__()
+
+
+def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
+    with _lease(tmp_path) as lease:
+        lease.need(after=20, reads=30)
+        told = json.loads((tmp_path / "evals/side.lease.json").read_text())
+    assert {**told, "host": "", "started": "", "beat": ""} == {
+        "host": "",
+        "started": "",
+        "beat": "",
+        "pid": os.getpid(),
+        "phase": "evaluate",
+        "step": 20,
+        "ended": None,
+        "after": 20,
+        "reads": 30,
+        "lineage": 0,
+    }
+
+
+def test_one_that_ends_before_it_has_evaluated_anything_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError), _lease(tmp_path / "run", recorded=False):
+        raise UsageError("of the metric's name")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mine.txt").touch()
+    with pytest.raises(UsageError), _lease(tmp_path / "run", recorded=False):
+        raise UsageError("again")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]

@@ -1,0 +1,100 @@
+"""Which callbacks runs of each kind have, and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainer_kit.callbacks.base import Callback, Loop, Run
+from trainer_kit.callbacks.early_stopping import EarlyStopping
+from trainer_kit.callbacks.orbit_actions import Actions
+from trainer_kit.callbacks.profile import Profile
+from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger
+from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.sidecar_lease import Lease
+from trainer_kit.run.callback_order import callbacks_of_run
+from trainer_kit.telemetry.report import Report, Writer
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer_creation import create_trainer
+
+
+class _Mine(Callback):
+    """Of a user."""
+
+
+class _Kept(Writer):
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def write(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None: ...
+
+
+class _Made:
+    """The parts that callbacks are made with."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.config = tiny_experiment(**options)
+        self.trainer = create_trainer(self.config, TinyTask(self.config.task), True, True, None)
+        self.manager = create_manager(self.trainer, self.config, str(folder))
+        self.directory = RunDirectory(str(folder), self.config.trainer, "side")
+        self.history = RunHistory(Ledger(self.directory.ledger, dataset="d", config_hash="a"), None, (), None)
+
+        self.writer = _Kept()
+
+    def callbacks(self, trainer: Any = None, **more: Any) -> list[Callback]:
+        known = (self.config, trainer or self.trainer, self.manager, self.history, self.writer, [_Mine()], Actions())
+        return callbacks_of_run(*known, **more)
+
+    def names(self, trainer: Any = None, **more: Any) -> list[str]:
+        return [one.name for one in self.callbacks(trainer, **more)]
+
+    def sidecar(self) -> Sidecar:
+        lease = Lease(self.directory.evals, "side", lambda: ("wait", 0), lambda: True)
+        return Sidecar(self.directory, self.history.ledger, None, None, lease, 20, lambda: 0)
+
+
+def test_a_record_comes_first_and_the_divergence_checks_last(tmp_path: Path) -> None:
+    recorded, checks = ["ledger", "best_checkpoint"], ["finite_check", "recovery"]
+    assert _Made(tmp_path).names() == [*recorded, "_Mine", "actions", "report", *checks]
+
+
+def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
+    made = _Made(tmp_path)
+    early = EarlyStopping(EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, "")
+    names = made.names(early=early, profile=Profile("1:2", str(tmp_path)))
+    assert names[2:7] == ["profile", "_Mine", "actions", early.name, "report"]
+
+
+def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
+    made = _Made(tmp_path)
+    names = made.names(sidecar=made.sidecar(), trains=False)
+    assert names == ["best_checkpoint", "_Mine", "actions", "report", "ledger"]
+
+
+def test_a_run_that_does_not_train_checks_no_divergence(tmp_path: Path) -> None:
+    assert _Made(tmp_path).names(trains=False)[-1] == "report"
+
+
+def test_divergence_checks_can_be_switched_off(tmp_path: Path) -> None:
+    assert _Made(tmp_path, recovery_max_trials=-1).names()[-1] == "report"
+
+
+def test_a_trainer_of_another_kind_has_no_divergence_checks(tmp_path: Path) -> None:
+    assert _Made(tmp_path).names(trainer=object())[-1] == "report"
+
+
+def test_rates_count_the_examples_of_a_training_batch(tmp_path: Path) -> None:
+    made = _Made(tmp_path)
+    run = Run(made.trainer, str(tmp_path))
+    run.loop = Loop(0, 10, 5.0, {})
+    for one in made.callbacks():
+        one.loop_end(run, {})
+    (report,) = made.writer.reports
+    assert (report.steps_per_second, report.examples_per_second) == (2.0, 2.0 * 8)

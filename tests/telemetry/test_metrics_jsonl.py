@@ -1,0 +1,569 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.telemetry.metrics_jsonl import (
+    RESUME,
+    WALL_CLOCK_FIELDS,
+    JsonLinesWriter,
+    active_history,
+    newest_report,
+    reported,
+    superseded_path,
+)
+from trainer_kit.telemetry.report import Report
+
+
+def report(step: int, kind: str = "train", **metrics: Any) -> Report:
+    return Report(kind=kind, step=step, total_steps=None, metrics=metrics)
+
+
+def write(path: Path, *reports: Report, resume: int | None = None) -> None:
+    writer = JsonLinesWriter(path)
+    if resume is not None:
+        writer.resume(resume)
+    for item in reports:
+        writer.write(item)
+    writer.close()
+
+
+def strict_lines(path: Path) -> list[dict[str, Any]]:
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def places(path: Path) -> list[tuple[str, int]]:
+    return [(record["kind"], record["step"]) for record in active_history(path)]
+
+
+def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metrics.jsonl"
+    metrics = {"loss": np.float32(0.5), "digits": {"accuracy": 1}, "image": np.zeros(3)}
+    rates = {"steps_per_second": 10.5, "examples_per_second": 336.0, "seconds": 2.0}
+    write(path, Report(kind="train", step=np.int64(20), total_steps=40, metrics=metrics, **rates))  # type: ignore[arg-type]
+    expected = {"kind": "train", "step": 20, **rates, "metrics": {"loss": 0.5, "digits/accuracy": 1.0}}
+    assert strict_lines(path) == [expected]
+    assert active_history(path) == [expected]
+
+
+def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    item = report(1, a=math.nan, b=math.inf, c=-math.inf, d=np.float32("nan"))
+    write(path, Report(kind="train", step=1, total_steps=None, metrics=item.metrics, steps_per_second=math.inf))
+    assert strict_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
+    record = active_history(path)[0]
+    assert record["metrics"]["b"] == math.inf and record["metrics"]["c"] == -math.inf
+    assert math.isnan(record["metrics"]["a"])
+    assert record["steps_per_second"] == math.inf
+
+
+def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    writer.write(report(1, loss=1.0))
+    assert places(path) == [("train", 1)]
+    writer.write(report(2, loss=1.0))
+    writer.flush()
+    assert places(path) == [("train", 1), ("train", 2)]
+    writer.close()
+    writer.close()
+
+
+def test_nothing_is_made_before_the_first_report(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    writer.resume(0)
+    writer.flush()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+    assert active_history(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_resume_supersedes_later_steps_only(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100, loss=1.0), report(100, "validation", acc=0.1), report(200, loss=2.0), report(300, loss=3.0))
+    write(path, report(300, loss=33.0), report(400, loss=44.0), resume=200)
+    history = active_history(path)
+    assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("train", 300), ("train", 400)]
+    assert history.get_history("loss") == [(100, 1.0), (200, 2.0), (300, 33.0), (400, 44.0)]
+
+
+def test_a_start_from_nothing_supersedes_all(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(200))
+    write(path, report(50), resume=0)
+    assert places(path) == [("train", 50)]
+
+
+def test_a_resume_that_nothing_follows_counts_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(200))
+    write(path, resume=100)
+    assert places(path) == [("train", 100)]
+
+
+def test_a_report_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(100, "validation", acc=0.1))
+    write(path, report(100, "validation", acc=0.2), report(100), report(200), resume=100)
+    write(path, report(200), report(200, "validation"), report(200, "validation"), report(100, "validation"))
+    assert [(line["kind"], line["step"]) for line in strict_lines(path)] == places(path)
+    assert places(path) == [("train", 100), ("validation", 100), ("train", 200), ("validation", 200)]
+    assert active_history(path).get_latest("acc") == 0.1
+
+
+def test_an_evaluation_of_an_earlier_checkpoint_takes_nothing_away(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(200), report(300), report(200, "validation", acc=0.2))
+    assert places(path) == [("train", 100), ("train", 200), ("validation", 200), ("train", 300)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    expected: dict[tuple[str, int], float] = {}
+    for number in range(60):
+        kind = ("train", "validation", "resume")[random.integers(3)]
+        step = int(random.integers(10))
+        goes_back = kind == "train" and any(step < written for _, written in expected)
+        if kind == "resume" or goes_back:
+            staying = step - 1 if goes_back else step
+            expected = {key: value for key, value in expected.items() if key[1] <= staying}
+        if kind == "resume":
+            writer.resume(step)
+        else:
+            writer.write(report(step, kind, number=number))
+            expected.setdefault((kind, step), float(number))
+    writer.close()
+    found = places(path)
+    assert len(found) == len(set(found))
+    assert [step for _, step in found] == sorted(step for _, step in found)
+    records = active_history(path)
+    assert found == steps_of(strict_lines(path))
+    assert {(record["kind"], record["step"]): record["metrics"]["number"] for record in records} == expected
+
+
+@pytest.mark.parametrize("left", [1, 10, 60])
+def test_a_cut_last_line_is_left_out_and_the_next_is_whole(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1, loss=1.0), report(2, loss=2.0))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    path.write_bytes(whole[: first + left])
+    assert places(path) == [("train", 1)]
+    write(path, report(2, loss=2.5))
+    assert active_history(path).get_history("loss") == [(1, 1.0), (2, 2.5)]
+
+
+def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1, loss=1.0))
+    lines: Sequence[Any] = (
+        [1],
+        {"kind": "train"},
+        {"kind": 3, "step": 1},
+        {"kind": "train", "step": "2"},
+        "text",
+        None,
+    )
+    with open(path, "a") as stream:
+        stream.writelines(json.dumps(line) + "\n" for line in lines)
+        stream.write("\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n')
+    assert places(path) == [("train", 1), ("train", 5)]
+    assert math.isnan(active_history(path).get_latest("loss"))
+    assert active_history(path).get_latest("acc") == math.inf
+
+
+def test_a_metric_is_found_by_name_and_kind(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rates = {"steps_per_second": 7.0, "seconds": 1.5}
+    train = Report(kind="train", step=1, total_steps=None, metrics={"loss": 1.0}, **rates)  # type: ignore[arg-type]
+    write(path, train, report(1, "validation", loss=3.0, set={"acc": 0.5}))
+    history = active_history(path)
+    assert history.get_history("loss", kind="train") == [(1, 1.0)]
+    assert history.get_latest("loss", kind="validation") == 3.0
+    assert history.get_latest("set/acc") == 0.5
+    assert history.get_latest("steps_per_second") == 7.0
+    with pytest.raises(UsageError, match="set/acc"):
+        history.get_latest("set/ac")
+    with pytest.raises(UsageError, match="no report has a metric 'loss'"):
+        active_history(tmp_path / "none.jsonl").get_history("loss")
+
+
+def test_a_path_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        JsonLinesWriter(tmp_path / "file" / "metrics.jsonl").write(report(1))
+
+
+def test_a_line_that_a_full_disk_cut_is_finished_when_there_is_room_again(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+from trainer_kit.errors import StorageError
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
+from trainer_kit.telemetry.report import Report
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = JsonLinesWriter(sys.argv[1])
+for step, room in ((1, -1), (2, 150), (3, -1)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, -1))
+    try:
+        writer.write(Report(kind="train", step=step, total_steps=None, metrics={}))
+    except StorageError:
+        print(step)
+writer.close()
+"""
+    path = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-c", code, os.fspath(path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "2\n"
+    assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
+
+
+def test_a_full_disk_is_a_storage_error() -> None:
+    writer = JsonLinesWriter("/dev/full")
+    with pytest.raises(StorageError, match="No space left"):
+        writer.write(report(1))
+    with pytest.raises(StorageError, match="No space left"):
+        writer.close()
+
+
+def test_a_killed_process_loses_no_line_that_was_written(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
+from trainer_kit.telemetry.report import Report
+writer = JsonLinesWriter(sys.argv[1])
+for step in range(100):
+    writer.write(Report(kind="train", step=step, total_steps=None, metrics={}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "metrics.jsonl"
+    ended = subprocess.run([sys.executable, "-c", code, os.fspath(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(places(path)) == 100
+
+
+def superseded(path: Path) -> list[dict[str, Any]]:
+    return strict_lines(Path(superseded_path(path)))
+
+
+def steps_of(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(line["kind"], line["step"]) for line in lines]
+
+
+def test_what_is_superseded_is_kept_in_a_file_beside(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(200), report(200, "validation", acc=0.5), report(300))
+    write(path, report(200, loss=7.0), report(300), resume=100)
+    write(path, resume=200)
+    assert superseded_path(path) == str(tmp_path / "metrics.superseded.jsonl")
+    assert steps_of(strict_lines(path)) == [("train", 100), ("train", 200)]
+    lines = superseded(path)
+    assert steps_of(lines) == [
+        *(("resume", 100), ("train", 200), ("validation", 200), ("train", 300)),
+        *(("resume", 200), ("train", 300)),
+    ]
+    assert lines[0] == {"kind": "resume", "step": 100, "superseded": 3}
+    assert lines[2]["metrics"] == {"acc": 0.5}
+
+
+def test_a_resume_at_the_newest_step_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(100), report(100, "validation"))
+    before = (path.stat().st_ino, path.stat().st_mtime_ns)
+    write(path, resume=100)
+    write(path, resume=5000)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == before
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_an_empty_file_is_a_history_of_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    assert not reported(path, "train", 1)
+    write(path, report(1), resume=0)
+    assert places(path) == [("train", 1)]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 60])
+def test_a_cut_last_line_is_moved_too(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    path.write_bytes(whole[: first + cut])
+    write(path, resume=1)
+    assert path.read_bytes() == whole[:first]
+    mark, torn = Path(superseded_path(path)).read_bytes().splitlines()
+    assert json.loads(mark) == {"kind": "resume", "step": 1, "superseded": 1}
+    assert torn == whole[first : first + cut]
+
+
+def test_a_last_line_without_its_newline_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    write(path, report(2, again=1.0), report(3), resume=2)
+    assert path.read_bytes()[: len(whole)] == whole
+    assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1))
+    with open(path, "ab") as stream:
+        stream.write(b"\xff\0\n\xfe")
+    write(path, report(2), resume=1)
+    write(path, resume=1)
+    assert places(path) == [("train", 1)]
+    assert len(Path(superseded_path(path)).read_bytes().splitlines()) == 4
+
+
+def test_a_rollback_in_the_middle_of_a_run_uses_the_open_writer(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    for step in (1, 2, 3):
+        writer.write(report(step))
+    writer.resume(1)
+    writer.write(report(2, again=1.0))
+    writer.close()
+    assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2)]
+    assert active_history(path).get_latest("again") == 1.0
+
+
+def test_a_training_report_that_goes_back_is_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2), report(2, "validation"), report(3))
+    write(path, report(2, again=1.0), report(3))
+    assert steps_of(strict_lines(path)) == [("train", 1), ("train", 2), ("train", 3)]
+    assert steps_of(superseded(path)) == [("resume", 1), ("train", 2), ("validation", 2), ("train", 3)]
+
+
+OLD = [("train", 1), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1), ("validation", 1), ("train", 2)]
+
+
+def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
+    """Writes what earlier versions wrote: marks in place, evaluations twice. The metric tells the line's place."""
+    with open(path, "w") as stream:
+        for number, (kind, step) in enumerate(lines):
+            metrics = {} if kind == RESUME else {"metrics": {"number": number}}
+            stream.write(json.dumps({"kind": kind, "step": step, **metrics}) + "\n")
+
+
+def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_old(path, OLD)
+    assert active_history(path).get_history("number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
+    assert reported(path, "train", 2) and reported(path, "validation", 1)
+    assert not reported(path, "train", 3)
+    write_old(path, [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)])
+    assert not reported(path, "validation", 2)
+
+
+def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_old(path, OLD)
+    write(path, report(3), resume=2)
+    assert steps_of(strict_lines(path)) == [("train", 1), ("validation", 1), ("train", 2), ("train", 3)]
+    assert [line["metrics"].get("number") for line in strict_lines(path)] == [0, 5, 6, None]
+    moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
+    assert steps_of(superseded(path)) == moved
+
+
+def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert not reported(path, "train", 1)
+    write(path, report(20), report(20, "validation"), report(200))
+    assert reported(path, "train", 20) and reported(path, "validation", 20) and reported(path, "train", 200)
+    for kind, step in (("train", 2), ("validation", 200), ("trai", 20), ("train", 0)):
+        assert not reported(path, kind, step)
+    with open(path, "a") as stream:
+        stream.write('{"kind": "train", "step": 300, "metr')
+    assert not reported(path, "train", 300)
+
+
+def test_the_fields_that_depend_on_the_clock_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1))
+    (line,) = strict_lines(path)
+    assert set(line) - set(WALL_CLOCK_FIELDS) == {"kind", "step", "metrics"}
+    assert set(WALL_CLOCK_FIELDS) < set(line)
+
+
+KILLED_IN_A_RESUME = """
+import os, signal, sys
+from trainer_kit import files
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
+
+def kill(point, path):
+    if point == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+files.on_write_point = kill
+JsonLinesWriter(sys.argv[1]).resume(2)
+"""
+
+
+@pytest.mark.parametrize("point", ["history.supersede", "history.open", "history.flush", "history.rename"])
+def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, *(report(step) for step in (1, 2, 3, 4)))
+    before = path.read_bytes()
+    ended = subprocess.run([sys.executable, "-c", KILLED_IN_A_RESUME, os.fspath(path), point], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert path.read_bytes() == before
+    write(path, report(3), report(4), resume=2)
+    assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(strict_lines(path))
+    batch = [("resume", 2), ("train", 3), ("train", 4)]
+    assert steps_of(superseded(path)) == batch * (1 if point == "history.supersede" else 2)
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, report(1), report(2))
+    before = path.read_bytes()
+    os.mkdir(superseded_path(path))
+    with pytest.raises(StorageError, match=r"metrics\.superseded\.jsonl cannot be written"):
+        JsonLinesWriter(path).resume(1)
+    assert path.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 100 MB: 400,000 training reports, no evaluation."""
+    path = tmp_path_factory.mktemp("long") / "metrics.jsonl"
+    values = ", ".join(f'"metric_{number}": 0.123456789' for number in range(6))
+    rates = '"steps_per_second": 1.0, "examples_per_second": 1.0, "seconds": 1.0'
+    with open(path, "w") as stream:
+        stream.writelines(
+            f'{{"kind": "train", "step": {step}, {rates}, "metrics": {{{values}}}}}\n' for step in range(400_000)
+        )
+    assert path.stat().st_size > 100e6
+    return path
+
+
+def test_a_resume_of_a_long_run_takes_no_time(long_history: Path) -> None:
+    start = time.perf_counter()
+    writer = JsonLinesWriter(long_history)
+    writer.resume(399_999)
+    writer.write(report(399_999))
+    writer.close()
+    assert not reported(long_history, "validation", 399_999)
+    assert time.perf_counter() - start < 5  # 0.3 s on two cores
+    assert os.listdir(long_history.parent) == ["metrics.jsonl"]
+
+
+def test_a_resume_before_the_end_of_a_long_run_reads_the_end_only(long_history: Path) -> None:
+    size = long_history.stat().st_size
+    start = time.perf_counter()
+    JsonLinesWriter(long_history).resume(399_000)
+    assert time.perf_counter() - start < 15  # 1 s on two cores, most of it for the disk
+    assert len(superseded(long_history)) == 1 + 999
+    moved = Path(superseded_path(long_history)).read_bytes()
+    assert long_history.stat().st_size + len(moved) - moved.index(b"\n") - 1 == size
+
+
+EVAL_INTERVAL, SAVE_INTERVAL = 3, 2
+
+
+def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, int]:
+    """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at each checkpoint.
+
+    Each step is reported, then saved every SAVE_INTERVAL, then evaluated every EVAL_INTERVAL, as a Controller does. An
+    evaluation that was due and has no line is made up at the start.
+    """
+    writer, sizes = JsonLinesWriter(path), {}
+    writer.resume(start)
+    for step in range(start, end + 1):
+        if step > start:
+            writer.write(Report(kind="train", step=step, total_steps=end, metrics={"loss": 1 / step}, seconds=attempt))
+            if step % SAVE_INTERVAL == 0:
+                sizes[step] = path.stat().st_size
+        due = step > 0 and step % EVAL_INTERVAL == 0
+        if due and (step > start or not reported(path, "validation", step)):
+            writer.write(Report(kind="validation", step=step, total_steps=end, metrics={"acc": step}, seconds=attempt))
+    writer.close()
+    return sizes
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS} for line in strict_lines(path)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(end=st.integers(1, 12), kills=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2)), max_size=4))
+def test_a_run_killed_anywhere_and_resumed_has_the_history_of_one_never_killed(
+    tmp_path_factory: pytest.TempPathFactory, end: int, kills: list[tuple[float, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("kills")
+    run(folder / "whole.jsonl", end)
+    path, checkpoints = folder / "metrics.jsonl", {0: 0}
+    checkpoints |= run(path, end)
+    for attempt, (share, older) in enumerate(kills, start=1):
+        # The file is cut at any byte. Checkpoints are those that were saved by then; the newest may be damaged.
+        size = int(share * path.stat().st_size)
+        os.truncate(path, size)
+        checkpoints = {step: length for step, length in checkpoints.items() if length <= size}
+        start = sorted(checkpoints)[-1 - min(older, len(checkpoints) - 1)]
+        checkpoints = {step: length for step, length in checkpoints.items() if step <= start}
+        checkpoints |= run(path, end, start, attempt=attempt)
+    assert timeless(path) == timeless(folder / "whole.jsonl")
+
+
+def test_the_newest_report_of_a_kind_is_found_past_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert newest_report(path, "train") is None
+    write(path, report(5, a=1.0), report(10, a=math.nan), report(10, "validation", b=3.0))
+    path.write_text(path.read_text() + '{"kind": "train", "step": 15, "met')
+    train, validation = newest_report(path, "train"), newest_report(path, "validation")
+    assert train is not None and train["step"] == 10 and math.isnan(train["metrics"]["a"])
+    assert validation is not None and validation["metrics"] == {"b": 3.0}
+    assert newest_report(path, "eval") is None
+
+
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_the_newest_report_is_the_last_of_those_that_count_in_files_of_earlier_versions_too(
+    tmp_path: Path, kind: str
+) -> None:
+    chance = np.random.default_rng(3)
+    for number in range(200):
+        path = tmp_path / f"{number}.jsonl"
+        kinds = chance.choice(["train", "train", "validation", "resume"], size=6)
+        records = [
+            {"kind": str(of), "step": int(chance.integers(1, 5)), "metrics": {"n": n}} for n, of in enumerate(kinds)
+        ]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        counting = [record for record in active_history(path) if record["kind"] == kind]
+        newest = newest_report(path, kind)
+        last_written = max(counting, key=lambda record: record["metrics"]["n"], default=None)
+        assert newest == last_written, records
+
+
+def test_the_newest_report_of_a_large_file_is_found_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"kind": "train", "step": 1, "metrics": {"a": 1.0}}) + "\n"
+    path.write_text(line * 1_000_000 + line.replace('"step": 1', '"step": 2'))
+    start = time.process_time()
+    newest = newest_report(path, "train")
+    assert newest is not None and newest["step"] == 2
+    assert time.process_time() - start < 0.1

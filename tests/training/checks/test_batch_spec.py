@@ -1,0 +1,203 @@
+"""Models that are built from what a batch looks like, without one being read."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainer_kit.training.preconditions.batch_spec import batch_described, build_model, is_built
+
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+
+
+class Net(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = keras.layers.Dense(4), keras.layers.Dense(3)
+
+    def call(self, points: Any, training: bool = False) -> Any:
+        return self.outer(self.inner(points))
+
+
+class _Module(tf.Module):
+    def __call__(self, points: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if not hasattr(self, "weights"):
+            self.weights = tf.Variable(tf.ones([points.shape[1], 3]))
+        return points @ self.weights
+
+
+def _sequential() -> Any:
+    return keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
+
+
+def _of_keras_2() -> Any:
+    import tf_keras
+
+    return tf_keras.Sequential([tf_keras.layers.Dense(4), tf_keras.layers.Dense(3)])
+
+
+def _task(make: Any, **methods: Any) -> TinyTask:
+    return type("Unbuilt", (TinyTask,), {"build_model": lambda self: make(), **methods})(TinyConfig())
+
+
+def _config(**trainer: Any) -> ExperimentConfig:
+    return tiny_experiment(train_steps=2, steps_per_loop=2, summary_interval=2, **trainer)
+
+
+@pytest.mark.parametrize("make", [Net, _sequential, _of_keras_2, _Module])
+def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any) -> None:
+    config = _config(checkpoint_interval=2, validation_interval=2)
+    model, _ = run_experiment(None, _task(make), "train_and_eval", config, str(tmp_path))
+    trained = [variable.numpy() for variable in model.variables]
+    assert trained
+    evaluated, logs = run_experiment(None, _task(make), "eval", config, str(tmp_path))
+    assert "accuracy" in logs
+    for one, other in zip(trained, evaluated.variables, strict=True):
+        np.testing.assert_array_equal(one, other.numpy())
+
+
+class _Net(Net):
+    """Keras names it "__net", which TensorFlow refuses at the root of a graph."""
+
+
+_FORMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"fuse_steps": 2},
+    {"train_tf_while_loop": False, "eval_tf_while_loop": False},
+    {"train_tf_function": False, "train_tf_while_loop": False, "eval_tf_function": False},
+)
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) -> None:
+    task = _task(_Net)
+    task.second = _Net()
+    task.second(tf.zeros([1, 3]))
+    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(task.second(model_outputs) ** 2)
+    trainer = Trainer.create(_config(**form), task, True, True)
+    assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
+    assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
+    assert trainer.model.name.startswith("private__net")
+
+
+def test_replicas_share_a_model_that_is_built_for_them(tmp_path: Any) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    with strategy.scope():
+        trainer = Trainer.create(_config(), _task(Net), True, False)
+    assert all(isinstance(v.value, tf.distribute.DistributedValues) for v in trainer.model.trainable_variables)
+    assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
+
+
+def test_building_a_model_reads_nothing() -> None:
+    read = []
+
+    def rows() -> Iterator[Any]:
+        read.append(1)
+        yield np.ones(8, np.float32), np.int32(1)
+
+    def build_inputs(self: Any, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        assert input_context.num_replicas_in_sync == 1
+        spec = (tf.TensorSpec([8]), tf.TensorSpec([], tf.int32))
+        return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(1)
+
+    trainer = Trainer.create(_config(), _task(Net, build_inputs=build_inputs), True, False)
+    assert is_built(trainer.model) and read == []
+
+
+def test_a_model_that_is_built_is_left_alone() -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the data are opened")
+
+    class Built(TinyTask):
+        build_inputs = never
+
+    Trainer.create(_config(), Built(TinyConfig()), True, False)
+
+
+@pytest.mark.parametrize("validation", [{}, None, DataConfig()])
+def test_without_validation_data_the_batch_is_of_the_training_data(validation: Any) -> None:
+    sections = types.SimpleNamespace(train_data=TinyConfig().train_data, validation_data=validation)
+    model = Net()
+    build_model(sections, TinyTask(TinyConfig()), model, train=False)
+    assert is_built(model)
+
+
+def test_the_task_calls_the_model_in_a_step_of_its_own() -> None:
+    def train_step(self: Any, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:
+        model(inputs["points"], training=True)
+        raise AssertionError("there is no optimizer")
+
+    def build_inputs(self: Any, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors({"points": tf.zeros([2, 8]), "labels": tf.zeros([2])})
+
+    task = _task(Net, build_inputs=build_inputs, train_step=train_step)
+    assert is_built(Trainer.create(_config(), task, True, False).model)
+
+
+def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
+    class Misfit(Net):
+        def call(self, points: Any, training: bool = False) -> Any:
+            return tf.reshape(points, [3, 5])
+
+    with pytest.raises(ValueError) as caught:
+        Trainer.create(_config(), _task(Misfit), True, False)
+    [note] = caught.value.__notes__
+    assert "Misfit has no variables yet" in note and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(None, "None"), (Net, "the class Net"), ((Net, Net), r"\(<class"), (len, "<built-in function len>")],
+)
+def test_what_is_no_model_is_told(made: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
+        Trainer.create(_config(), _task(lambda: made), True, False)
+
+
+def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
+    task = TinyTask(TinyConfig())
+    spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int32))
+    with pytest.raises(KeyError) as caught, batch_described("task.train_data", lambda: spec, task, task.build_model()):
+        raise KeyError("lost")
+    [note] = caught.value.__notes__
+    assert note.splitlines() == [
+        "a batch of task.train_data is (float32 [None, 8], int32 [None])",
+        "the model gives float32 [None, 3]",
+    ]
+
+
+def test_the_end_of_data_traces_no_model_again(tmp_path: Any) -> None:
+    calls = []
+
+    class Counted(Net):
+        def call(self, points: Any, training: bool = False) -> Any:
+            calls.append(1)
+            return super().call(points, training)
+
+    def build_inputs(self: Any, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors((tf.zeros([2, 8]), tf.zeros([2], tf.int32))).repeat(3)
+
+    def traced(steps: int) -> int:
+        calls.clear()
+        config = _config().replace(trainer={"train_steps": steps})
+        run_experiment(None, _task(Counted, build_inputs=build_inputs), "train", config, str(tmp_path / str(steps)))
+        return len(calls)
+
+    assert traced(-1) == traced(2)
+
+
+@pytest.mark.parametrize("error", [tf.errors.UnavailableError(None, None, "gone"), DataError("damaged")])
+def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
+    task = TinyTask(TinyConfig())
+    with pytest.raises(type(error)), batch_described("task.train_data", pytest.fail, task, task.build_model()):
+        raise error
+    assert not hasattr(error, "__notes__")

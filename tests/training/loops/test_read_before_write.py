@@ -1,0 +1,79 @@
+"""Steps in graph whose batch cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.training.loops.read_before_write import writes_after
+
+
+def test_a_variable_is_written_only_once_the_batch_is_there_and_read_at_any_time() -> None:
+    count, weight, total = tf.Variable(0), tf.Variable(2.0), tf.Variable(0.0)
+
+    @tf.function(autograph=False)
+    def step(iterator: object) -> None:
+        batch = next(iterator)
+        with writes_after([batch]):
+            count.assign_add(1)
+            total.assign_add(weight * batch)
+
+    iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0]))
+    graph = step.get_concrete_function(iterator).graph
+    batch = next(op for op in graph.get_operations() if op.type == "IteratorGetNext")
+    waiting = {op.type for op in graph.get_operations() if batch in op.control_inputs}
+    assert waiting == {"AssignAddVariableOp"}
+    for _ in range(2):
+        step(iterator)
+    for _ in range(20):
+        with pytest.raises(tf.errors.OutOfRangeError):
+            step(iterator)
+    assert (int(count), float(total)) == (2, 6.0)
+
+
+def test_what_a_batch_holds_beside_tensors_of_this_graph_is_waited_for_by_nothing() -> None:
+    count, scale, outside = tf.Variable(0), tf.Variable(2.0), tf.constant(3.0)
+
+    @tf.function(autograph=False)
+    def step(batch: tf.Tensor) -> tf.Tensor:
+        with writes_after([batch, scale, outside]):
+            count.assign_add(1)
+        return batch * scale * outside
+
+    assert float(step(tf.constant(1.0))) == 6.0
+    assert int(count) == 1
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_in_a_loop_over_replicas_no_more_is_written_when_the_data_has_ended(ragged: bool) -> None:
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice("CPU:0")
+    )
+    with strategy.scope():
+        count = tf.Variable(
+            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+        )
+
+    @tf.function(autograph=False)
+    def loop(iterator: object) -> None:
+        def step(number: tf.Tensor) -> tuple[tf.Tensor]:
+            batch = next(iterator)
+            parts = [t for b in strategy.experimental_local_results(batch) for t in tf.nest.flatten(b, True)]
+            with writes_after(parts):
+                strategy.run(lambda: count.assign_add(1.0))
+            return (number + 1,)
+
+        tf.while_loop(lambda number: number < 5, step, (0,))
+
+    data = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]) if ragged else [1.0, 2.0]).repeat(4)
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+    with pytest.raises(tf.errors.OutOfRangeError):
+        loop(iterator)
+    assert float(count.numpy()) == 4 * 2.0
+
+
+def test_what_runs_eagerly_writes_as_it_comes() -> None:
+    count = tf.Variable(0)
+    with writes_after([tf.constant(1.0)]):
+        count.assign_add(1)
+    assert int(count) == 1

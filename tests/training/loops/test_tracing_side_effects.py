@@ -1,0 +1,81 @@
+"""What plain Python code changes, seen and undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer_kit.training.loops.tracing_side_effects import SideEffects
+
+
+class _Object:
+    def __init__(self) -> None:
+        self.count, self.items, self.sets = 0, [1, 2], {"a": {1}, "b": ([], {"c": 1})}
+        self.other = _Inner()
+
+
+class _Inner:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def _plain(one: _Object) -> dict[str, Any]:
+    return {name: value for name, value in vars(one).items() if name != "other"}
+
+
+def _rebind(one: Any) -> None:
+    one.count += 1000  # as an int of its own
+
+
+def _add(one: Any) -> None:
+    one.new = "attribute"
+
+
+def _remove(one: Any) -> None:
+    del one.count
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (_rebind, "count"),
+        (_add, "new"),
+        (_remove, "count"),
+        (lambda one: one.items.append(3), "items"),
+        (lambda one: one.items.reverse(), "items"),
+        (lambda one: one.items.clear(), "items"),
+        (lambda one: one.sets.pop("a"), "sets"),
+        (lambda one: one.sets["a"].add(2), "sets"),
+        (lambda one: one.sets["b"][0].append(2), "sets"),
+        (lambda one: one.sets["b"][1].update(c=2), "sets"),
+        (lambda one: setattr(one, "items", [1, 2]), "items"),
+    ],
+)
+def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
+    one = _Object()
+    items, kept = one.items, SideEffects([one])
+    change(one)
+    assert kept.restore() == [f"_Object.{name}"]
+    assert _plain(one) == _plain(_Object())
+    assert one.items is items
+    assert kept.restore() == []
+
+
+def test_what_objects_hold_themselves_and_what_has_not_changed_is_left_alone() -> None:
+    one = _Object()
+    kept = SideEffects([one])
+    one.other.count = 1
+    one.count = 0
+    assert kept.restore() == []
+    assert one.other.count == 1
+
+
+def test_containers_that_hold_themselves_are_no_trouble() -> None:
+    one = _Object()
+    one.items.append(one.items)
+    kept = SideEffects([one])
+    one.items.append(4)
+    assert kept.restore() == ["_Object.items"]
+    assert one.items[:2] == [1, 2]
+    assert len(one.items) == 3

@@ -1,0 +1,72 @@
+"""Which values weights and random generators have while an evaluation runs, and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.train_state import TrainState
+from trainer_kit.config.schema.optimization import EMAConfig
+from trainer_kit.optimizers.moving_average import MovingAverage
+from trainer_kit.training.parts.evaluated_weights import EvaluatedWeights
+
+
+class _Model(tf.Module):
+    """A weight of 2.0, whose average is 1.0, and a random generator."""
+
+    def __init__(self, averaged: bool) -> None:
+        super().__init__()
+        self.weight, self.generator = tf.Variable(1.0), tf.random.Generator.from_seed(3)
+        self._average = MovingAverage([self.weight], EMAConfig()) if averaged else None
+        self.weight.assign(2.0)
+        self.state = TrainState(tf.Variable(0, dtype=tf.int64), self, None, self._average, None, seed=0)
+        self.evaluated = EvaluatedWeights(self.state, self._average)
+
+    def draw(self) -> float:
+        return float(self.generator.normal([]))
+
+
+@pytest.mark.parametrize(("averaged", "value"), [(True, 1.0), (False, 2.0)])
+def test_the_average_replaces_the_weights_in_the_block_if_any(averaged: bool, value: float) -> None:
+    model = _Model(averaged)
+    with model.evaluated.averaged():
+        assert float(model.weight) == value
+    assert float(model.weight) == 2.0
+
+
+def test_the_weights_come_back_after_an_error_in_the_block() -> None:
+    model = _Model(averaged=True)
+    with pytest.raises(ZeroDivisionError), model.evaluated.averaged():
+        raise ZeroDivisionError
+    assert float(model.weight) == 2.0
+
+
+def test_weights_that_are_back_stay_when_they_are_put_back_again() -> None:
+    model = _Model(averaged=True)
+    model.evaluated.use_average()
+    model.evaluated.use_average()
+    assert float(model.weight) == 1.0
+    for _ in range(2):
+        model.evaluated.put_back()
+        assert float(model.weight) == 2.0
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_training_draws_what_it_would_without_the_evaluation(averaged: bool) -> None:
+    model, other = _Model(averaged), _Model(averaged)
+    with model.evaluated.averaged():
+        model.state.remember_generators()
+        model.draw()
+    assert model.draw() == other.draw()
+
+
+def test_what_training_draws_later_is_not_undone() -> None:
+    model = _Model(averaged=False)
+    model.state.remember_generators()
+    drawn: list[Any] = []
+    for _ in range(3):  # such as late saves
+        model.evaluated.put_back()
+        drawn.append(model.draw())
+    assert len(set(drawn)) == 3

@@ -1,0 +1,130 @@
+"""Which data a trainer opens for a task, when, and how it is shared by replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+from trainer_kit.distribution.datasets import distribute_dataset
+from trainer_kit.errors import ConfigError
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.parts.task_inputs import TaskInputs
+
+
+class _Task(TinyTask):
+    """Notes the batch size of each section that it opens."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.opened: list[int] = []
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        self.opened.append(params.global_batch_size)
+        return super().build_inputs(params, input_context)
+
+
+class _PipelineTask(TinyTask):
+    """Its pipeline has one batch size for all replicas."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        return tf.data.Dataset.range(20).batch(input_context.get_per_replica_batch_size(params.global_batch_size))
+
+
+def _inputs(task: type[TinyTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
+    """Returns inputs of a task, and the task; validation sets of the given names have batches of the given sizes."""
+    config: ExperimentConfig = tiny_experiment().replace(task={"train_data": {"global_batch_size": 6}})
+    if batch_sizes:
+        data = config.task.validation_data
+        sets = {name: data.replace(global_batch_size=size) for name, size in batch_sizes.items()}
+        config = config.replace(task={"validation_data": sets})
+    one, strategy = task(config.task), tf.distribute.get_strategy()
+    return TaskInputs(config, one, lambda make: distribute_dataset(strategy, make)), one
+
+
+def _two_replicas() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+def _size(batch: Any) -> int:
+    return int(batch[0].shape[0])
+
+
+def test_data_is_opened_when_it_is_first_needed() -> None:
+    inputs, task = _inputs()
+    (feed,) = inputs.validation_feeds(None).values()
+    data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
+    assert task.opened == []
+    for needed in (feed, data.feed, feed):
+        assert needed.dataset is not None
+    assert task.opened == [8, 6]
+
+
+def test_each_validation_set_has_the_data_of_its_section() -> None:
+    inputs, task = _inputs(dev=4, test=5)
+    feeds = inputs.validation_feeds(None)
+    assert [(name, _size(next(feed.iterator()))) for name, feed in feeds.items()] == [("dev", 4), ("test", 5)]
+    assert list(_inputs()[0].validation_feeds(None)) == [""]
+    assert task.opened == [4, 5]
+
+
+def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
+    inputs, task = _inputs()
+    given = tf.data.Dataset.range(3)
+    assert inputs.validation_feeds(given)[""].dataset is given
+    assert inputs.train_data(tf.Variable(0, dtype=tf.int64), given).feed.dataset is given
+    assert task.opened == []
+
+
+def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
+    inputs, task = _inputs(dev=4, test=5)
+    given = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
+    feeds = inputs.validation_feeds(given)
+    assert list(feeds) == ["new", "test", "dev"]
+    assert [feeds[name].dataset for name in given] == list(given.values())
+    assert _size(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
+
+
+def test_ready_made_sets_replace_a_single_one() -> None:
+    inputs, _ = _inputs()
+    assert list(inputs.validation_feeds({"new": tf.data.Dataset.range(3)})) == ["new"]
+
+
+def test_training_data_begins_at_the_batch_of_its_step() -> None:
+    inputs, _ = _inputs()
+
+    def batches(step: int, count: int) -> Sequence[np.ndarray]:
+        iterator = inputs.train_data(tf.Variable(step, dtype=tf.int64), None).iterator()
+        return [next(iterator)[0].numpy() for _ in range(count)]
+
+    np.testing.assert_array_equal(batches(0, 4)[3], batches(3, 1)[0])
+
+
+def test_another_task_is_trained_on_data_of_its_own() -> None:
+    inputs, task = _inputs()
+    other = _Task(task.task_config)
+    params = task.task_config.train_data.replace(global_batch_size=9)
+    data = inputs.train_data_of(other, lambda: params, tf.Variable(0, dtype=tf.int64), None)
+    assert _size(next(data.iterator())) == 9
+    assert (task.opened, other.opened) == ([], [9])
+
+
+def test_replicas_share_each_batch() -> None:
+    with _two_replicas().scope():
+        inputs, _ = _inputs(dev=8)
+    (feed,) = inputs.validation_feeds(None).values()
+    batch = next(feed.iterator())
+    assert [int(part.shape[0]) for part in batch[0].values] == [4, 4]
+
+
+def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
+    with _two_replicas().scope():
+        inputs, _ = _inputs(_PipelineTask, dev=8, test=7)
+        feeds = inputs.validation_feeds(None)
+        assert feeds["dev"].dataset is not None
+        with pytest.raises(ConfigError, match=r"task\.validation_data\.test\.global_batch_size: batch 7 on 2"):
+            assert feeds["test"].dataset is None

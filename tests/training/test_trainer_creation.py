@@ -1,0 +1,85 @@
+"""A trainer and what keeps its best, as the config has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orbit
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.criterion import Criterion
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.named_bests import BestCheckpoints
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer_creation import check_best_metric, check_trainer, create_exporter, create_trainer
+
+
+def _trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
+    config = tiny_experiment()
+    return create_trainer(config, task_type(config.task), **arguments)
+
+
+def test_an_optimizer_is_made_and_built_only_to_train() -> None:
+    assert _trainer().optimizer.built
+    assert _trainer(train=False).optimizer is None
+
+
+def _exporter(config: ExperimentConfig, folder: Path) -> BestCheckpoint | BestCheckpoints | None:
+    return create_exporter(config, RunDirectory(str(folder), config.trainer))
+
+
+def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> None:
+    values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
+    exporter = _exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
+    assert isinstance(exporter, BestCheckpoints) and exporter.primary is None
+    assert exporter.named["top"].criterion == Criterion("validation_loss", "lower", 3, 0.5)
+    assert exporter.named["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
+
+
+def test_the_best_is_kept_only_when_the_config_names_a_metric(tmp_path: Path) -> None:
+    assert _exporter(tiny_experiment(), tmp_path) is None
+    lower = tiny_experiment(best_checkpoint_eval_metric="validation_loss", best_checkpoint_metric_comp="lower")
+    exporter = _exporter(lower, tmp_path)
+    assert isinstance(exporter, BestCheckpoint)
+    assert exporter.export_dir == str(tmp_path / "best_ckpt")
+    checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
+    assert [exporter.maybe_export_checkpoint(checkpoint, {"validation_loss": v}, s) for s, v in enumerate([2, 3, 1])] \
+        == [True, False, True]  # fmt: skip
+
+
+class _Aggregating(TinyTask):
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return state
+
+
+def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
+    exporter = _exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), tmp_path)
+    with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
+        check_best_metric(_trainer(checkpoint_exporter=exporter), wanted=True)
+    check_best_metric(_trainer(_Aggregating, checkpoint_exporter=exporter), wanted=True)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_trainer_that_keeps_no_best_is_told_when_one_is_wanted(
+    wanted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_best_metric(_trainer(), wanted=wanted)
+    assert ("no best checkpoint will be kept" in caplog.text) == wanted
+
+
+def test_the_cost_of_an_example_is_known_after_a_step() -> None:
+    trainer = _trainer()
+    assert "for one example" not in model_cost(trainer)
+    trainer.train(tf.constant(1))
+    assert "195" in model_cost(trainer) and "for one example" in model_cost(trainer)
+
+
+def test_a_trainer_of_orbit_is_refused_with_what_drives_it() -> None:
+    with pytest.raises(UsageError, match=r"compat\.model_garden\.run_experiment, which drives trainers of Orbit"):
+        check_trainer(orbit.AbstractTrainer)

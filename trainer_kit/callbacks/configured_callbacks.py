@@ -1,0 +1,106 @@
+"""Callbacks by name, as a config names them: `trainer.callbacks: [{name: samples, args: {every: 100}}]`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable as Function
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.orbit_action_checks import INSTEAD, keras_callback
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.experiment import CallbackConfig
+from trainer_kit.errors import UsageError, suggestion
+
+AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
+
+_callbacks: Registry[type[Callback]] = Registry("callback")
+
+
+def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
+    """Returns a decorator that registers a subclass of Callback under `name`, for `trainer.callbacks`.
+
+    Raises:
+      UsageError: when the name is taken, or the class is no subclass of Callback.
+    """
+
+    def register(callback: Any) -> Any:
+        if not (isinstance(callback, type) and issubclass(callback, Callback)):
+            raise UsageError(f"{callback!r:.80} is no subclass of trainer_kit.Callback; inherit from it")
+        _callbacks.register(name)(callback)
+        return callback
+
+    return register
+
+
+def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
+    """Returns the callbacks that a config names, in its order.
+
+    Raises:
+      UsageError: when no callback has the name, or its class does not take the arguments.
+    """
+    return [_made(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
+
+
+def checked_callbacks(callbacks: Any) -> list[Callback]:
+    """Returns the callbacks that a caller has given, as a list.
+
+    Raises:
+      UsageError: for what is no list of Callback objects.
+    """
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, (str, Callback)) or not isinstance(callbacks, Sequence):
+        raise UsageError(f"callbacks: {type(callbacks).__name__} is not a list; give a list of trainer_kit.Callback")
+    for one in callbacks:
+        if not isinstance(one, Callback):
+            made = instead_of(one)
+            raise UsageError(f"callbacks: {one!r:.80} is no trainer_kit.Callback object{made}")
+    return list(callbacks)
+
+
+def instead_of(given: Any) -> str:
+    """Returns what to do with something that is no Callback object."""
+    if kind := keras_callback(given):
+        return f": {kind} is a Keras callback, and these are not supported; {INSTEAD.get(kind, 'write a Callback')}"
+    if isinstance(given, type):
+        return f"; make it: {given.__name__}()"
+    if isinstance(given, (str, dict)):
+        return "; names belong in trainer.callbacks of the config"
+    return "; functions of the logs belong in train_actions or eval_actions" if callable(given) else ""
+
+
+def _made(path: str, section: CallbackConfig) -> Callback:
+    kind = _imported(path, section.name) if ":" in section.name else _registered(path, section.name)
+    try:
+        inspect.signature(kind).bind(**section.args)
+    except TypeError as error:
+        known = list(inspect.signature(kind).parameters)
+        unknown = [name for name in section.args if name not in known]
+        near = suggestion(unknown[0], known) if unknown else f"it takes {', '.join(known) or 'no arguments'}"
+        raise UsageError(f"{path}.args: {section.name}: {error}; {near}") from None
+    return kind(**section.args)
+
+
+def _registered(path: str, name: str) -> type[Callback]:
+    try:
+        return _callbacks.lookup(name)
+    except UsageError as error:
+        advice = "import its module by --import_module, or name its class as module:Class"
+        raise UsageError(f"{path}.name: {error}; {advice}") from None
+
+
+def _imported(path: str, name: str) -> type[Callback]:
+    """Returns the class that "module:Class" names."""
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0] and error.name != module:
+            raise
+        raise UsageError(f"{path}.name: there is no module {module!r} ({error}); write it as module:Class") from None
+    if not (isinstance(kind, type) and issubclass(kind, Callback)):
+        raise UsageError(f"{path}.name: {module} has no subclass of trainer_kit.Callback called {attribute!r}")
+    return kind

@@ -1,0 +1,70 @@
+"""The manager of a run's checkpoints, as a config has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.distribution.collectives import broadcast_from_chief, is_chief
+from trainer_kit.process.run_directory import RunIdentity
+
+_LOG = logging.getLogger(__name__)
+
+
+def create_manager(
+    trainer: Any,
+    config: ExperimentConfig,
+    model_dir: str,
+    *,
+    asynchronous: bool = True,
+    partial: bool = False,
+    from_step: int | None = None,
+    before_files: Callable[[], None] = lambda: None,
+    recorded: Callable[[int], dict[str, Any]] = lambda _: {},
+    spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
+) -> CheckpointManager:
+    """Returns the manager of the run's checkpoints. On every worker at once.
+
+    Args:
+      trainer: whose state they hold.
+      config: of the experiment.
+      model_dir: of the run.
+      asynchronous, partial, from_step, before_files, recorded, spared: as of CheckpointManager.
+    """
+    options, trains = config.trainer, trainer.trains
+    if trains:
+        _check_interval(options)
+    return CheckpointManager(
+        trainer.checkpoint,
+        model_dir,
+        max_to_keep=options.max_to_keep,
+        step_counter=trainer.global_step,
+        checkpoint_interval=options.checkpoint_interval,
+        init_fn=trainer.initialize,
+        asynchronous=asynchronous,
+        for_training=trains,
+        keeps=is_chief(trainer.strategy),
+        before_save=trainer.before_save if trains else lambda _: None,
+        after_restore=trainer.after_restore,
+        before_files=before_files,
+        sound=trainer.state.is_sound if options.recovery_max_trials >= 0 else lambda: True,
+        agree=lambda number: broadcast_from_chief(trainer.strategy, number),
+        spared=spared,
+        partial=partial,
+        loose=trainer.state.loose,
+        run_id=RunIdentity(model_dir),
+        recorded=recorded,
+        from_step=from_step,
+    )
+
+
+def _check_interval(options: TrainerConfig) -> None:
+    if options.checkpoint_interval < options.steps_per_loop:
+        _LOG.warning(
+            "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, and checkpoints come at the ends "
+            "of loops: make loops shorter, or it longer",
+            *(options.checkpoint_interval, options.steps_per_loop),
+        )

@@ -1,0 +1,401 @@
+"""The checkpoints in model_dir when a trainer starts: which one to go on from, and what a dead process left behind.
+
+Nothing here is silent. What is damaged is moved to `damaged/` with a warning, once an older checkpoint was found whole;
+when there is none, the run does not start, for it would start from step 0. Files that are not ours are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable
+
+from trainer_kit import files
+from trainer_kit.checkpoint_names import (
+    ITERATOR,
+    POINTER,
+    RECORD,
+    UNFINISHED,
+    complete_checkpoints,
+    own_files,
+    owner,
+    pointer_text,
+    require_step,
+    step_of,
+)
+from trainer_kit.checkpoints.commit import commit, is_foreign, is_own, problem, read_record
+from trainer_kit.checkpoints.unfinished import mark, marked, unmark
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.folder_identity import check_held, lost_folder, make_folder
+
+DAMAGED, DIVERGED, ARCHIVED, FOREIGN = "damaged", "diverged", "archived", "foreign"
+_NOTE = "going_back.json"
+_LOG = logging.getLogger(__name__)
+
+
+def remove_debris(directory: str, run_id: str = "") -> None:
+    """Removes what a process that died while it saved has left: `*_temp` folders, `*.tmp` files, halves of renames.
+
+    A marked checkpoint (unfinished.py) that turns out to be whole gets its record. To be called by the one trainer that
+    holds the folder's lock.
+
+    Args:
+      directory: of the checkpoints.
+      run_id: of the run. If it has one, its saves leave marks: other halves than those with a mark or a `*_temp` folder
+        are not its own, and stay.
+    """
+    if not os.path.isdir(directory):
+        return
+    names = sorted(os.listdir(directory))
+    unfinished = {name.removesuffix("_temp") for name in names if UNFINISHED.fullmatch(name)}
+    marks = marked(names, run_id)
+    begun = unfinished | marks.keys()
+    halves = _halves(names, begun, set(_pointed(directory)))
+    halves = halves & begun if run_id else halves
+    halves |= {name for name in begun if _is_cut_short(os.path.join(directory, name))}
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.endswith("_temp") and name.removesuffix("_temp") in unfinished:
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.isfile(path) and (_is_temporary(name) or owner(name) in halves):
+            os.remove(path)
+    for checkpoint, name in marks.items():
+        prefix = os.path.join(directory, checkpoint)
+        if checkpoint not in halves and os.path.exists(f"{prefix}.index") and read_record(prefix) is None:
+            commit(prefix, **_identity(run_id))
+        os.remove(os.path.join(directory, name))
+    for folder in (ARCHIVED, DIVERGED):  # a process may have died when it had moved a checkpoint, and not yet pointed
+        top = os.path.join(directory, folder)
+        for place in (top, *glob.glob(os.path.join(glob.escape(top), "*", ""))):
+            _point_to_newest(place)
+
+
+def remove_unfinished(prefix: str) -> None:
+    """Removes what a failed save of the checkpoint `prefix` has left, unless its record says that it is whole.
+
+    Nothing where the folder was moved or removed: what is at the path now is somebody else's.
+    """
+    if lost_folder(prefix):
+        return
+    for folder in (f"{prefix}_temp", *glob.glob(f"{glob.escape(prefix + ITERATOR)}*_temp")):
+        shutil.rmtree(folder, ignore_errors=True)
+    pointers = glob.glob(os.path.join(glob.escape(os.path.dirname(prefix)), f"{POINTER}.tmp*"))
+    parts = [] if os.path.exists(prefix + RECORD) else own_files(prefix)
+    for path in [*parts, *filter(lambda path: _is_temporary(os.path.basename(path)), pointers)]:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+
+
+def remove_saved(directory: str, keep: int, run_id: str = "") -> None:
+    """Removes all but the `keep` newest checkpoints of a run that is finished; those that are pinned stay.
+
+    Only those that have a record of this run count and go. As in a rotation, each leaves the pointer file first.
+    """
+    there = [prefix for prefix in complete_checkpoints(directory).values() if is_own(prefix, run_id)]
+    for prefix in there[: len(there) - keep]:
+        if not os.path.exists(f"{prefix}.pin"):
+            _unpoint(prefix)
+            remove_checkpoint(prefix, run_id)
+
+
+def remove_checkpoint(prefix: str, run_id: str = "") -> None:
+    """Removes the files of a checkpoint of this run, its record first.
+
+    What a crash leaves of it has a mark, so that it cannot be taken for one that was damaged, or is somebody else's.
+    """
+    mark([prefix], run_id)
+    for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
+        files.reach("checkpoint.remove", path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+    unmark([prefix], run_id)
+
+
+def make_room(prefix: str, run_id: str) -> None:
+    """Moves files that have the name of a checkpoint about to be saved, but are not of this run, to `foreign/`.
+
+    Raises:
+      StorageError: when they cannot be moved.
+    """
+    if own_files(prefix) and not is_own(prefix, run_id):
+        moved = set_aside(prefix, FOREIGN)
+        _LOG.warning("%s was there, and this run has not saved it; it was moved to %s", prefix, moved)
+
+
+def _identity(run_id: str) -> dict[str, str]:
+    """What a record holds of the run."""
+    return {"run_id": run_id} if run_id else {}
+
+
+def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
+    """Returns what tells a user that `what` failed, why, and how much room there is in `folder`."""
+    if lost := lost_folder(folder):
+        return StorageError(lost)
+    if not os.path.isdir(folder):
+        return StorageError(f"{what}: {_reason(error)}; give a folder that can be written")
+    return StorageError(
+        f"{what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free there); make room, then run the "
+        "same command again: it goes on from the newest checkpoint that is whole"
+    )
+
+
+def _reason(error: Exception | None) -> str:
+    text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
+    first = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
+    return first or "no reason is known; is the disk full?"
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether this is a half-written file: of files.py or, the pointer, of TensorFlow.
+
+    Of files of this process' own number those of checkpoints only: another thread may be writing its heartbeat.
+    """
+    if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
+        return int(match.group(2)) != os.getpid() or owner(match.group(1)) is not None
+    return re.fullmatch(POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
+
+
+def _halves(names: Iterable[str], unfinished: set[str], pointed: set[str]) -> set[str]:
+    """Checkpoints whose save or whose rotation ended midway.
+
+    TensorFlow renames the index into place last, from a folder that is still there if it did not come to that. Rotation
+    takes a checkpoint out of the pointer file and removes its record before all else. So one that was whole and lost
+    its index still has a record or is pointed to, and is none of these.
+    """
+    there: dict[str, list[str]] = {}
+    for name in names:
+        if checkpoint := owner(name):
+            there.setdefault(checkpoint, []).append(name.removeprefix(f"{checkpoint}."))
+    return {
+        checkpoint
+        for checkpoint, kinds in there.items()
+        if not {"index", "commit.json"} & set(kinds)
+        and (
+            checkpoint in unfinished
+            or (pointed and checkpoint not in pointed)
+            or not any(kind.startswith("data-") for kind in kinds)
+        )
+    }
+
+
+def _is_cut_short(prefix: str) -> bool:
+    """Whether the save of `prefix`, whose temporary folder is still there, ended while TensorFlow wrote the index."""
+    return os.path.exists(f"{prefix}.index") and not os.path.exists(prefix + RECORD) and problem(prefix) != ""
+
+
+def newest_whole(directory: str, run_id: str = "") -> str | None:
+    """Returns the prefix of the newest checkpoint that is whole; None when none was ever saved. Repairs the pointer.
+
+    Newer ones that are damaged are moved to `damaged/`, and those with a record of another run to `foreign/`.
+
+    Raises:
+      StorageError: when checkpoints were saved and none of them is whole and can be this run's.
+    """
+    damaged: dict[str, str] = {}
+    foreign: set[str] = set()
+    for prefix in reversed(_ever_saved(directory)):
+        if is_foreign(prefix, run_id):
+            foreign.add(prefix)
+            damaged[prefix] = "another run saved it"
+        elif not (wrong := problem(prefix)):
+            for other, reason in damaged.items():
+                moved = set_aside(other, FOREIGN if other in foreign else DAMAGED)
+                what = "is not of this run" if other in foreign else "is damaged"
+                _LOG.warning("%s %s: %s; it was moved to %s, and %s is used", other, what, reason, moved, prefix)
+            if not os.path.exists(prefix + RECORD):
+                _LOG.info("%s has no record of its checksums; all of it was read instead, and it is whole", prefix)
+            elif read_record(prefix) is None:
+                _record_again(prefix, run_id)
+            _point_to(directory, prefix)
+            return prefix
+        else:
+            damaged[prefix] = wrong
+    if damaged and foreign == damaged.keys():
+        raise StorageError(
+            f"the checkpoints in {directory} are of another run ({', '.join(map(os.path.basename, sorted(foreign)))}): "
+            "their records hold another run_id than manifest.json; move them away, or copy them to a folder of their "
+            "own to go on from them there"
+        )
+    if damaged:
+        told = "; ".join(f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3])
+        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        raise StorageError(
+            f"no checkpoint in {directory} is whole ({told}{more}); restore one from a backup, or start again from "
+            "step 0 with --from_step=0, which moves what is there to archived/"
+        )
+    return None
+
+
+def _record_again(prefix: str, run_id: str) -> None:
+    """Replaces a damaged record of a whole checkpoint: without a record, rotation would never remove it."""
+    try:
+        commit(prefix, **_identity(run_id))
+        _LOG.info("%s was damaged; all of the checkpoint was read, it is whole, and has a new record", prefix + RECORD)
+    except (OSError, StorageError) as error:
+        _LOG.warning("%s is damaged, and was not replaced: %s", prefix + RECORD, error)
+
+
+def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
+    """Returns the prefix of the checkpoint that --from_step names; None for 0, the start.
+
+    Raises:
+      UsageError: when there is none of that step, or it is damaged, or another run saved it.
+    """
+    if step == 0:
+        return None
+    there = {step_of(prefix): prefix for prefix in _ever_saved(directory)}
+    require_step(step, there)
+    if is_foreign(there[step], run_id):
+        raise UsageError(
+            f"--from_step: another run saved {there[step]}: its record holds another run_id than manifest.json; give "
+            "another step, or copy it to a folder of its own to go on from it there"
+        )
+    if wrong := problem(there[step]):
+        raise UsageError(f"--from_step: {there[step]} is damaged: {wrong}; give another step, or 0 to start again")
+    return there[step]
+
+
+def archive_later(directory: str, step: int) -> list[str]:
+    """Moves the checkpoints after `step`, for 0 all, to `archived/`, and returns where they are; for --from_step.
+
+    It notes first what it is about to do: until `done_going_back`, `going_back` tells a process that starts here.
+
+    Raises:
+      StorageError: when a file cannot be written or moved.
+    """
+    files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
+    later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
+    folders = set_all_aside(later, ARCHIVED)
+    if step:
+        _point_to(directory, os.path.join(directory, f"ckpt-{step}"))
+    return [os.path.join(folder, os.path.basename(prefix)) for prefix, folder in zip(later, folders, strict=True)]
+
+
+def going_back(directory: str) -> int | None:
+    """Returns the step that a process which died was about to go back to; None if there is no such thing.
+
+    Raises:
+      StorageError: when the note of it cannot be read.
+    """
+    path = os.path.join(directory, ARCHIVED, _NOTE)
+    try:
+        with open(path, "rb") as stream:
+            return int(files.parse_json(stream.read())["step"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{path} cannot be read: {error!r}; give --from_step=N once more") from error
+
+
+def done_going_back(directory: str) -> None:
+    """Takes the note of `archive_later` away, when all else that tells of later steps is back there too."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(directory, ARCHIVED, _NOTE))
+
+
+def set_aside(prefix: str, folder: str) -> str:
+    """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first.
+
+    It leaves the pointer file before: what that names is missed when it is not there. Where the folder holds a
+    checkpoint of this step already, they go to a numbered folder inside it.
+
+    Raises:
+      StorageError: when they cannot be moved.
+    """
+    return set_all_aside([prefix], folder)[0]
+
+
+def set_all_aside(prefixes: Iterable[str], folder: str) -> list[str]:
+    """Moves checkpoints as `set_aside` does, and returns the folder of each; its pointer file comes after the last.
+
+    Raises:
+      StorageError: when they cannot be moved.
+    """
+    targets = [_move(prefix, folder) for prefix in prefixes]
+    for target in sorted(set(targets)) if folder != DAMAGED else ():  # a pointer has to name what can be read
+        _point_to_newest(target)
+    return targets
+
+
+def _move(prefix: str, folder: str) -> str:
+    check_held(prefix)
+    target = top = os.path.join(os.path.dirname(prefix), folder)
+    number = 1
+    while glob.glob(f"{glob.escape(os.path.join(target, os.path.basename(prefix)))}.*"):  # set aside another time
+        number += 1
+        target = os.path.join(top, str(number))
+    _unpoint(prefix)
+    try:
+        make_folder(target)
+        for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
+            os.replace(path, os.path.join(target, os.path.basename(path)))
+    except OSError as error:
+        raise StorageError(f"{prefix} cannot be moved to {target}: {error.strerror or error}") from error
+    return target
+
+
+def _point_to_newest(directory: str) -> None:
+    """Makes the pointer file of a folder of moved checkpoints name the newest one there; reads records, no data."""
+    there = list(complete_checkpoints(directory).values())
+    if there and _pointed(directory)[:1] != [os.path.basename(there[-1])]:
+        whole = next((prefix for prefix in reversed(there) if not problem(prefix, read=False)), None)
+        if whole is not None:
+            _point_to(directory, whole)
+
+
+def _ever_saved(directory: str) -> list[str]:
+    """Prefixes of all checkpoints that were saved, as far as files and the pointer tell, in the order of steps."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    found = {checkpoint for name in names if (checkpoint := owner(name))} | set(_pointed(directory))
+    inside = glob.escape(directory)
+    aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
+    if not found and any(glob.glob(pattern, recursive=True) for pattern in aside):
+        _LOG.warning("%s holds no checkpoint any more: they were moved to %s/ or %s/", directory, DIVERGED, ARCHIVED)
+    return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
+
+
+def _pointed(directory: str) -> list[str]:
+    """Names of the checkpoints that the pointer file lists, the newest first, whether they exist or not."""
+    pattern = r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$'
+    return re.findall(pattern, _pointer(directory), re.MULTILINE)
+
+
+def _pointer(directory: str) -> str:
+    try:
+        with open(os.path.join(directory, POINTER), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _unpoint(prefix: str) -> None:
+    """Takes a checkpoint out of the pointer file beside it, if it is in there."""
+    directory, name = os.path.split(prefix)
+    pointed = _pointed(directory)
+    left = sorted({other for other in pointed if other != name}, key=step_of)
+    if left and name in pointed:
+        _write_pointer(directory, left)
+    elif name in pointed:
+        os.remove(os.path.join(directory, POINTER))
+
+
+def _point_to(directory: str, prefix: str) -> None:
+    """Makes TensorFlow's pointer file name `prefix` as the newest, beside the others there are, if it does not."""
+    there = [
+        os.path.basename(path) for path in complete_checkpoints(directory).values() if step_of(path) <= step_of(prefix)
+    ]
+    newest = os.path.basename(prefix)
+    if not _pointer(directory).endswith("\n") or _pointed(directory) != [newest, *there]:
+        _write_pointer(directory, there)
+
+
+def _write_pointer(directory: str, there: list[str]) -> None:
+    """Writes TensorFlow's pointer file for the checkpoints named, in the order of steps."""
+    try:
+        files.write_text(os.path.join(directory, POINTER), pointer_text(there))
+    except StorageError as error:  # the file is for other programs; ours goes by the checkpoints that are whole
+        _LOG.warning("%s", error)

@@ -1,0 +1,101 @@
+"""Measures on an experiment of yours whether fused steps train faster, and prints trainer.fuse_steps to set.
+
+The experiment is trained for some seconds with separate and with fused steps in turn, on its own data. No file of a run
+is read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
+from trainer_kit.config.experiments import task_class
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.sources.gin_source import gin_second_pass
+from trainer_kit.errors import ExitCode, UsageError
+from trainer_kit.process.gc_freeze import gc_frozen
+
+if TYPE_CHECKING:
+    from trainer_kit.training.fuse_timing import FuseTimer, FuseTiming
+
+_GAIN = 1.05  # a smaller one may be noise
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the experiment with the sources of its config, and the numbers of steps to try."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--fuse_steps", action="append", type=int, default=[], metavar="N",
+        help="number of steps to try; may be repeated (default: the largest divisor of steps_per_loop up to 100)",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the rates of both forms of the training loop, or why the steps cannot be fused.
+
+    Raises:
+      UsageError: when the config is wrong, or a loop cannot have so many steps in a program.
+      DataError: when the training data is empty or ends.
+    """
+    config = resolve_arguments(arguments).config
+    _check_fuse_steps(arguments.fuse_steps, config)
+    with gc_frozen():
+        task_type = task_class(config.task)
+    gin_second_pass(arguments.gin_file, arguments.gin_params)
+    with gc_frozen():
+        from trainer_kit.run.launcher import prepare
+    with tempfile.TemporaryDirectory() as folder, prepare(config).scope():
+        _measure(config, task_type, arguments.fuse_steps, folder)
+    return ExitCode.DONE
+
+
+def _check_fuse_steps(given: list[int], config: ExperimentConfig) -> None:
+    longest = config.trainer.steps_per_loop
+    for steps in given:
+        if not 2 <= steps <= longest:
+            raise UsageError(f"--fuse_steps: {steps} is not from 2 to {longest}, which is trainer.steps_per_loop")
+
+
+def _measure(config: ExperimentConfig, task_type: Any, given: list[int], folder: str) -> None:
+    import tensorflow as tf
+
+    from trainer_kit.training.fuse_timing import CannotFuseError, FuseTimer
+    from trainer_kit.training.trainer_creation import create_trainer
+
+    def create(fuse_steps: int) -> Any:
+        task = task_type(config.task, logging_dir=folder)
+        return create_trainer(config.replace(trainer={"fuse_steps": fuse_steps}), task)
+
+    # With no writer a training step that writes a tf.summary, which XLA refuses, would leave it out.
+    with tf.summary.create_file_writer(folder).as_default():
+        try:
+            _print_timings(FuseTimer(create), given)
+        except CannotFuseError as error:
+            print(f"{_setting(1)}the steps cannot be fused: {error}")
+
+
+def _print_timings(timer: FuseTimer, given: list[int]) -> None:
+    timings = []
+    for steps in given or [timer.candidate()]:
+        timings.append(timer.time(steps))
+        print(_line(timings[-1]), flush=True)
+    best = max(timings, key=lambda timing: timing.gain)
+    if best.gain < _GAIN:
+        print(f"{_setting(1)}to fuse steps does not pay here")
+    print("Both forms were trained in turn on the experiment's own data, and its wait for batches is in the rates.")
+
+
+def _line(timing: FuseTiming) -> str:
+    rates = f"{_number(timing.fused_rate)} against {_number(timing.separate_rate)} steps/s"
+    return f"{_setting(timing.fuse_steps)}{timing.gain:.2g} times the rate of separate steps ({rates})"
+
+
+def _setting(fuse_steps: int) -> str:
+    return f"trainer.fuse_steps={fuse_steps:<6}"
+
+
+def _number(rate: float) -> str:
+    """Returns a rate in three significant digits, with commas between thousands."""
+    return f"{float(f'{rate:.3g}'):,.{0 if rate >= 100 else 2}f}"

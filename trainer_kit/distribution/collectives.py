@@ -1,0 +1,116 @@
+"""Several processes that train together: how many there are, and agreement among them.
+
+What agrees is a sum over all workers, a collective operation: all of them have to call it, in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.distribution.tf_config import NO_PARAMETER_SERVERS
+from trainer_kit.errors import UsageError
+
+_LOG = logging.getLogger(__name__)
+_LAST_WORDS = 1.0  # seconds
+
+
+def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
+    """Returns the strategy of a run: the given one, or the current one; warns when several workers are but one.
+
+    Raises:
+      UsageError: for parameter servers.
+    """
+    strategy = given or tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+        raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) == 1:
+        _LOG.warning(
+            "multi_worker_mirrored trains with one worker: no cluster of several is known; give all workers the same "
+            "runtime.worker_hosts (host:port of each, with commas) and each its runtime.task_index, or set TF_CONFIG"
+        )
+    return strategy
+
+
+def worker_count(strategy: tf.distribute.Strategy) -> int:
+    """Returns how many processes run the same program in step; 1 for everything but multi-worker strategies."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 1
+    jobs = strategy.cluster_resolver.cluster_spec().as_dict()
+    return max(1, sum(len(jobs.get(job, [])) for job in ("chief", "worker")))
+
+
+def worker_index(strategy: tf.distribute.Strategy) -> int:
+    """Returns which of them this process is, from 0, the chief."""
+    if worker_count(strategy) == 1:
+        return 0
+    resolver = strategy.cluster_resolver
+    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
+    return int(resolver.task_id) + (chiefs if resolver.task_type == "worker" else 0)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes the run's files."""
+    return bool(strategy.extended.should_checkpoint)
+
+
+def chiefs_text(strategy: tf.distribute.Strategy, text: str) -> str:
+    """Returns the text that the chief has called this with, on every worker."""
+    return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
+
+
+def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of what each worker gives, on every worker; in graph, in cross-replica context."""
+    replicas = strategy.num_replicas_in_sync // worker_count(strategy)
+
+    def own() -> tf.Tensor:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
+        return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
+
+    return strategy.reduce("SUM", strategy.run(own), axis=None)
+
+
+def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
+    """Returns the number that the chief has called this with, on every worker."""
+    return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
+
+
+def barrier(strategy: tf.distribute.Strategy) -> None:
+    """Returns when all workers have come here, so that none of them is done before the others.
+
+    The first one to exit would take the last sum from a slower one that still receives it.
+    """
+    if worker_count(strategy) > 1:
+        broadcast_from_chief(strategy, 0)
+        time.sleep(_LAST_WORDS)
+
+
+def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+    """Returns what each worker has called this with, in their order, on every worker."""
+    count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
+    lengths = np.zeros(count, np.int64)
+    lengths[index] = len(data)
+    lengths = _summed(strategy, lengths)
+    rows = np.zeros((count, max(lengths)), np.int64)
+    rows[index, : len(data)] = np.frombuffer(data, np.uint8)
+    rows = _summed(strategy, rows).astype(np.uint8)
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _summed(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+    return value if worker_count(strategy) == 1 else _summing(strategy)(tf.constant(value, tf.int64)).numpy()
+
+
+@functools.cache
+def _summing(strategy: tf.distribute.Strategy) -> Any:
+    """Traced once, for all shapes."""
+    return tf.function(
+        functools.partial(sum_over_workers, strategy),
+        input_signature=[tf.TensorSpec(None, tf.int64)],
+        autograph=False,
+    )

@@ -1,0 +1,137 @@
+"""Which strategy fits what was asked for and what the machine has; pure, and without TensorFlow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer_kit.config.schema.runtime import ALL_REDUCE_ALGORITHMS, RuntimeConfig
+from trainer_kit.distribution.tf_config import Cluster
+from trainer_kit.errors import ConfigError, Mistake
+
+# Environment variables in which a platform announces its TPU.
+TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR", "TPU_CONFIG")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What there is to train on.
+
+    Attributes:
+      gpus: how many GPUs this machine has.
+      tpu_variable: the one of TPU_VARIABLES that is set; empty: none.
+      cluster: the other workers, of TF_CONFIG.
+    """
+
+    gpus: int = 0
+    tpu_variable: str = ""
+    cluster: Cluster | None = None
+
+
+def choose_policy(runtime: RuntimeConfig, machine: Machine) -> str:
+    """Returns the name of the strategy to use: that of the config, or what `auto` comes to on this machine.
+
+    What the config asks for comes before what the environment offers: runtime.tpu and runtime.virtual_cpus first, then
+    a TPU, then other workers, then several GPUs; else `off`.
+
+    Raises:
+      ConfigError: when the machine has not what was asked for.
+    """
+    asked = runtime.distribution_strategy
+    policy = _automatic(runtime, machine) if asked == "auto" else asked
+    _check_gpus(policy, runtime, machine)
+    _check_cluster(policy, runtime, machine.cluster)
+    _check_all_reduce(policy, runtime, machine)
+    return policy
+
+
+def local_devices(runtime: RuntimeConfig, machine: Machine) -> tuple[str, ...]:
+    """Returns the devices of this machine that `mirrored` uses: virtual CPUs if asked for, else GPUs, else the CPU."""
+    if runtime.virtual_cpus or not machine.gpus:
+        return tuple(f"CPU:{index}" for index in range(runtime.virtual_cpus or 1))
+    return tuple(f"GPU:{index}" for index in range(runtime.num_gpus or machine.gpus))
+
+
+def _automatic(runtime: RuntimeConfig, machine: Machine) -> str:
+    cluster = machine.cluster
+    if runtime.tpu:
+        return "tpu"
+    if runtime.virtual_cpus > 1:
+        return "mirrored"
+    if machine.tpu_variable and not runtime.num_gpus:
+        return "tpu"
+    if cluster is not None and cluster.trains:
+        if cluster.parameter_servers:
+            return "parameter_server"
+        if cluster.trains_with_others:
+            return "multi_worker_mirrored"
+    return "mirrored" if runtime.virtual_cpus or len(local_devices(runtime, machine)) > 1 else "off"
+
+
+def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
+    if runtime.num_gpus > machine.gpus and policy != "parameter_server":
+        there = {0: "no GPU", 1: "1 GPU"}.get(machine.gpus, f"{machine.gpus} GPUs")
+        raise _mistake(
+            "num_gpus",
+            f"{runtime.num_gpus} asked for, but TensorFlow sees {there} on this machine",
+            "set it to 0 to use what there is, or check the driver and CUDA_VISIBLE_DEVICES",
+        )
+    if policy == "multi_worker_mirrored" and 0 < runtime.num_gpus < machine.gpus:
+        raise _mistake(
+            "num_gpus",
+            f"multi_worker_mirrored uses all {machine.gpus} GPUs of a machine, not {runtime.num_gpus}",
+            "hide the others with CUDA_VISIBLE_DEVICES, or set num_gpus to 0",
+        )
+
+
+def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None) -> None:
+    if runtime.virtual_cpus > 1 and cluster is not None and cluster.trains_with_others:
+        raise _mistake(
+            "virtual_cpus",
+            f"{runtime.virtual_cpus} devices of one machine cannot train together with other workers",
+            "set it to 0, or unset TF_CONFIG and runtime.worker_hosts",
+        )
+    if policy == "multi_worker_mirrored" and (cluster is None or not cluster.workers):
+        raise _mistake(
+            "distribution_strategy",
+            "multi_worker_mirrored does not know the workers",
+            "set runtime.worker_hosts (host:port of each, separated by commas) and runtime.task_index, or TF_CONFIG",
+        )
+    if policy == "parameter_server":
+        _check_parameter_servers(cluster)
+
+
+def _check_parameter_servers(cluster: Cluster | None) -> None:
+    if cluster is None or not cluster.parameter_servers or not cluster.workers:
+        raise _mistake(
+            "distribution_strategy",
+            "parameter_server does not know its cluster",
+            "set TF_CONFIG, with a chief, workers and ps tasks",
+        )
+    if cluster.task_type != "chief":
+        raise _mistake(
+            "distribution_strategy",
+            f"parameter_server is directed by the chief, but TF_CONFIG says that this process is {cluster.task_type} "
+            f"{cluster.task_index}",
+            "run the experiment on the chief, and a tf.distribute.Server on each worker and ps",
+        )
+
+
+def _check_all_reduce(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
+    """A strategy that sums nothing over devices takes any algorithm."""
+    algorithm = runtime.all_reduce_alg
+    known = ALL_REDUCE_ALGORITHMS.get(policy)
+    if known is None or algorithm in (None, "auto"):
+        return
+    if algorithm not in known:
+        chosen = "" if runtime.distribution_strategy == policy else ", which auto chose"
+        raise _mistake(
+            "all_reduce_alg",
+            f"{algorithm!r} is not an algorithm of {policy}{chosen}",
+            f"it has: auto, {', '.join(known)}",
+        )
+    if policy == "multi_worker_mirrored" and algorithm == "nccl" and not machine.gpus:
+        raise _mistake("all_reduce_alg", "nccl needs GPUs, and this machine has none", "use ring or auto")
+
+
+def _mistake(field: str, problem: str, advice: str) -> ConfigError:
+    return ConfigError([Mistake(f"runtime.{field}", problem, advice)])

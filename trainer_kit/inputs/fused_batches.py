@@ -1,0 +1,164 @@
+"""Batches stacked to one element, which one call of a fused loop uses up: the pipeline is asked once for many steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.distribution.tensorflow_internals import inputs_of
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.dataset_structure import kind_of
+from trainer_kit.inputs.sources.base import positioned
+
+_LOG = logging.getLogger(__name__)
+_LARGE = 2**29  # bytes
+
+
+def stacked_at(
+    made: Any, position: Position, size: int, input_context: tf.distribute.InputContext | None = None
+) -> tf.data.Dataset:
+    """Returns the data of one replica from `position` on, `size` batches stacked to an element. On the host.
+
+    A Source may have a method `stacked_at(position, size)` that makes the stack at once, which is faster; it returns
+    None where it cannot.
+
+    Args:
+      made: what a task's `build_inputs` returned, a Source or a tf.data.Dataset.
+      position: of the first batch.
+      size: how many batches.
+      input_context: the worker's place among the others.
+
+    Returns:
+      As `stacked`.
+    """
+    at_once = getattr(made, "stacked_at", None)
+    made = _without_prefetch(made)
+    begin, length = next(position.stretches())
+    whole = at_once(begin, size) if at_once is not None and length is None else None
+    if whole is None:
+        return stacked(positioned(lambda _: made, None, position, input_context), size)
+    spec = whole.element_spec
+    if problem := problem_of_stacking(spec):
+        raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
+    return whole.map(lambda *parts: (size, _element(parts, spec))).prefetch(tf.data.AUTOTUNE)
+
+
+def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Returns `dataset` with successive batches of one shape stacked to (how many, batches), filled up to `size`.
+
+    Batches of fewer examples, such as the last of an epoch, end a stack and begin the next. Filling up keeps the shapes
+    of stacks few: XLA compiles a program for each.
+
+    Raises:
+      UsageError: when the batches cannot be stacked.
+    """
+    spec, dataset = dataset.element_spec, _without_prefetch(dataset)
+    if problem := problem_of_stacking(spec):
+        raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
+    if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
+        return (
+            dataset.batch(size)
+            .map(lambda *parts: _fill_up(_element(parts, spec), spec, size))
+            .prefetch(tf.data.AUTOTUNE)
+        )
+    ragged = dataset.ragged_batch(size)
+    return ragged.flat_map(lambda *parts: _runs(_element(parts, spec), spec, size)).prefetch(tf.data.AUTOTUNE)
+
+
+def problem_of_stacking(spec: Any) -> str:
+    """Returns why batches of this spec cannot be stacked and compiled; "" if they can."""
+    for part in tf.nest.flatten(spec):
+        if not isinstance(part, tf.TensorSpec):
+            return f"the batches hold a {type(part).__name__.removesuffix('Spec')}, which XLA does not take"
+        if part.dtype in (tf.string, tf.variant, tf.resource):
+            return f"the batches hold {part.dtype.name} tensors, which XLA does not take"
+        if part.shape.rank is None or not part.shape[1:].is_fully_defined():
+            return (
+                f"the batches have no fixed shape ({part.shape}), and XLA compiles a program for each; "
+                "pad or crop the examples to one shape"
+            )
+    return ""
+
+
+def bytes_of(spec: Any) -> int:
+    """Returns the size of an element in bytes, as far as its spec tells."""
+    return sum(math.prod(size or 1 for size in part.shape) * part.dtype.size for part in tf.nest.flatten(spec))
+
+
+def tell_of_stacks(spec: Any, size: int, steps_per_loop: int) -> None:
+    """Tells what of these stacks, elements of this spec, may cost more than it has to. To be called once.
+
+    Args:
+      spec: of (how many, batches).
+      size: batches in a stack.
+      steps_per_loop: of the run.
+    """
+    if (taken := bytes_of(spec)) > _LARGE:
+        _LOG.warning(
+            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next ones are read ahead; "
+            "fewer steps gain as much",
+            taken / 2**30,
+        )
+    if steps_per_loop % size:
+        _LOG.warning(
+            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, and cut a program; make "
+            "trainer.steps_per_loop a multiple",
+            *(size, steps_per_loop),
+        )
+    if any(part.shape.rank > 1 and part.shape[1] is None for part in tf.nest.flatten(spec)):
+        _LOG.info(
+            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each; drop_remainder "
+            "makes them alike"
+        )
+
+
+def _without_prefetch(made: Any) -> Any:
+    """Returns a dataset without the prefetch that it ends with, if it does: stacks are prefetched, and a hand-over of
+    each batch between threads costs as much as a small step.
+    """
+    if not isinstance(made, tf.data.Dataset) or kind_of(made) not in ("Prefetch", "Options"):
+        return made
+    (before,) = inputs_of(made)
+    return before if kind_of(made) == "Prefetch" else _without_prefetch(before).with_options(made.options())
+
+
+@tf.autograph.experimental.do_not_convert
+def _element(parts: tuple[Any, ...], spec: Any) -> Any:
+    """The element that tf.data hands to a function in parts if it is a tuple."""
+    return tf.nest.pack_sequence_as(spec, tf.nest.flatten(parts))
+
+
+@tf.autograph.experimental.do_not_convert
+def _fill_up(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
+    """Returns (how many, batches) with zeros in the place of those that lack to `size`."""
+    count = tf.shape(tf.nest.flatten(batches)[0])[0]
+
+    def fill(stack: tf.Tensor, part: tf.TensorSpec) -> tf.Tensor:
+        missing = tf.concat([[[0, size - count]], tf.zeros([part.shape.rank, 2], tf.int32)], axis=0)
+        whole = tf.cond(count < size, lambda: tf.pad(stack, missing), lambda: stack)
+        return tf.ensure_shape(whole, [size, *part.shape])
+
+    return count, tf.nest.map_structure(fill, batches, spec)
+
+
+@tf.autograph.experimental.do_not_convert
+def _runs(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
+    """Returns, of up to `size` batches of several sizes, a ragged tensor each, the runs of equal ones."""
+    ragged = [part for part in tf.nest.flatten(batches) if isinstance(part, tf.RaggedTensor)]
+    lengths = tf.stack([part.row_lengths() for part in ragged], axis=1)
+    changes = tf.where(tf.reduce_any(tf.not_equal(lengths[1:], lengths[:-1]), axis=1))[:, 0] + 1
+    begins = tf.concat([[0], changes], axis=0)
+    ends = tf.concat([changes, [tf.shape(lengths, tf.int64)[0]]], axis=0)
+
+    @tf.autograph.experimental.do_not_convert
+    def run(begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def cut(part: Any) -> tf.Tensor:
+            return part[begin:end].to_tensor() if isinstance(part, tf.RaggedTensor) else part[begin:end]
+
+        return _fill_up(tf.nest.map_structure(cut, batches), spec, size)
+
+    return tf.data.Dataset.from_tensor_slices((begins, ends)).map(run)

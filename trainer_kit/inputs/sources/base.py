@@ -1,0 +1,100 @@
+"""What a dataset is to the Trainer when it can start at any position, and how to get there when it cannot."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from trainer_kit.distribution.tensorflow_internals import operation_seeds_from_the_start
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.dataset_resume import skipped
+from trainer_kit.inputs.sources.example_order import replicas_here
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Data whose order is a pure function of (seed, epoch, index), so that a run can go on where it stopped.
+
+    `Task.build_inputs` may return one instead of a tf.data.Dataset. The Trainer then asks for the dataset when it
+    needs the iterator: after a checkpoint has been restored.
+    """
+
+    def at(self, position: int, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        """Returns the dataset from global batch `position` on, in batches for one replica.
+
+        Args:
+          position: how many global batches have been used already, from the start of the first epoch.
+          input_context: the worker's place among the others; None for a single replica.
+        """
+        ...
+
+
+def made_inputs(
+    build_inputs: Callable[..., Any], params: Any, input_context: tf.distribute.InputContext | None = None
+) -> Any:
+    """Returns what a task's `build_inputs` makes of `params`: a Source, or a tf.data.Dataset. Eager, on the host.
+
+    One without an argument `input_context` is not given it. Shuffles and random ops without a seed of their own get the
+    same one in every process and at every call, derived from TensorFlow's global seed; else they would depend on
+    how many random ops the process made before.
+
+    Raises:
+      UsageError: when it returns something else.
+    """
+    takes_context = "input_context" in inspect.signature(build_inputs).parameters
+    with operation_seeds_from_the_start():
+        made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
+    if not isinstance(made, Source) and not hasattr(made, "element_spec"):
+        name = getattr(build_inputs, "__qualname__", "build_inputs")
+        kind = "None" if made is None else f"a {type(made).__name__}"
+        raise UsageError(f"{name} returned {kind}; return a tf.data.Dataset or a Source, such as ArraySource")
+    return made
+
+
+def positioned(
+    build_inputs: Callable[..., Any],
+    params: Any,
+    position: Position,
+    input_context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Returns a task's data, in batches for one replica, from `position` on and without what it leaves out.
+
+    A Source is asked to begin there. A plain dataset is read from its start, and what comes before is dropped.
+    """
+    made = made_inputs(build_inputs, params, input_context)
+    here = replicas_here(input_context)
+    if not isinstance(made, Source):
+        return _without(skipped(made, position.batch, here), position, here)
+    stretches = [
+        made.at(begin, input_context) if length is None else made.at(begin, input_context).take(length * here)
+        for begin, length in position.stretches()
+    ]
+    return functools.reduce(lambda joined, stretch: joined.concatenate(stretch), stretches)
+
+
+def _without(dataset: tf.data.Dataset, position: Position, here: int) -> tf.data.Dataset:
+    """Returns `dataset`, which begins at the position, without the batches that it leaves out.
+
+    Not by take, skip and concatenate: a dataset that is begun twice shuffles differently the second time.
+    """
+    out = [batch for batch in position.left_out if batch >= position.batch]
+    if not out:
+        return dataset
+
+    @tf.autograph.experimental.do_not_convert
+    def is_used(index: tf.Tensor, element: Any) -> tf.Tensor:
+        del element
+        return tf.reduce_all(index // here + position.batch != tf.constant(out, tf.int64))
+
+    used = dataset.enumerate().filter(is_used).map(lambda index, element: element)
+    count = int(dataset.cardinality())
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        return used
+    if count != tf.data.INFINITE_CARDINALITY:
+        count -= sum(min(here, max(0, count - (batch - position.batch) * here)) for batch in out)
+    return used.apply(tf.data.experimental.assert_cardinality(count))

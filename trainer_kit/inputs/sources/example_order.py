@@ -1,0 +1,171 @@
+"""The order of examples and the share of each replica: a pure function of (seed, epoch, index), for every Source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.sources.example_seeds import epoch_key, example_seeds
+
+_FOREVER = 2**62  # epochs, or batches: more than any run will see
+
+
+class Order:
+    """Which examples are in which batch, as indices 0 to `examples` - 1.
+
+    For training (`params.is_training`) there is no end: each epoch is a permutation of its own, drawn from
+    (`params.seed` or 0, epoch), and batches may cross from one epoch into the next. Otherwise it is one pass in order,
+    whose last batch is kept, smaller, unless `params.drop_remainder`. R replicas together get exactly the batches that
+    one would get: each takes its part of every global batch, in order.
+
+    Args:
+      examples: how many there are.
+      params: the data's section of the config.
+      block: so many successive examples stay together in a permutation.
+
+    Raises:
+      UsageError: when the batch size is 0.
+      DataError: when there are fewer examples than a batch, except in a pass that keeps its last batch.
+    """
+
+    def __init__(self, examples: int, params: DataConfig, *, block: int = 1) -> None:
+        self._count, self._params, self._block = examples, params, block
+        _check_batch(examples, params)
+
+    def at(
+        self,
+        position: int,
+        input_context: tf.distribute.InputContext | None = None,
+        rows: int = 1,
+        *,
+        seeds: bool = False,
+    ) -> tf.data.Dataset:
+        """Returns the indices, int64 of shape [batch], of each batch for one replica from global batch `position` on.
+
+        A worker with several replicas gets successive batches for them. In training the batch dimension is static. On
+        the host.
+
+        Args:
+          position: of the first batch.
+          input_context: the worker's place among the others; None for a single replica.
+          rows: so many batches come as one of as many times the size; for training on one replica.
+          seeds: whether elements are pairs of indices and the seeds of the examples, int32 [batch, 2].
+
+        Raises:
+          UsageError: when the replicas cannot share a global batch to train on equally.
+        """
+        share = _Share(self._params, input_context)
+        if self._params.is_training:
+            return self._shuffled(position, share, rows, seeds)
+        return self._in_order(position, share, seeds)
+
+    def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
+        """Returns how one pass is shared out to replicas from global batch `position` on, as `at` does it.
+
+        Returns:
+          The first example, the one after those in full batches, and how many of a full batch and of the last one each
+          replica gets; none of the last one where there is none.
+        """
+        batch = self._params.global_batch_size
+        full = self._count - self._count % batch
+        begin = min(position * batch, self._count)
+        rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
+        return min(begin, full), full, _parts(batch, replicas), _parts(rest, replicas) if rest else []
+
+    def _shuffled(self, position: int, share: _Share, rows: int, seeds: bool) -> tf.data.Dataset:
+        """Returns the indices of each batch for training. Seeds are made for a whole epoch at once, in the background.
+
+        The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits of each word of its
+        seed for less than 65,536 examples (epochs repeat after 256), is far from uniform near powers of 4, and took
+        half of the time of a batch.
+        """
+        count, block, seed = self._count, self._block, self._params.seed or 0
+        first_epoch, used = divmod(position * share.batch, count)
+
+        @tf.autograph.experimental.do_not_convert
+        def permutation(epoch: tf.Tensor) -> Any:
+            key = tf.stack([tf.constant(seed, tf.int64), epoch])
+            blocks = tf.range(-(-count // block), dtype=tf.int64)
+            order = tf.random.experimental.stateless_shuffle(blocks, key, alg="philox")
+            if block > 1:
+                order = tf.reshape(order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64), [-1])
+                order = order[order < count]
+            order = order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
+            return (order, example_seeds(epoch_key(seed, epoch), order)) if seeds else order
+
+        epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
+        batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
+        if share.replicas > 1:
+            own = slice(share.first * share.size, (share.first + share.here) * share.size)
+            cut = lambda *parts: tuple(part[own] for part in parts) if seeds else parts[0][own]  # noqa: E731
+            batches = batches.map(cut).rebatch(share.size, drop_remainder=True)
+        return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+    def _in_order(self, position: int, share: _Share, seeds: bool) -> tf.data.Dataset:
+        """Returns the indices of each batch of one pass, which is epoch 0."""
+        count = self._count
+        with tf.device("CPU:0"):
+            key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if seeds else None
+        full, rest = divmod(count, share.batch)
+        last = full if self._params.drop_remainder or not rest else full + 1
+        all_alike = last == full and share.size * share.replicas == share.batch
+
+        @tf.autograph.experimental.do_not_convert
+        def part(element: tf.Tensor) -> Any:
+            batch, replica = element // share.here, share.first + element % share.here
+            examples = tf.minimum(tf.constant(share.batch, tf.int64), count - batch * share.batch)
+            size, larger = examples // share.replicas, examples % share.replicas
+            begin = batch * share.batch + replica * size + tf.minimum(replica, larger)
+            indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
+            indices = tf.ensure_shape(indices, [share.size if all_alike else None])
+            return indices if key is None else (indices, example_seeds(key, indices))
+
+        return tf.data.Dataset.range(min(position, last) * share.here, last * share.here).map(part)
+
+
+class _Share:
+    """The part of a global batch that one input pipeline hands out.
+
+    Attributes:
+      batch, size: examples in a global batch, and in a replica's; in an evaluation some get one more.
+      replicas, here: replicas in all, and those that this pipeline serves.
+      first: number of the first of these.
+    """
+
+    def __init__(self, params: DataConfig, context: tf.distribute.InputContext | None) -> None:
+        self.batch = batch = params.global_batch_size
+        self.replicas = context.num_replicas_in_sync if context else 1
+        self.size, rest = divmod(batch, self.replicas)
+        if rest and params.is_training:
+            nearest = [str(count * self.replicas) for count in (self.size, self.size + 1) if count]
+            raise UsageError(
+                f"global_batch_size: batch {batch} on {self.replicas} replicas leaves {rest} over; "
+                f"the nearest that can be shared equally: {' or '.join(nearest)}"
+            )
+        self.here = replicas_here(context)
+        self.first = context.input_pipeline_id * self.here if context else 0
+
+
+def _parts(examples: int, replicas: int) -> list[int]:
+    size, larger = divmod(examples, replicas)
+    return [size + (number < larger) for number in range(replicas)]
+
+
+def replicas_here(input_context: tf.distribute.InputContext | None) -> int:
+    """Returns how many replicas one input pipeline serves: so many of its batches make its part of a global one."""
+    return input_context.num_replicas_in_sync // input_context.num_input_pipelines if input_context else 1
+
+
+def _check_batch(examples: int, params: DataConfig) -> None:
+    batch = params.global_batch_size
+    if batch < 1:
+        raise UsageError("global_batch_size is 0; set it in the data's section, such as train_data, to 1 or more")
+    if batch > examples and (params.is_training or params.drop_remainder):
+        advice = "" if params.is_training else ", or drop_remainder to false to use them in one smaller batch"
+        raise DataError(
+            f"global_batch_size is {batch}, but there are {examples} examples, so that no batch is full; "
+            f"set it to {examples} or less{advice}"
+        )

@@ -1,0 +1,224 @@
+"""The parts of a run, made in the order of DESIGN: trainer, writers, history, checkpoints, callbacks, controller."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
+from trainer_kit.callbacks.orbit_action_checks import checked_actions
+from trainer_kit.callbacks.orbit_actions import Actions, keep_states
+from trainer_kit.callbacks.profile import Profile
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.commit import read_record
+from trainer_kit.checkpoints.manager import CheckpointManager
+from trainer_kit.checkpoints.manager_creation import create_manager
+from trainer_kit.distribution.collectives import chiefs_text
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.evals.best.repair import put_back_lost
+from trainer_kit.evals.continuous_eval import Sidecar
+from trainer_kit.evals.ledger import Ledger, other_ledgers
+from trainer_kit.evals.run_history import RunHistory
+from trainer_kit.process.run_directory import config_hash
+from trainer_kit.process.sidecar_lease import Lease, Leases
+from trainer_kit.run.callback_order import callbacks_of_run
+from trainer_kit.run.controller import Controller
+from trainer_kit.run.orbit_controller import OrbitController
+from trainer_kit.run.plan import RunPlan
+from trainer_kit.run.preflight import early_stopping_mistakes
+from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.training.trainer_creation import check_best_metric, check_trainer, create_exporter, create_trainer
+
+
+def build_trainer(plan: RunPlan, task: Any) -> Any:
+    """Returns the trainer of the run, with model and optimizer, or the one that was given. In strategy scope.
+
+    Raises:
+      UsageError: when it is none that the engine can drive, or no evaluation will report a metric that is needed.
+    """
+    config, options, directory = plan.config, plan.options, plan.directory
+    keeps_best = plan.evaluates and plan.mode != "eval"
+    best = create_exporter(config, directory, plan.chief) if keeps_best else None
+    trainer = options.trainer or create_trainer(config, task, plan.trains, plan.evaluates, best)
+    check_trainer(trainer)
+    check_best_metric(trainer, wanted=best is not None)
+    if plan.trains:
+        _check_controller(plan)
+        if early := config.trainer.early_stopping:
+            if mistakes := early_stopping_mistakes(config.trainer, plan.mode):
+                raise ConfigError(mistakes)
+            check_early_stopping_metric(early, trainer)
+    return trainer
+
+
+def _check_controller(plan: RunPlan) -> None:
+    """Raises UsageError when a controller of the caller's does not do what the config asks for."""
+    options, kind = plan.config.trainer, plan.options.controller_cls
+    if issubclass(kind, Controller):
+        return
+    if options.recovery_max_trials > 0:
+        raise UsageError(
+            f"trainer.recovery_max_trials: {kind.__name__} does not go back after a divergence; give a "
+            "controller_cls that is a trainer_kit.run.controller.Controller, or set trainer.recovery_max_trials=0"
+        )
+    if options.early_stopping is not None:
+        raise UsageError(
+            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, by which it stops; "
+            "give a controller_cls that is a trainer_kit.run.controller.Controller, or remove trainer.early_stopping"
+        )
+
+
+def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHistory:
+    """Returns what keeps history, curves, ledger and best in step."""
+    directory, config = plan.directory, plan.config
+    sets = {name: config_hash(config, name) for name in trainer.validation_sets if name}
+    # Of a run whose ledger was lost, sidecars may know later lineages; they follow only those that come after.
+    known = other_ledgers(directory.ledger) if writers.history else []
+    ledger = Ledger(
+        directory.ledger,
+        dataset="validation" if plan.trains else "eval",
+        config_hash=config_hash(config),
+        lineage=max((record["lineage"] for record in known), default=0),
+        sets=sets,
+    )
+    # Whoever copies checkpoints alone to a folder of their own knows that the rest is not there.
+    copied = not any(map(os.path.exists, (directory.manifest, directory.metrics)))
+
+    def recorded(step: int) -> Any:
+        return {} if copied else (read_record(os.path.join(directory.path, f"ckpt-{step}")) or {}).get("recorded")
+
+    def put_back(step: int) -> None:
+        if start := complete_checkpoints(directory.path).get(step):
+            put_back_lost(trainer, directory.path, start)
+
+    summaries = (writers.train_summaries, writers.eval_summaries)
+    best, flush = trainer.checkpoint_exporter, writers.writer.flush
+    return RunHistory(ledger, writers.history, summaries, best, flush, put_back, recorded)
+
+
+def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: RunHistory) -> CheckpointManager:
+    """Returns the manager of the run's checkpoints; what was reported before one outlives the process with it."""
+    options, most = plan.options, plan.config.trainer.continuous_eval.max_wait_checkpoints
+    return create_manager(
+        trainer,
+        plan.config,
+        plan.directory.path,
+        asynchronous=options.enable_async_checkpointing,
+        partial=options.allow_partial_restore,
+        from_step=options.from_step,
+        before_files=writers.writer.settle,
+        recorded=history.extent,
+        spared=Leases(plan.directory.evals, most, history.ledger).needed,
+    )
+
+
+def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | None:
+    """Returns what ends a training run early, if the config asks for it."""
+    options = plan.config.trainer.early_stopping
+    return EarlyStopping(options, history.ledger, plan.directory.evals) if options and plan.trains else None
+
+
+def build_sidecar(
+    plan: RunPlan, lock: Any, trainer: Any, writers: ReportWriters, history: RunHistory
+) -> Sidecar | None:
+    """Returns what an evaluation beside a run knows of the run; None in all other modes."""
+    if not isinstance(lock, Lease):
+        return None
+    return Sidecar(
+        plan.directory,
+        history.ledger,
+        trainer.checkpoint_exporter,
+        writers.eval_summaries,
+        lock,
+        plan.config.trainer.train_steps,
+        lambda: int(trainer.global_step.numpy()),
+        lambda: put_back_lost(trainer, plan.directory.path, None, lock.read),
+    )
+
+
+def build_controller(
+    plan: RunPlan,
+    trainer: Any,
+    manager: CheckpointManager,
+    writers: ReportWriters,
+    history: RunHistory,
+    early: EarlyStopping | None,
+    sidecar: Sidecar | None,
+    stopping: Callable[[], bool],
+) -> Any:
+    """Returns what drives the trainer: a Controller, or a caller's orbit.Controller, with the callbacks of the run."""
+    options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
+    run, users = Run(trainer, directory.path, plan.chief), plan.callbacks
+    actions = build_actions(plan, trainer, manager)
+    arguments = _common_arguments(plan, trainer, manager, writers, stopping)
+    if not issubclass(kind, Controller):
+        listed = CallbackList(run, users, writers.times, plan.strategy)
+        listed.keep_states()
+        arguments |= {"summary_dir": directory.train_summaries, "eval_summary_dir": directory.eval_summaries}
+        return OrbitController(kind, callbacks=listed, actions=actions, **arguments)
+    profile = Profile(plan.options.profile, directory.train_summaries) if plan.options.profile else None
+    members = callbacks_of_run(
+        plan.config, trainer, manager, history, writers.writer, users, actions,
+        early=early, profile=profile, sidecar=sidecar, trains=plan.trains,
+    )  # fmt: skip
+    listed = CallbackList(run, members, writers.times, plan.strategy)
+    listed.keep_states()
+    return kind(
+        callbacks=listed,
+        save_on_stop=options.preemption_on_demand_checkpoint,
+        recorded=functools.partial(_recorded, plan, history),
+        times=writers.times,
+        **arguments,
+    )
+
+
+def _common_arguments(
+    plan: RunPlan, trainer: Any, manager: CheckpointManager, writers: ReportWriters, stopping: Callable[[], bool]
+) -> dict[str, Any]:
+    """Returns the arguments of a controller of any kind."""
+    options = plan.config.trainer
+    return {
+        "strategy": plan.strategy,
+        "trainer": trainer if plan.trains else None,
+        "evaluator": trainer if plan.evaluates else None,
+        "global_step": trainer.global_step,
+        "checkpoint_manager": manager,
+        "steps_per_loop": options.steps_per_loop,
+        "summary_interval": options.summary_interval if plan.options.save_summary else None,
+        "summary_manager": writers.train_summaries,
+        "eval_summary_manager": writers.eval_summaries,
+        "stopping": stopping,
+    }
+
+
+def _recorded(plan: RunPlan, history: RunHistory, step: int) -> dict[str, Any]:
+    """Returns the logs that the chief has on record for a step, by validation set, on every worker."""
+    logs = json.dumps(history.recorded_logs(step)) if plan.chief else ""
+    found: dict[str, Any] = json.loads(chiefs_text(plan.strategy, logs))
+    return found
+
+
+def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
+    """Returns the actions of the run: those given, the trainer's own, and the watch for a TPU's preemption notice."""
+    own_train, _ = checked_actions(trainer.own_train_actions(plan.config, manager.source, manager), None)
+    train = [*plan.train_actions, *own_train]
+    keep_states(trainer, train)
+    resolver = getattr(plan.strategy, "cluster_resolver", None)
+    if plan.config.trainer.preemption_on_demand_checkpoint and isinstance(
+        resolver, tf.distribute.cluster_resolver.TPUClusterResolver
+    ):
+        train.append(orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step))
+    return Actions(train, [*plan.eval_actions, *trainer.own_eval_actions(plan.config, plan.directory.own)])
+
+
+def reason_to_stop(early: EarlyStopping | None, plan: RunPlan, step: int) -> str:
+    """Returns why early stopping ends the run at `step`, on every worker; "" if it goes on."""
+    return "" if early is None else chiefs_text(plan.strategy, early.reason(step) if plan.chief else "")

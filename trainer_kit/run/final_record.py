@@ -1,0 +1,177 @@
+"""Records a run: its config before the first step, and what it has ended with."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.distribution.devices import only_cpus, thread_counts
+from trainer_kit.distribution.lost_workers import peers_needed
+from trainer_kit.errors import (
+    PreemptedError,
+    explained,
+)
+from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.evals.ledger import plain
+from trainer_kit.folder_identity import check_held
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.signals import StopSignals
+from trainer_kit.run.progress import BETWEEN
+from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.telemetry.report_writers import ReportWriters
+from trainer_kit.telemetry.time_advice import RunSettings, verdict
+from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.checks.model_and_config import problem_of_one_thread
+from trainer_kit.training.parts.stop_flag import is_stopping
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def recorded(
+    directory: RunDirectory,
+    config: ExperimentConfig,
+    experiment: str,
+    mode: str,
+    texts: Mapping[str, str],
+    global_step: Any = None,
+) -> Iterator[None]:
+    """Writes the record of a run before its first step, and takes it back when a mistake or its data allow none.
+
+    Args:
+      directory: of the run.
+      config, experiment, mode, texts: what is recorded; see RunDirectory.write_record.
+      global_step: variable of the steps taken: after the first one the record stays; None: it never has to.
+    """
+    new = directory.missing_records(texts)
+    try:
+        directory.write_record(config, experiment, mode, texts, thread_counts())
+        yield
+    except Exception as error:
+        if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
+            directory.withdraw_record(new)
+        raise
+
+
+@contextlib.contextmanager
+def explaining() -> Iterator[None]:
+    """Turns the errors that come of a lost worker, and a SystemExit of the user's code, into errors that say so."""
+    with peers_needed(), exits_as_errors():
+        yield
+
+
+def was_stopped_at(directory: RunDirectory, step: int) -> bool:
+    """Whether a callback or early stopping had ended the run at this step."""
+    final = directory.read_final()
+    return final is not None and final["step"] == step and bool(final.get("stopped"))
+
+
+def finished_logs(
+    directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool, reason: str
+) -> dict[str, Any] | None:
+    """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something.
+
+    Args:
+      directory: of the run.
+      step: of its newest checkpoint.
+      config: that it is started with.
+      evaluates: whether metrics are wanted.
+      reason: why early stopping ends the run at this step; "" if it does not. A run that only an action has stopped
+        goes on.
+    """
+    final, wanted = directory.read_final(), config.trainer.train_steps
+    if final is None or final["step"] != step or (evaluates and not final["metrics"]):
+        return None
+    stopped = bool(final.get("stopped")) and not step >= wanted >= 0
+    if (step < wanted and not stopped) or (stopped and not reason):
+        return None
+    how = f"stopped early at step {step}: {reason}" if stopped else f"finished at step {step}"
+    change = "trainer.early_stopping.patience, or remove trainer.early_stopping," if stopped else "trainer.train_steps"
+    _LOG.info("nothing to do: %s was %s; raise %s to train on", directory.path, how, change)
+    return dict(final["metrics"]) if evaluates else {}
+
+
+def conclude(
+    controller: Any,
+    config: ExperimentConfig,
+    directory: RunDirectory,
+    signals: StopSignals,
+    writers: ReportWriters,
+    mode: str,
+    logs: Mapping[str, Any],
+) -> None:
+    """Notes what a training run has ended with, when all that it saved and reported is in the files.
+
+    What this process has spent its time on, and which callbacks have failed, is logged in any case.
+    """
+    check_held(directory.own)
+    trainer = controller.trainer or controller.evaluator
+    for name, count in controller.callbacks.errors.items():
+        _LOG.warning("the callback %s has failed %d time%s; the run went on", name, count, "s" * (count > 1))
+    if stopped(signals, trainer):
+        if writers.history is not None:
+            _tell(_spent_time(trainer, config, writers.times)[1])
+        _raise_stopped(signals, trainer)
+    with writers.times.during("save"):
+        controller.sync()
+    if writers.history is None:
+        return
+    with writers.times.during(BETWEEN):
+        writers.writer.flush()
+        step, cost = controller.run.step, model_cost(trainer)
+    time, lines = _spent_time(trainer, config, writers.times)
+    reason = "" if step >= config.trainer.train_steps >= 0 else controller.run.stop_reason
+    directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
+    how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
+    _tell([f"{how}; {cost}", *lines])
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        _LOG.info("%s", line)
+
+
+def _spent_time(trainer: Any, config: ExperimentConfig, ledger: TimeLedger) -> tuple[dict[str, Any], list[str]]:
+    """Returns what this process has spent its time on, for final.json and as lines; nothing if none was trained."""
+    times, options, runtime = ledger.account(), config.trainer, config.runtime
+    if not times.steps:
+        return {}, []
+    settings = RunSettings(
+        steps_per_loop=options.steps_per_loop,
+        checkpoint_interval=options.checkpoint_interval,
+        validation_interval=options.validation_interval,
+        to_compile=tuple(setting for setting, missing in _to_compile(config) if missing),
+        fused=trainer.fuse_steps > 1,
+        can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
+        can_use_one_thread=runtime.executor == "default" and not problem_of_one_thread(trainer.strategy),
+        cache=getattr(getattr(config.task, "train_data", None), "cache", False),
+        prefetches=getattr(getattr(config.task, "train_data", None), "prefetch_buffer_size", None) != 0,
+        saves_position=trainer.saves_position,
+        in_memory=trainer.has_arrays,
+        on_cpu=only_cpus(),
+    )
+    advice = verdict(times, settings)
+    return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
+
+
+def _to_compile(config: Any) -> Iterator[tuple[str, bool]]:
+    """Yields the settings of compiled steps in one loop, and whether each has another value."""
+    for name in ("train_tf_function", "train_tf_while_loop"):
+        yield f"trainer.{name}=true", not getattr(config.trainer, name)
+    yield "runtime.run_eagerly=false", config.runtime.run_eagerly
+
+
+def stopped(signals: StopSignals, trainer: Any) -> bool:
+    """Whether the run has stopped early; several workers do so together, or finish together."""
+    return is_stopping(trainer, lambda: signals.received is not None)
+
+
+def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
+    where = f"at step {int(trainer.global_step.numpy())}; the same command goes on from the last checkpoint"
+    signals.check(where)
+    if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
+        raise PreemptedError(f"stopped by trainer.request_stop() {where}")
+    raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")

@@ -1,0 +1,64 @@
+"""What watches over a run and shows it from threads of its own: signals, the watchdog, the activity, the reports."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
+from trainer_kit.process.watchdog import Watchdog
+from trainer_kit.run.plan import RunPlan
+from trainer_kit.run.progress import Progress
+from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.current_activity import ActivityWatch
+from trainer_kit.telemetry.report import Writer
+from trainer_kit.telemetry.report_writers import ReportWriters
+
+
+def guard(
+    signals: StopSignals, options: TrainerConfig, trainer: Any, progress: Progress, directory: RunDirectory
+) -> Watchdog:
+    """Lets signals stop the trainer from now on, and returns the watchdog for all that follows.
+
+    Raises:
+      PreemptedError, InterruptedRunError: when a signal came while the trainer was built.
+    """
+    progress.trainer = trainer
+    signals.check(BEFORE_FIRST_STEP)
+    return Watchdog(progress.of_work, directory.own, options.hang_timeout_seconds)
+
+
+def show_activity(
+    run: contextlib.ExitStack, progress: Progress, chief: bool, console: Writer | None
+) -> tuple[Writer | None, Callable[[], None]]:
+    """Has the console show from now on what takes the run long, and returns it with what ends that."""
+    console = (console or ConsoleWriter(sys.stdout)) if chief else None
+    show = getattr(console, "show_activity", None)
+    if show is None:
+        return console, lambda: None
+    return console, run.enter_context(ActivityWatch(progress.of_activity, progress.total_of, show)).leave
+
+
+def open_writers(
+    run: contextlib.ExitStack, progress: Progress, shown: tuple[Writer | None, Callable[[], None]], plan: RunPlan
+) -> ReportWriters:
+    """Opens the writers of reports, and closes them with the run, when the console shows no more what it is doing."""
+    console, end_showing = shown
+    options = plan.options
+    writers = ReportWriters.open(
+        plan.directory,
+        chief=plan.chief,
+        trains=plan.trains,
+        save_summary=options.save_summary,
+        console=console,
+        summary_managers=(options.summary_manager, options.eval_summary_manager),
+        times=progress.times,
+    )
+    run.enter_context(contextlib.closing(writers.writer))
+    run.callback(end_showing)
+    progress.doing = "restoring the checkpoint"
+    return writers

@@ -1,0 +1,70 @@
+"""Saves what an error has left sound, so that the same command goes on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from trainer_kit.distribution.collectives import worker_count
+from trainer_kit.errors import DivergedError, StopTraining, StorageError, TrainerKitError
+from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.training.checks.failed_step import is_between_steps, loss_message
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def saved_after_errors(controller: Any) -> Iterator[None]:
+    """Saves what an error, or the user's sys.exit, has left sound, then lets it go on.
+
+    Raises:
+      TrainerKitError: when something else than a callback or an action has raised StopTraining.
+    """
+    try:
+        with exits_as_errors():
+            yield
+    except StopTraining as stop:
+        raise TrainerKitError(
+            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; only callbacks, train_actions "
+            "and eval_actions, which are called after them, can end a run"
+        ) from stop
+    except Exception as error:
+        if not isinstance(error, (DivergedError, StorageError)):
+            try:
+                _save_what_is_sound(controller, error, alone=worker_count(controller.strategy) == 1)
+            except Exception as second:
+                _LOG.warning("nothing could be saved after the error: %s", second)
+        raise
+
+
+def _save_what_is_sound(controller: Any, error: Exception, alone: bool) -> None:
+    """Saves after an error if the state is that of a step's end, and the weights are finite.
+
+    After an error inside a step it saves only if that step has written no variable. Else it logs the checkpoint
+    that the run resumes from, and how many steps are lost.
+
+    Args:
+      controller: a Controller; an orbit.Controller of the caller's saves nothing.
+      error: that ends the run.
+      alone: False: one of several workers, which can save only together. The others would not come, or are gone.
+    """
+    trainer, manager, step = controller.trainer, controller.checkpoint_manager, controller.run.step
+    if not controller.saves_after_errors or trainer is None or trainer.sound is False:
+        return
+    if step <= max(manager.saved_step, 0):
+        return
+    begin, end = controller.running
+    if controller.phase == "train" or not alone:
+        if not alone or not begin <= step <= end or not is_between_steps(trainer, error):
+            if alone:
+                controller.sync()
+            _LOG.warning("%s", loss_message(step, manager.saved_step, manager.saved_path, alone))
+            return
+        if begin < step < end:
+            controller.interrupt_loop()
+        trainer.sound = None
+    controller.save_checkpoint()
+    controller.sync()
+    _LOG.info("saved step %d after the error; the same command goes on from there", step)

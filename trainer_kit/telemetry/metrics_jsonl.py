@@ -1,0 +1,382 @@
+"""metrics.jsonl: one line per report in the order of the steps, the same after kills and restarts as without them.
+
+A line is strict JSON: a metric that is NaN or infinite is written as the text "nan", "inf" or "-inf" and read back as
+a float. A (kind, step) is written once: an evaluation that comes again after a restart gives the same numbers. A run
+that goes back to step N moves the lines of later steps to metrics.superseded.jsonl, after a line {"kind": "resume",
+"step": N, "superseded": how many}: first they are there, then metrics.jsonl is replaced, so that a kill between the two
+leaves some of them twice there and none is lost. Files of earlier versions, which say {"kind": "resume", "step": N}
+in place, are read as they were meant, and brought to this form by the next resume.
+
+Every line is handed to the operating system when it is written, so that the death of the process loses no more than a
+BackgroundWriter holds back. It is not forced to the disk one by one: that would cost milliseconds each, and a power
+failure takes the steps since the last checkpoint anyway. `flush` does force it; called before a checkpoint is
+written, it makes the history at least as new as the checkpoint, which a run goes on from even if it has no record yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from trainer_kit import files
+from trainer_kit.errors import StorageError, UsageError, suggestion
+from trainer_kit.folder_identity import make_folder
+from trainer_kit.telemetry.report import Report
+from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
+
+_LOG = logging.getLogger(__name__)
+RESUME = "resume"
+WALL_CLOCK_FIELDS = ("steps_per_second", "examples_per_second", "seconds")  # of a line: what no two runs have alike
+_MARKER = b'"kind": "resume"'  # as earlier versions wrote it between the reports
+
+
+class JsonLinesWriter:
+    """Appends reports to a file of JSON lines; makes the file and its folder with the first one.
+
+    Args:
+      path: local.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._stream: IO[bytes] | None = None
+        self._last_step: int | None = None
+        self._size = 0  # of the file after the last report
+
+    def write(self, report: Report) -> None:
+        """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
+
+        `metrics` are the report's scalars, groups and names joined by "/". A report whose (kind, step) is in the file
+        is left out, and the first one stays. A training report for an earlier step than a line before is a resume that
+        was not announced, and treated as one; an evaluation of an earlier step is put in its place, by a new file.
+
+        Raises:
+          StorageError: when the file cannot be written.
+        """
+        kind, step = report.kind, int(report.step)
+        record: dict[str, Any] = {"kind": kind, "step": step}
+        for name in WALL_CLOCK_FIELDS:
+            value = getattr(report, name)
+            record[name] = None if value is None else to_json_number(value)
+        record["metrics"] = {name: to_json_number(value) for name, value in flat_scalars(report.metrics).items()}
+        if kind == "train" and step < self._last():
+            self.resume(step - 1)
+        if step > self._last():
+            self._append(record)
+        elif not reported(self.path, kind, step):
+            self._append(record) if step == self._last() else self._put(record)
+
+    def resume(self, step: int) -> None:
+        """Moves the lines of steps after `step`, and a last line that was cut, to metrics.superseded.jsonl.
+
+        Call it at every start and rollback, with 0 for a start from nothing, when no report is on its way (flush a
+        BackgroundWriter first). Lines of `step` itself stay. When nothing is to be moved nothing is written; the end
+        of the file tells.
+
+        Raises:
+          StorageError: when a file cannot be written; metrics.jsonl is as it was then.
+        """
+        self.close()
+        kept, moved = _split(self.path, int(step))
+        if moved:
+            _supersede(superseded_path(self.path), int(step), moved)
+            files.write_text(self.path, kept.decode(errors="replace"), point="history")
+
+    def flush(self) -> None:
+        """Forces what was written to the disk.
+
+        Raises:
+          StorageError: when that fails.
+        """
+        if self._stream is None:
+            return
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except Exception as error:
+            raise _storage_error(self.path, error) from error
+
+    def close(self) -> None:
+        """Flushes and closes the file; a second call does nothing, a later report opens it again."""
+        try:
+            self.flush()
+        finally:
+            stream, self._stream = self._stream, None
+            self._last_step = None
+            # What closing can fail on, flush has told already.
+            with contextlib.suppress(Exception):
+                if stream is not None:
+                    stream.close()
+
+    def _last(self) -> int:
+        """The step of the last line; -1 if there is none."""
+        if self._last_step is None:
+            with _mapped(self.path) as data:
+                self._last_step = next((record["step"] for _, _, record in _from_end(data)), -1)
+        return self._last_step
+
+    def _append(self, record: dict[str, Any]) -> None:
+        try:
+            if self._stream is not None:
+                self._warn_of_loss(self._stream)
+            if self._stream is None:
+                self._stream = _open_to_append(self.path)
+            self._stream.write(_line(record))
+            self._stream.flush()
+            self._size = self._stream.tell()
+        except StorageError:
+            raise
+        except Exception as error:
+            raise _storage_error(self.path, error) from error
+        self._last_step = record["step"]
+
+    def _warn_of_loss(self, stream: IO[bytes]) -> None:
+        """Says so when somebody has cut or removed the file since the last report; a new one is made then."""
+        found = os.fstat(stream.fileno())
+        if found.st_nlink and found.st_size >= self._size:
+            return
+        what = "cut" if found.st_nlink else "removed"
+        _LOG.warning("%s was %s during the run: reports up to step %d are lost", self.path, what, self._last_step or 0)
+        if not found.st_nlink:
+            self._stream = None
+            stream.close()
+
+    def _put(self, record: dict[str, Any]) -> None:
+        self.close()
+        with _mapped(self.path) as data:
+            place = next((end for _, end, other in _from_end(data) if other["step"] <= record["step"]), 0)
+            text = data[:place] + _line(record) + data[place:]
+        files.write_text(self.path, text.decode(errors="replace"), point="history")
+
+
+class History(list[dict[str, Any]]):
+    """Records of reports in the order of their steps, each as it is in the file; every metric is a float."""
+
+    def get_history(self, name: str, kind: str | None = None) -> list[tuple[int, float]]:
+        """Returns (step, value) of the metric `name` wherever it was reported, in the order of the steps.
+
+        Args:
+          name: a metric, as "group/name" if it is in a group; or "steps_per_second", "examples_per_second", "seconds".
+          kind: "train" or "validation" to look at these reports only.
+
+        Raises:
+          UsageError: when no report has it, with the nearest names.
+        """
+        records = [record for record in self if kind in (None, record["kind"])]
+        values = [(record["step"], _named(record)[name]) for record in records if name in _named(record)]
+        if not values:
+            known = sorted({known for record in records for known in _named(record)})
+            raise UsageError(f"no report has a metric {name!r}; {suggestion(name, known)}")
+        return values
+
+    def get_latest(self, name: str, kind: str | None = None) -> float:
+        """Returns the newest value of the metric `name`.
+
+        Raises:
+          UsageError: when no report has it, with the nearest names.
+        """
+        return self.get_history(name, kind)[-1][1]
+
+
+def active_history(path: str | os.PathLike[str]) -> History:
+    """Returns the reports in the file at `path` that count: no (kind, step) twice, steps never going back.
+
+    A resume at step N, as earlier versions noted it, takes away what was reported for later steps; so does a training
+    report for a step before the last one, which is a resume that was not noted. An evaluation of an earlier step takes
+    its place among the others. Of two reports for one step of one kind, which only earlier versions wrote, the later
+    counts. Lines that a crash cut, and what is no report, are left out. There is no history, and no error, where there
+    is no file.
+    """
+    return _active(record for record in files.read_lines(path) if _is_report(record))
+
+
+def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
+    """Whether the history at `path` has a line of this kind for this step; one that was superseded is none.
+
+    Reads the lines from the end to the step.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    with _mapped(path) as data:
+        # A mark of an earlier step, as earlier versions wrote it, ends the search as a report does.
+        near = itertools.takewhile(lambda record: record["step"] >= step, (record for _, _, record in _from_end(data)))
+        return any((record["kind"], record["step"]) == (kind, step) for record in near)
+
+
+def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
+    """Returns (step of the last line up to `step`, bytes up to its end); (-1, 0) if there is none.
+
+    Lines of these steps stay as they are while a run goes on, so that fewer bytes are a loss.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    with _mapped(path) as data:
+        return next(((record["step"], end) for _, end, record in _from_end(data) if record["step"] <= step), (-1, 0))
+
+
+def newest_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | None:
+    """Returns the last report of this kind in the history at `path`, as `active_history` would; None if there is none.
+
+    Reads the file from its end and no further than to that report, so that it may be called again and again.
+
+    Raises:
+      StorageError: when the file cannot be read.
+    """
+    resumed: float = math.inf
+    with _mapped(path) as data:
+        for _, _, record in _from_end(data):
+            if record["kind"] == kind and record["step"] <= resumed:
+                return _decode(record)
+            if record["kind"] in (RESUME, "train"):
+                resumed = min(resumed, record["step"])
+    return None
+
+
+def superseded_path(path: str | os.PathLike[str]) -> str:
+    """Returns where the lines go that a resume takes out of the history at `path`: metrics.superseded.jsonl."""
+    root, suffix = os.path.splitext(os.fspath(path))
+    return f"{root}.superseded{suffix}"
+
+
+def _active(records: Iterable[Mapping[str, Any]]) -> History:
+    history = History()
+    for record in records:
+        kind, step = record["kind"], record["step"]
+        if kind in (RESUME, "train"):
+            while history and history[-1]["step"] > step:
+                history.pop()
+        if kind != RESUME:
+            _insert(history, _decode(record))
+    return history
+
+
+def _insert(history: History, record: dict[str, Any]) -> None:
+    place = len(history)
+    while place > 0 and history[place - 1]["step"] >= record["step"]:
+        place -= 1
+        if history[place]["step"] == record["step"] and history[place]["kind"] == record["kind"]:
+            del history[place]
+    end = place
+    while end < len(history) and history[end]["step"] == record["step"]:
+        end += 1
+    history.insert(end, record)
+
+
+def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
+    """Returns what stays of the file when the run goes on from `step`, and the lines that go; (b"", []) if none do."""
+    with _mapped(path) as data:
+        # Steps never go back, so the end is enough, but not in a file of an earlier version.
+        old = data.find(_MARKER) >= 0
+        start = 0 if old else next((start for start, _, record in _from_end(data) if record["step"] <= step), 0)
+        *lines, cut = data[start:].split(b"\n")
+        found = {number: record for number, line in enumerate([*lines, cut]) if (record := _parse(line))}
+        active = _active([*({**record, "line": number} for number, record in found.items()), _resume_record(step)])
+        going = found.keys() - {record["line"] for record in active}
+        if cut and len(lines) not in found:
+            going.add(len(lines))
+        lines += [cut] if cut else []
+        if not going:
+            return b"", []
+        staying = b"".join(line + b"\n" for number, line in enumerate(lines) if number not in going)
+        return data[:start] + staying, [lines[number] for number in sorted(going)]
+
+
+def _from_end(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yields (start, end, record) of the lines that hold one, the last first."""
+    end = len(data)
+    while end > 0:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        record = _parse(data[start:end])
+        if record is not None:
+            yield start, end, record
+        end = start
+
+
+def _resume_record(step: int) -> dict[str, Any]:
+    return {"kind": RESUME, "step": step}
+
+
+def _supersede(path: str, step: int, lines: list[bytes]) -> None:
+    mark = {**_resume_record(step), "superseded": len(lines)}
+    try:
+        files.reach("history.supersede", path)
+        with _open_to_append(path) as stream:
+            stream.write(_line(mark) + b"".join(line + b"\n" for line in lines))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise _storage_error(path, error) from error
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Returns the report, or the mark of a resume, in a line; None if it holds neither."""
+    try:
+        record = files.parse_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and _is_report(record) else None
+
+
+def _is_report(record: Mapping[str, Any]) -> bool:
+    step = record.get("step")
+    return isinstance(record.get("kind"), str) and isinstance(step, int) and not isinstance(step, bool)
+
+
+@contextlib.contextmanager
+def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
+    """The content of a file, read as far as it is looked at; nothing where there is no file."""
+    with contextlib.ExitStack() as stack:
+        data: bytes | mmap.mmap = b""
+        try:
+            if os.path.isfile(path) and os.path.getsize(path) > 0:
+                stream = stack.enter_context(open(path, "rb"))
+                data = stack.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+        yield data
+
+
+def _open_to_append(path: str) -> IO[bytes]:
+    target = Path(path)
+    make_folder(target.parent)
+    cut = target.exists() and target.stat().st_size > 0 and not _ends_with_newline(target)
+    local = open(target, "ab")  # noqa: SIM115 -- kept open from report to report
+    if cut:
+        local.write(b"\n")
+    return local
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"\n"
+
+
+def _decode(record: Mapping[str, Any]) -> dict[str, Any]:
+    metrics = record.get("metrics")
+    rates = {name: from_json_number(record[name]) for name in WALL_CLOCK_FIELDS if record.get(name) is not None}
+    numbers = {name: from_json_number(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
+    return {**record, **rates, "metrics": numbers}
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, float]:
+    rates = {name: record[name] for name in WALL_CLOCK_FIELDS if record.get(name) is not None}
+    return {**rates, **record["metrics"]}
+
+
+def _storage_error(path: str, error: Exception) -> StorageError:
+    return StorageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")

@@ -1,0 +1,90 @@
+"""A tiny task with data in memory, for tests of trainer_kit and of what users build on it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.training.task import Task
+
+FEATURES, CLASSES, EXAMPLES = 8, 3, 103
+
+
+@configclass
+class TinyConfig(TaskConfig):
+    """Classification of random points by a random linear rule.
+
+    Attributes:
+      width: of the hidden layer.
+      dropout: rate.
+      examples: in each of the two datasets.
+    """
+
+    width: int = 16
+    dropout: float = 0.0
+    examples: int = EXAMPLES
+    train_data: DataConfig = DataConfig(is_training=True, global_batch_size=8, seed=7)
+    validation_data: DataConfig = DataConfig(is_training=False, global_batch_size=8, drop_remainder=False)
+
+
+@register_task(TinyConfig)
+class TinyTask(Task):
+    """Two dense layers on points in a cube; a fraction of a second for hundreds of steps."""
+
+    def build_model(self) -> keras.Model:
+        """Returns the model."""
+        config = self.task_config
+        return keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dense(config.width, activation="relu"),
+                keras.layers.Dropout(config.dropout),
+                keras.layers.Dense(CLASSES),
+            ]
+        )
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        """Returns the training or the validation points."""
+        return ArraySource(tiny_arrays(bool(params.is_training), self.task_config.examples), params)
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        """Returns the mean cross-entropy and what layers added."""
+        losses = keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
+        return tf.reduce_mean(losses) + tf.add_n(list(aux_losses or []) or [tf.constant(0.0)])
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        """Returns the accuracy."""
+        return [keras.metrics.SparseCategoricalAccuracy("accuracy")]
+
+
+@functools.cache
+def tiny_arrays(training: bool, examples: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (points float32 [examples, FEATURES], labels int32 [examples]); the same rule for both datasets."""
+    rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
+    points = np.random.default_rng(1 if training else 2).uniform(-1, 1, (examples, FEATURES)).astype(np.float32)
+    return points, np.argmax(points @ rule, axis=1).astype(np.int32)
+
+
+def tiny_experiment(**trainer: Any) -> ExperimentConfig:
+    """Returns an experiment of 20 steps in loops of 5, on CPU; `trainer` changes its trainer section."""
+    optimization = {
+        "optimizer": {"type": "adam"},
+        "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.01}},
+    }
+    defaults: dict[str, Any] = {
+        "optimizer_config": optimization,
+        "train_steps": 20,
+        "steps_per_loop": 5,
+        "summary_interval": 5,
+        "checkpoint_interval": 10,
+        "validation_interval": 10,
+    }
+    return ExperimentConfig(task=TinyConfig(), trainer=TrainerConfig(**{**defaults, **trainer}))

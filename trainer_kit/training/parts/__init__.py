@@ -1,0 +1,1 @@
+"""The parts that a Trainer is made of."""

@@ -1,0 +1,86 @@
+"""StopFlag: ends a running loop before its next step, by one worker or by several together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.distribution.collectives import sum_over_workers, worker_count
+from trainer_kit.training.loops.host_variables import stop_variable
+
+AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several workers agree whether to stop
+
+
+class StopFlag:
+    """What loops in graph look at before each step. Made in strategy scope.
+
+    Args:
+      strategy: of the run.
+
+    Attributes:
+      variable: bool scalar, on the host; loops end when it is set.
+      variables: all that the flag is made of; no checkpoint has to hold them.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.variable, self._asked = stop_variable(), stop_variable()
+        self.variables = [self.variable, self._asked]
+        self._strategy, self._workers = strategy, worker_count(strategy)
+        self._asked_at: float | None = None
+
+    def request(self) -> None:
+        """Ends the running loop before its next step; safe from another thread.
+
+        Several workers end it together, after AGREE_EVERY steps at most. One that left alone would leave the others
+        waiting for its gradients.
+        """
+        self._asked_at = self._asked_at or time.monotonic()
+        self._asked.assign(True)
+        if self._workers == 1:
+            self.variable.assign(True)
+
+    @property
+    def requested(self) -> bool:
+        """Whether loops stop now; with several workers, the same on all of them."""
+        return bool(self.variable.numpy())
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since this process was asked to stop; 0 if it was not."""
+        return time.monotonic() - self._asked_at if self._asked_at else 0.0
+
+    @property
+    def agreed(self) -> bool | None:
+        """Whether all workers have agreed to stop; None where there is only one."""
+        return self.requested if self._workers > 1 else None
+
+    @tf.autograph.experimental.do_not_convert
+    def agree(self, count: tf.Variable) -> None:
+        """Ends the loop on all workers alike if one was asked to stop; in graph, after each step.
+
+        Args:
+          count: of the steps; the same on all workers.
+        """
+        if self._workers == 1:
+            return
+
+        def agree() -> tf.Tensor:
+            asked = sum_over_workers(self._strategy, tf.cast(self._asked, tf.int32))
+            self.variable.assign(asked > 0)
+            return asked
+
+        tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
+
+
+def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
+    """Whether a run has to stop: of several workers, whether they have agreed to. Eager, on the host.
+
+    Args:
+      trainer: of the run, a BaseTrainer.
+      asked: tells whether something else than the trainer, such as a signal, asked this process to stop.
+    """
+    agreed = trainer.stop_agreed
+    return asked() or bool(trainer.stop_requested) if agreed is None else bool(agreed)

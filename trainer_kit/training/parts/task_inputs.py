@@ -1,0 +1,98 @@
+"""TaskInputs: opens the data of a trainer's task, distributed over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.config.schema.evaluation import validation_sets
+from trainer_kit.distribution.datasets import has_plain_iterator, with_threads
+from trainer_kit.distribution.global_batch import tell_uneven_batch
+from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.inputs.train_data import TrainData, open_whole
+
+
+class TaskInputs:
+    """Opens training and validation data by a task's build_inputs. Made in the scope of the strategy.
+
+    Args:
+      config: of the trainer.
+      task: of the trainer.
+      distribute: returns the distributed dataset of a function with the argument `input_context`.
+    """
+
+    def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
+        self._config, self._task, self._distribute = config, task, distribute
+        self._strategy = tf.distribute.get_strategy()
+
+    def train_data(self, steps: tf.Variable, given: Any) -> TrainData:
+        """Returns the training data of the trainer's task; see `train_data_of`."""
+        return self.train_data_of(self._task, lambda: self._config.task.train_data, steps, given)
+
+    def train_data_of(self, task: Any, params: Callable[[], Any], steps: tf.Variable, given: Any) -> TrainData:
+        """Returns the data that `task` is trained on; nothing is opened yet.
+
+        Args:
+          task: whose build_inputs opens it.
+          params: returns the section of the data.
+          steps: int64 scalar; each of so many steps has taken a batch.
+          given: a ready-made dataset in place of the task's; None: there is none.
+        """
+        return TrainData(
+            lambda open_at: self.opened(params(), open_at, task.build_inputs),
+            lambda: int(steps.numpy()),
+            given,
+            one_iterator=has_plain_iterator(self._strategy),
+            deterministic_ops=getattr(self._config.runtime, "deterministic_ops", False),
+            require_exact=getattr(self._config.trainer, "require_exact_resume", False),
+        )
+
+    def validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:
+        """Returns what hands out the data of each validation set, by the name of the set; nothing is opened yet.
+
+        Args:
+          given: a ready-made dataset in place of the task's, or a dict of such by name; None: there is none.
+        """
+        sets = validation_sets(self._config.task)
+        if isinstance(given, Mapping):
+            sets = {**dict.fromkeys(given), **{name: data for name, data in sets.items() if name}}
+        given = given if isinstance(given, Mapping) else {"": given}
+        return {name: self.validation_feed(name, data, self._task, given.get(name)) for name, data in sets.items()}
+
+    def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> DatasetIterator:
+        """Returns what hands out the data of one validation set; see `validation_feeds`.
+
+        Args:
+          name: of the set; "" for a single one.
+          params: the section of the data.
+          task: whose build_inputs opens it.
+          given: a ready-made dataset in place of the task's; None: there is none.
+        """
+        section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
+
+        def make() -> Any:
+            path = f"task.{section}.global_batch_size"
+            with tell_uneven_batch(getattr(params, "global_batch_size", 0), replicas, path):
+                return self.opened(params, self.open_validation, task.build_inputs)
+
+        return DatasetIterator(section, make, given)
+
+    def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
+        """Returns one pass over the validation data of one worker; called in graph where the strategy does so."""
+        return open_whole(build_inputs, params, input_context)
+
+    def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
+        """Returns data distributed over the replicas; eager.
+
+        Args:
+          params: the section of the data.
+          open_data: given (build_inputs, params, input_context), returns the dataset of one worker.
+          build_inputs: of the task.
+        """
+
+        def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+            return with_threads(open_data(build_inputs, params, input_context), self._config.runtime)
+
+        return self._distribute(dataset_fn)

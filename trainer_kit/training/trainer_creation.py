@@ -1,0 +1,81 @@
+"""A trainer and what keeps its best weights, as a config has them, and whether a run can begin with them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from trainer_kit.config.experiments import trainer_class
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.training.base_trainer import BaseTrainer
+from trainer_kit.training.trainer import Trainer
+
+_LOG = logging.getLogger(__name__)
+
+
+def create_trainer(
+    config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
+) -> Any:
+    """Returns a Trainer, of the class that is registered with the task, with model and optimizer. In strategy scope."""
+    chosen = trainer_class(config.task) or Trainer
+    return chosen.create(config, task, train, evaluate, checkpoint_exporter)
+
+
+def create_exporter(
+    config: ExperimentConfig, directory: RunDirectory, keeps: bool = True
+) -> BestCheckpoint | BestCheckpoints | None:
+    """Returns what keeps the best checkpoints in their folders; None when the config names no metric.
+
+    Args:
+      config: of the experiment.
+      directory: of the run.
+      keeps: whether this worker's files stay; those of the chief do.
+    """
+    options = config.trainer
+    metric, primary = options.best_checkpoint_eval_metric, None
+    if metric:
+        kind = (trainer_class(config.task) or Trainer).best_checkpoint
+        primary = kind(directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps)
+    named = {
+        name: BestCheckpoint(
+            os.path.join(directory.own_named_bests, name),
+            one.metric,
+            one.metric_comp,
+            keep=one.keep,
+            min_delta=one.min_delta,
+            keeps=keeps,
+            option=f"trainer.best_checkpoints.{name}.metric",
+        )
+        for name, one in options.best_checkpoints.items()
+    }
+    return BestCheckpoints(primary, named) if named else primary
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raises UsageError when a ready-made trainer is none that the engine can drive, such as a trainer of Orbit."""
+    if not isinstance(trainer, BaseTrainer):
+        raise UsageError(
+            f"trainer: {type(trainer).__name__} is no trainer_kit.Trainer; inherit from trainer_kit.Trainer, or start "
+            "it by trainer_kit.compat.model_garden.run_experiment, which drives trainers of Orbit and Model Garden too"
+        )
+
+
+def check_best_metric(trainer: Any, wanted: bool) -> None:
+    """Checks, before the first step, that the best checkpoint will be kept if it is `wanted`; on every worker.
+
+    Raises:
+      UsageError: when no evaluation will report the metric, unless only a run can tell.
+    """
+    exporter = trainer.checkpoint_exporter
+    if exporter is None:
+        if wanted:
+            _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
+        return
+    names = trainer.validation_metric_names()
+    if names is not None and isinstance(exporter, EXPORTERS):  # one of the caller's own looks at what it is given
+        exporter.check_metric(names)
