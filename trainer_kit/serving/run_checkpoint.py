@@ -10,8 +10,8 @@ from typing import Any
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS, TrainerConfig
 from trainer_kit.errors import UsageError, near_names, suggestion
-from trainer_kit.evals.best.info import INFO, read_info
-from trainer_kit.evals.selection import checkpoint_of_folder, newest_checkpoint
+from trainer_kit.evals.best.info_json import INFO, read_info
+from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder, newest_checkpoint
 from trainer_kit.process.run_directory import RunDirectory
 
 _BEST = "best:"
