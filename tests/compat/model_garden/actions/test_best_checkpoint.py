@@ -20,7 +20,7 @@ from trainer_kit.compat.model_garden.actions.best_checkpoint import (
     maybe_create_best_ckpt_exporter,
     numbers,
 )
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.run.runner import run_experiment
@@ -103,7 +103,7 @@ def test_theirs_goes_on_from_what_ours_has_kept_and_ours_from_theirs(tmp_path: P
         assert run.evaluate(step, value) == better
         expected = max([(0.5, 10), (0.6, 30), (0.7, 50)], key=lambda one: one if one[1] <= step else (0.0, 0))
         assert run.kept == (expected[1], float(expected[1]), expected[0])
-    assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-50.index", "best_ckpt-1.index"}
+    assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-50.index"}
 
 
 @pytest.mark.parametrize("values", [[NAN, 0.5, 0.4], [math.inf, 0.5, NAN], [NAN, -math.inf, 0.5]])
@@ -207,6 +207,13 @@ def test_another_comparison_is_a_value_error_as_theirs(tmp_path: Path, comp: Any
     for kind in (BestCheckpointExporter, train_utils.BestCheckpointExporter):
         with pytest.raises(ValueError, match="higher"):
             kind(str(tmp_path), "accuracy", comp)
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error_at_the_first_export(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = _Run(tmp_path / "file" / "best")
+    with pytest.raises(StorageError, match=r"the best checkpoint .*best/ckpt-1 was not written"):
+        run.evaluate(1, 0.5)
 
 
 def test_a_remote_folder_is_refused() -> None:

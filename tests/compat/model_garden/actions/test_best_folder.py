@@ -14,11 +14,13 @@ import pytest
 import tensorflow as tf
 from official.core import train_utils
 
-from trainer_kit.compat.model_garden.actions import best_folder
 from trainer_kit.compat.model_garden.actions.best_folder import GardenBestFolder, nested
+from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import info_of
+from trainer_kit.telemetry.scalars import flat_scalars
 
+OURS = ["checkpoint", "ckpt-20.commit.json", "ckpt-20.data-00000-of-00001", "ckpt-20.index", "info.json"]
 METRICS = {"val": {"accuracy": 0.5}, "loss": 1.0}
 
 
@@ -55,15 +57,11 @@ def test_the_pointer_and_info_json_name_the_best_weights_in_the_form_of_model_ga
     folder = GardenBestFolder(str(tmp_path))
     _put(folder, 10)
     info = _put(folder, 20)
-    assert _files(tmp_path) == [
-        *("best_ckpt-1.data-00000-of-00001", "best_ckpt-1.index", "checkpoint"),
-        *("ckpt-20.commit.json", "ckpt-20.data-00000-of-00001", "ckpt-20.index", "info.json"),
-    ]
+    assert _files(tmp_path) == OURS
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-20")
     written = json.loads((tmp_path / "info.json").read_text())
     assert written == {**METRICS, "best_ckpt_global_step": 20.0}
     assert read_info(str(tmp_path)) == info
-    assert _read(str(tmp_path / "best_ckpt-1")) == 20.0
     assert folder.name(info) is False
     folder.name_none()
     assert [name for name in _files(tmp_path) if name.endswith(".index")] == ["ckpt-20.index"]
@@ -72,57 +70,6 @@ def test_the_pointer_and_info_json_name_the_best_weights_in_the_form_of_model_ga
 
 def _refuse(*_: Any) -> None:
     raise OSError(errno.EPERM, "no links here")
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_the_second_name_is_whole_at_each_moment_and_its_index_comes_last(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = GardenBestFolder(str(tmp_path))
-    _put(folder, 10)
-    seconds = [f"best_ckpt-1{suffix}" for suffix in (".data-00000-of-00001", ".index")]
-    renamed: list[str] = []
-
-    def look() -> None:
-        """Each file of the second name is as it was before, or as it shall be."""
-        for name in seconds:
-            now = (tmp_path / name).read_bytes()
-            new = (tmp_path / name.replace("best_ckpt-1", "ckpt-20")).read_bytes()
-            assert now == (new if name in renamed else begun[name])
-
-    def watched(function: Any) -> Any:
-        def call(source: str, target: str) -> Any:
-            look()
-            done = function(source, target)
-            if os.path.basename(target) in seconds:
-                renamed.append(os.path.basename(target))
-            look()
-            return done
-
-        return call
-
-    def cut(source: str, target: str) -> None:
-        Path(target).write_bytes(Path(source).read_bytes()[:7])
-        raise OSError(errno.ENOSPC, "the disk is full")
-
-    _weights(20).write(folder.prefix(20))
-    begun = {name: (tmp_path / name).read_bytes() for name in seconds}
-    monkeypatch.setattr(os, "link", _refuse)
-    with monkeypatch.context() as full, pytest.raises(OSError, match="the disk is full"):
-        full.setattr(shutil, "copyfile", cut)
-        best_folder._link(folder.prefix(20), str(tmp_path / "best_ckpt-1"))
-    look()
-    (tmp_path / f".{seconds[1]}.tmp").write_text("of a run that was killed")
-    if links:
-        monkeypatch.undo()
-    for module, name in ((os, "link"), (os, "replace"), (shutil, "copyfile")):
-        monkeypatch.setattr(module, name, watched(getattr(module, name)))
-    best_folder._link(folder.prefix(20), str(tmp_path / "best_ckpt-1"))
-    assert renamed == seconds
-    assert _read(str(tmp_path / "best_ckpt-1")) == 20.0
-    assert not [name for name in _files(tmp_path) if name.endswith(".tmp")]
-    linked = os.path.samefile(tmp_path / "ckpt-20.index", tmp_path / "best_ckpt-1.index")
-    assert linked is links
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -138,10 +85,77 @@ def test_weights_that_model_garden_has_left_are_taken_over(
     assert folder.infos("val|accuracy") == {20: info}
     assert json.loads((tmp_path / "info.json").read_text()) == folder.written_form(info)
     assert _read(folder.prefix(20)) == _read(tf.train.latest_checkpoint(str(tmp_path))) == 20.0
-    before = _files(tmp_path)
-    assert [name for name in before if name.endswith(".index")] == ["best_ckpt-1.index", "ckpt-20.index"]
+    folder.remove_second_names()
+    assert _files(tmp_path) == OURS
     folder.adopt("val|accuracy")
-    assert _files(tmp_path) == before
+    assert _files(tmp_path) == OURS
+
+
+@pytest.mark.parametrize("point", [1, 2, 3, 4])  # before one of two links, or of two removals
+def test_a_start_that_was_killed_while_it_took_over_is_repeated(
+    point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any) -> None:
+            calls.append(arguments)
+            if len(calls) == point:
+                raise Killed
+            function(*arguments)
+
+        return call
+
+    calls: list[Any] = []
+    _theirs(tmp_path, {10: 0.4, 20: 0.5})
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "link", counted(os.link))
+        patch.setattr(os, "remove", counted(os.remove))
+        _started(tmp_path)
+    assert _read(tf.train.latest_checkpoint(str(tmp_path))) == 20.0
+    _started(tmp_path)
+    assert _files(tmp_path) == OURS
+
+
+def _started(path: Path) -> None:
+    folder = GardenBestFolder(str(path))
+    folder.adopt("val|accuracy")
+    folder.remove_second_names()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_second_names_that_an_earlier_trainer_kit_has_left_go_and_other_weights_stay(
+    links: bool, tmp_path: Path
+) -> None:
+    folder = GardenBestFolder(str(tmp_path))
+    _weights(5).write(str(tmp_path / "best_ckpt-9"))
+    _put(folder, 20)
+    for suffix in (".data-00000-of-00001", ".index"):
+        (os.link if links else shutil.copyfile)(folder.prefix(20) + suffix, tmp_path / f"best_ckpt-3{suffix}")
+    folder.remove_second_names()
+    assert [name for name in _files(tmp_path) if name not in OURS] == [
+        "best_ckpt-9.data-00000-of-00001",
+        "best_ckpt-9.index",
+    ]
+
+
+@pytest.mark.parametrize("step", ["adopt", "remove_second_names"])
+def test_a_file_that_cannot_be_written_or_removed_is_a_storage_error(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _theirs(tmp_path, {10: 0.5})
+    folder = GardenBestFolder(str(tmp_path))
+    if step == "adopt":
+        monkeypatch.setattr(os, "link", _refuse)
+        monkeypatch.setattr(shutil, "copyfile", _refuse)
+        with pytest.raises(StorageError, match=r"ckpt-1 cannot be renamed to .*ckpt-10: no links here"):
+            folder.adopt("val|accuracy")
+    else:
+        folder.adopt("val|accuracy")
+        monkeypatch.setattr(os, "remove", _refuse)
+        with pytest.raises(StorageError, match=r"second names of .*ckpt-10 cannot be removed: no links here"):
+            folder.remove_second_names()
 
 
 def test_weights_of_ours_with_an_info_json_of_a_program_are_taken_over(tmp_path: Path) -> None:
@@ -192,3 +206,9 @@ def test_what_cannot_be_trusted_is_not_taken_over_and_the_reason_is_told(
 def test_names_that_were_joined_are_nested_again() -> None:
     flat = {"a|b|c": 1.0, "a|d": 2.0, "e": 3.0}
     assert nested(flat) == {"a": {"b": {"c": 1.0}, "d": 2.0}, "e": 3.0}
+
+
+@pytest.mark.parametrize("names", [("a", "a|b", "c"), ("a|b", "a", "c"), ("c", "x|a", "x|a|b"), ("x|a|b", "x|a")])
+def test_a_metric_that_is_a_group_too_keeps_the_joined_names(names: tuple[str, ...]) -> None:
+    flat = {name: float(number) for number, name in enumerate(names)}
+    assert flat_scalars(nested(flat), "|") == flat

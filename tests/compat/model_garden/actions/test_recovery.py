@@ -66,6 +66,12 @@ def test_the_error_tells_loss_and_step_and_is_a_divergence_to_our_command() -> N
     assert condition.recover_counter == 2
 
 
+def test_logs_without_a_training_loss_are_a_key_error_as_theirs() -> None:
+    for condition in (RecoveryCondition, theirs.RecoveryCondition):
+        with pytest.raises(KeyError, match="training_loss"):
+            condition(tf.Variable(7), 0.5)({"loss": 0.1})
+
+
 class _Run:
     """Weights and a step, with checkpoints of either manager."""
 

@@ -36,7 +36,7 @@ class BestCheckpointExporter(BestCheckpoint):
 
     Raises:
       UsageError: (a ValueError) for another comparison, or a folder that is not local.
-      StorageError: when best weights of Model Garden cannot be taken over.
+      StorageError: when best weights of Model Garden cannot be taken over, or a second name of them be removed.
     """
 
     def __init__(self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None) -> None:
@@ -54,6 +54,7 @@ class BestCheckpointExporter(BestCheckpoint):
         self._last: _Logs | None = None
         if (best := self.criterion.best(self._so_far)) is not None:
             folder.name(best.record)  # a process may have died between weights and record
+        folder.remove_second_names()
 
     def maybe_export_checkpoint(  # type: ignore[override]
         self,
@@ -70,7 +71,7 @@ class BestCheckpointExporter(BestCheckpoint):
           checkpoint: of the weights that were evaluated.
           eval_logs: the evaluation's metrics; may be nested. What is no single number is left out.
           global_step: of the weights.
-          write_logs: whether `export_best_eval_metric` is called; the record of the weights is written in any case.
+          write_logs: whether a subclass's own `export_best_eval_metric` is called; info.json is written in any case.
           not_evaluated: validation sets, of several, that this evaluation leaves out.
 
         Returns:
@@ -83,22 +84,23 @@ class BestCheckpointExporter(BestCheckpoint):
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
         self._forget_if_better(logs, step)
         exported = super().maybe_export_checkpoint(checkpoint, logs, step, not_evaluated)
-        if exported and write_logs:
+        overridden = type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
+        if exported and write_logs and overridden:  # else info.json is written already
             self.export_best_eval_metric(logs, step)
         if self.metric_name in flat_scalars(logs, "|"):
             self._last = _Logs(logs, step)
         return exported
 
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
-        """Writes info.json: the metrics that are single numbers, and the step. Called after each export.
+        """Writes info.json: the metrics that are single numbers, and the step.
+
+        A subclass's own is called after each export.
 
         Raises:
           StorageError: when it cannot be written.
         """
-        if not self._keeps:
-            return
-        content = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
-        if files.read_json(self.best_ckpt_logs_path) != content:
+        if self._keeps:
+            content = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
             files.write_json(self.best_ckpt_logs_path, content, point="best.info")
 
     @property

@@ -1,14 +1,14 @@
 """A folder of best weights that programs of Model Garden can read.
 
 The best weights are `ckpt-<step>.*`, which TensorFlow's pointer file `checkpoint` names: Model Garden finds them by it.
-`best_ckpt-1.*` is a second name, for programs that give the name themselves. info.json holds what Model Garden writes
-there: nested metrics and `best_ckpt_global_step`. Best weights that Model Garden has left in the folder are taken over
-if they can be trusted.
+info.json holds what Model Garden writes there: nested metrics and `best_ckpt_global_step`. Best weights that Model
+Garden has left in the folder are taken over if they can be trusted.
 """
 
 from __future__ import annotations
 
-import contextlib
+import filecmp
+import itertools
 import json
 import logging
 import math
@@ -22,18 +22,19 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.startup_scan import not_written
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.info_json import GARDEN_STEP, read_info
 from trainer_kit.evals.best.kept_weights import info_of
 from trainer_kit.telemetry.scalars import flat_scalars
 
-_SECOND_NAME = "best_ckpt-1"
+_SUFFIX = r"(\.index|\.data-\d{5}-of-\d{5})"
 _COUNTER = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
 _LOG = logging.getLogger(__name__)
 
 
 class GardenBestFolder(BestFolder):
-    """A BestFolder whose info.json has the form of Model Garden, and whose best weights have a second name.
+    """A BestFolder whose info.json has the form of Model Garden.
 
     Args:
       path: of the folder; local.
@@ -50,12 +51,35 @@ class GardenBestFolder(BestFolder):
         if info is None:
             return
         source, target = str(tf.train.latest_checkpoint(self.path)), self.prefix(info["step"])
-        _link(source, target)
+        try:
+            if source != target:
+                _link(source, target)
+        except OSError as error:
+            raise not_written(
+                f"the best checkpoint {source} cannot be renamed to {target}", self.path, error
+            ) from error
         self.note(info)
         self.name(info)
-        if source not in (target, self._second):
-            _remove(source)
         _LOG.info("%s was taken over: %s %s at step %d", source, metric, info["value"], info["step"])
+
+    def remove_second_names(self) -> None:
+        """Removes files `best_ckpt-<n>.*` with the content of the weights that the pointer file names.
+
+        Model Garden has left them, and its weights were taken over, or a run of an earlier trainer_kit.
+
+        Raises:
+          StorageError: when one cannot be removed.
+        """
+        named = (tf.train.latest_checkpoint(self.path) or "") if self.writes else ""
+        try:
+            for name in os.listdir(self.path) if named else ():
+                match = re.fullmatch(rf"(best_ckpt-\d+){_SUFFIX}", name)
+                if match and match.group(1) != os.path.basename(named):
+                    path, kept = os.path.join(self.path, name), named + match.group(2)
+                    if os.path.exists(kept) and filecmp.cmp(path, kept, shallow=False):
+                        os.remove(path)
+        except OSError as error:
+            raise not_written(f"second names of {named} cannot be removed", self.path, error) from error
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns what is noted of weights that are whole; for workers, also what the chief is about to take over."""
@@ -67,26 +91,9 @@ class GardenBestFolder(BestFolder):
         """Returns what is noted of the weights that info.json names."""
         return read_info(self.path, quiet=True)
 
-    def name(self, info: dict[str, Any]) -> bool:
-        """Makes info.json, the pointer file and the second name be of weights that are there; see BestFolder."""
-        changed = super().name(info)
-        if self.writes:
-            _link(self.prefix(info["step"]), self._second)
-        return changed
-
-    def name_none(self) -> None:
-        """Removes info.json, the pointer file and the second name."""
-        super().name_none()
-        if self.writes and os.path.isdir(self.path):
-            _remove(self._second)
-
     def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for weights, given what is noted of them."""
         return {**nested(info["metrics"]), GARDEN_STEP: float(info["step"])}
-
-    @property
-    def _second(self) -> str:
-        return os.path.join(self.path, _SECOND_NAME)
 
     def _of_model_garden(self, metric: str, quiet: bool = True) -> dict[str, Any] | None:
         """Returns what to note of weights that Model Garden has left here; None if there are none to be trusted."""
@@ -108,10 +115,15 @@ class GardenBestFolder(BestFolder):
 
 
 def nested(flat: Mapping[str, float]) -> dict[str, Any]:
-    """Returns metrics nested as they were before their names were joined by `|`."""
+    """Returns metrics nested as they were before their names were joined by `|`.
+
+    A name stays joined if one of its groups is a metric itself.
+    """
     outer: dict[str, Any] = {}
     for joined, value in flat.items():
         *groups, name = joined.split("|")
+        if any(group in flat for group in itertools.accumulate(groups, "{}|{}".format)):
+            groups, name = [], joined
         inner = outer
         for group in groups:
             inner = inner.setdefault(group, {})
@@ -133,48 +145,22 @@ def _mismatch(prefix: str | None, step: int) -> str:
 def _suffixes(prefix: str) -> list[str]:
     """Returns the suffixes of a checkpoint's files, that of the index last."""
     folder, name = os.path.split(prefix)
-    matches = (re.fullmatch(re.escape(name) + r"(\.index|\.data-\d{5}-of-\d{5})", one) for one in os.listdir(folder))
+    matches = (re.fullmatch(re.escape(name) + _SUFFIX, one) for one in os.listdir(folder))
     return sorted(match.group(1) for match in matches if match)
 
 
 def _link(source: str, target: str) -> None:
     """Gives a checkpoint another name, by links where the file system has them.
 
-    A reader finds whole files only: each one is made under a temporary name first and then renamed, the index last.
+    The index comes last, and of files that were there before it goes first: a reader finds whole weights or none.
     """
-    renames: dict[str, str] = {}
-    try:
-        for suffix in _suffixes(source):
-            one, other = source + suffix, target + suffix
-            if not (os.path.exists(other) and os.path.samefile(one, other)):  # such a rename would leave both names
-                temporary = os.path.join(os.path.dirname(other), f".{os.path.basename(other)}.tmp")
-                renames[temporary] = other
-                _link_or_copy(one, temporary)
-        for temporary, other in renames.items():
-            os.replace(temporary, other)
-    except BaseException:
-        for temporary in renames:
-            _remove_file(temporary)
-        raise
+    for suffix in reversed(_suffixes(target)):
+        os.remove(target + suffix)
+    for suffix in _suffixes(source):
+        try:
+            os.link(source + suffix, target + suffix)
+        except OSError:
+            shutil.copyfile(source + suffix, target + suffix)
+            with open(target + suffix, "rb+") as copied:
+                os.fsync(copied.fileno())
     files.flush_folder(os.path.dirname(target))
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Makes the file `target`, in the place of one that a kill has left: a link to `source`, or a copy on the disk."""
-    _remove_file(target)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-        with open(target, "rb+") as copied:
-            os.fsync(copied.fileno())
-
-
-def _remove_file(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
-
-
-def _remove(prefix: str) -> None:
-    for suffix in _suffixes(prefix):
-        os.remove(prefix + suffix)
