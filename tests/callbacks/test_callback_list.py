@@ -302,3 +302,37 @@ def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptu
     CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
     assert "the callback _Reporting failed" in caplog.text and run.reported == {}
     assert "accuracy is a metric of the run already" in caplog.text
+
+
+class _Early(Callback):
+    """Reports before the loop whose metric has that name."""
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Reports."""
+        run.report("accuracy", 7.0)
+
+
+def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
+    run, called = _listed().run, list[str]()
+    listed = CallbackList(run, [_Early(), _Noting(called)])
+    listed.call("loop_begin", 10)
+    with pytest.raises(UsageError, match=r"callback _Early: run\.report: accuracy is a metric of the run already"):
+        listed.call("loop_end", {"accuracy": 0.5})
+
+
+def test_a_name_that_only_the_next_evaluation_has_is_free_in_a_loop() -> None:
+    run = _listed().run
+    listed = CallbackList(run, [_Early()])
+    listed.call("evaluation_end", {"accuracy": 0.5})
+    listed.call("loop_begin", 10)
+    listed.call("loop_end", {"training_loss": 0.5})
+    assert run.reported == {"accuracy": 7.0}
+
+
+class _NoMethod(Callback):
+    loop_end = None  # type: ignore[assignment]
+
+
+def test_an_event_that_is_no_method_is_refused() -> None:
+    with pytest.raises(UsageError, match="callback _NoMethod: loop_end is None; make it a method"):
+        CallbackList(_listed().run, [_NoMethod()])

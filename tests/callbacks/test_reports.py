@@ -9,7 +9,6 @@ import pytest
 
 from trainer_kit.callbacks.base import Evaluation, Loop, Run
 from trainer_kit.callbacks.reports import Reports
-from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.report import Report, Writer
 
 
@@ -93,10 +92,3 @@ def test_a_replayed_evaluation_is_reported_already() -> None:
     reports.evaluation_end(run, {"a": 1})
     reports.boundary_end(run)
     assert (kept.reports, run.reported) == ([], {})
-
-
-def test_a_report_under_the_name_of_a_metric_is_refused() -> None:
-    run = _run()
-    run.report("loss", 3)
-    with pytest.raises(UsageError, match=r"run\.report: loss is a metric of the run already"):
-        _report(run)

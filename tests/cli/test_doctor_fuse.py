@@ -52,7 +52,7 @@ def python_step():
 @pytest.fixture
 def experiments(here: Path) -> Path:
     """A folder with a module of experiments."""
-    (here / "experiments_here.py").write_text(_FILE)
+    (here / "fused_experiments.py").write_text(_FILE)
     return here
 
 
@@ -62,7 +62,7 @@ def _names(folder: Path) -> set[str]:
 
 def test_the_command_prints_a_line_for_each_number_and_writes_no_file(trainer_kit: Command, experiments: Path) -> None:
     before = _names(experiments)
-    given = ("--import_module=experiments_here.py", "--fuse_steps=5", "--fuse_steps=20")
+    given = ("--import_module=fused_experiments.py", "--fuse_steps=5", "--fuse_steps=20")
     done = trainer_kit("doctor", "fuse", "tiny", *given)
     assert done.returncode == 0, done.stdout + done.stderr
     rates = r"\d[\d.]* times the rate of separate steps \([\d,.]+ against [\d,.]+ steps/s\)"
@@ -76,7 +76,7 @@ def test_steps_that_cannot_be_fused_are_no_failure(
     experiments: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(experiments)
-    assert main(["doctor", "fuse", "python_step", "--import_module=experiments_here.py"]) == 0
+    assert main(["doctor", "fuse", "python_step", "--import_module=fused_experiments.py"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("trainer.fuse_steps=1     the steps cannot be fused: XLA cannot compile the training step")
 

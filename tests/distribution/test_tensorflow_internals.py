@@ -236,6 +236,8 @@ def test_settings_of_transformations_are_told() -> None:
     assert internals.is_unseeded(numbers.shuffle(9)) and internals.is_unseeded(D.random())
     assert not internals.is_unseeded(numbers.shuffle(9, seed=1)) and not internals.is_unseeded(numbers)
     assert not internals.is_unseeded(numbers.shuffle(9, seed=0))
+    assert internals.reshuffles(numbers.shuffle(9, seed=1)) and not internals.reshuffles(numbers)
+    assert not internals.reshuffles(numbers.shuffle(9, seed=1, reshuffle_each_iteration=False))
     unseeded = numbers.shuffle(9)
     for seed in (3, 0):
         tf.random.set_seed(seed)
@@ -247,6 +249,7 @@ def test_settings_of_transformations_are_told() -> None:
     ("make", "name", "ask"),
     [
         (lambda: D.range(9).shuffle(9), "_seed", internals.is_unseeded),
+        (lambda: D.range(9).shuffle(9), "_reshuffle_each_iteration", internals.reshuffles),
         (lambda: D.random(seed=1), "_seed2", internals.is_unseeded),
         (lambda: D.range(9).map(lambda x: x, 2), "_deterministic", internals.is_nondeterministic),
     ],

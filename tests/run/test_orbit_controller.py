@@ -95,6 +95,19 @@ def test_callbacks_see_training_loops_and_evaluations(tmp_path: Path) -> None:
     assert float(logs["accuracy"]) == 8.0
 
 
+class _Reports(Callback):
+    """Reports after each loop under a name that evaluations have too."""
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        run.report("accuracy", 0.25)
+
+
+def test_what_callbacks_report_is_in_the_logs_that_the_controller_writes(tmp_path: Path) -> None:
+    controller = _controller(tmp_path, _Reports())
+    assert float(controller.train_and_evaluate(8, eval_interval=4)["accuracy"]) == 8.0
+    assert controller.run.loop is not None and controller.run.loop.logs["accuracy"] == 0.25
+
+
 def test_a_loop_of_a_resumed_run_begins_where_the_run_does(tmp_path: Path) -> None:
     _controller(tmp_path).train(8)
     seen = _Seen()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -8,8 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.errors import StorageError
-from trainer_kit.telemetry.model_stats import ParameterCount, count_parameters, model_summary, write_model_summary
+from trainer_kit.telemetry.model_stats import ParameterCount, count_parameters
 
 
 def conv_net(api: Any) -> Any:
@@ -71,42 +69,5 @@ def test_a_model_that_is_not_built_says_so(api: Any) -> None:
     model = api.Sequential([api.layers.Dense(3)])
     assert "not built" in count_parameters(model).problem
     assert str(count_parameters(model)).startswith("parameters unknown: ")
-    assert "not built" in model_summary(model)
     model(tf.ones((1, 2)))
     assert count_parameters(model) == ParameterCount(trainable=9, non_trainable=0)
-
-
-def test_the_summary_lists_every_weight_and_the_totals() -> None:
-    lines = model_summary(Plain()).splitlines()
-    assert [line.split() for line in lines] == [
-        ["weight", "shape", "dtype", "parameters"],
-        ["kernel:0", "(3,", "4)", "float32", "12"],
-        ["table:0", "(5,)", "float16", "5", "not", "trained"],
-        [],
-        ["Total", "params:", "17"],
-        ["Trainable", "params:", "12"],
-        ["Non-trainable", "params:", "5"],
-    ]
-
-
-@pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_the_summary_of_a_keras_model_names_its_weights(api: Any) -> None:
-    model = conv_net(api)
-    summary = model_summary(model)
-    assert len([line for line in summary.splitlines() if " float32 " in line]) == len(model.weights) == 8
-    assert "Total params: 1,506\nTrainable params: 1,498\nNon-trainable params: 8" in summary
-
-
-@pytest.mark.parametrize("place", ["{tmp}/new/model.txt", "ram://telemetry/model.txt"])
-def test_the_summary_is_written_to_a_file(tmp_path: Path, place: str) -> None:
-    model, path = Plain(), place.format(tmp=tmp_path)
-    write_model_summary(model, path)
-    with tf.io.gfile.GFile(path) as stream:
-        assert stream.read() == model_summary(model) + "\n"
-
-
-@pytest.mark.parametrize("place", ["{tmp}/file/model.txt", "nowhere://bucket/model.txt"])
-def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
-        write_model_summary(Plain(), place.format(tmp=tmp_path))

@@ -349,3 +349,49 @@ def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
     trainer.set_validation_sets(ValidationSets([]))
     assert trainer.evaluate(tf.constant(-1)) == {}
+
+
+def test_without_validation_sets_the_metrics_are_those_of_the_task() -> None:
+    config = tiny_experiment()
+    task = TinyTask(config.task)
+    trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
+    assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
+
+
+class _NamedTask(TinyTask):
+    """Notes which of several tasks evaluates, with which model."""
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        """Notes the model, and evaluates with it."""
+        self.evaluated = model
+        return super().validation_step(inputs, model, metrics)
+
+
+def test_a_subclass_evaluates_the_model_and_task_that_it_has_put_in_place() -> None:
+    config = tiny_experiment()
+    first, second = _NamedTask(config.task), _NamedTask(config.task)
+    trainer: Any = Trainer(config, first, first.build_model(), None, train=False)
+    trainer._model, trainer._task = second.build_model(), second
+    trainer.evaluate(tf.constant(1))
+    assert second.evaluated is trainer.model and not hasattr(first, "evaluated")
+
+
+class _AsksForMore(Trainer):
+    """Takes more batches than there are."""
+
+    def create_eval_loop_fn(self, has_state: bool) -> Any:
+        """Returns a loop that ends with the error of the iterator."""
+        step = tf.function(self.eval_step)
+
+        def loop(iterator: Any, num_steps: Any) -> None:
+            for _ in range(10_000):
+                step(iterator)
+
+        return loop
+
+
+def test_a_loop_of_a_subclass_that_asks_for_more_batches_says_what_to_set() -> None:
+    config = tiny_experiment()
+    trainer = _AsksForMore(config, task := TinyTask(config.task), task.build_model(), None, train=False)
+    with pytest.raises(DataError, match=r"task\.validation_data has no more batches.*validation_steps"):
+        trainer.evaluate(tf.constant(-1))

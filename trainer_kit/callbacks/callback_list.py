@@ -52,6 +52,8 @@ class CallbackList:
         self.errors: dict[str, int] = {}
         self._restored: dict[str, Any] = {}  # states of a checkpoint, until train_begin was called
         self._has_begun = False
+        self._logs: Mapping[str, Any] = {}  # of the loop or the evaluation that has just ended
+        self._reporters: dict[str, Callback] = {}  # which member has reported a name last
         self._strategy = strategy or tf.distribute.get_strategy()
         self.shares_requests = worker_count(self._strategy) > 1
         for member in self.members:
@@ -70,6 +72,9 @@ class CallbackList:
         Raises:
           Exception: the first error of a required member; those behind it are not called.
         """
+        if event.startswith(("loop", "evaluation")):
+            logs = arguments[0] if event.endswith("_end") else {}
+            self._logs = logs if isinstance(logs, Mapping) else {}
         for member in self.members:
             if self._is_called(member, event):
                 self._call(member, event, *arguments)
@@ -177,32 +182,37 @@ class CallbackList:
         """Calls a method with the run and `arguments`; returns what it returns, None after the error of an optional."""
         row = member.name if member.name in NAMES else f"callbacks/{member.name}"
         given = arguments if method in ("state", "restore") else (self.run, *arguments)
+        returned, before = None, set(self.run.reported)
         with self._times.during(row):
             try:
                 returned = getattr(member, method)(*given)
-                self._check_reported(given)
-                return returned
             except StopTraining as stop:
                 self.run.stop(str(stop))
             except Exception as error:
-                if member.required:
-                    if type(error) is UsageError:
-                        raise UsageError(f"callback {member.name}: {error}") from error
-                    raise
-                self.errors[member.name] = count = self.errors.get(member.name, 0) + 1
-                tell = _LOG.exception if count == 1 else _LOG.warning
-                tell("the callback %s failed at step %d, and the run goes on: %s", member.name, self.run.step, error)
-        return None
+                self._failed(member, error)
+        self._reporters |= dict.fromkeys(self.run.reported.keys() - before, member)
+        self._check_reported()
+        return returned
 
-    def _check_reported(self, given: Sequence[Any]) -> None:
-        """Raises UsageError when the member that was just called has reported under the name of a metric of the run."""
-        logs = given[1] if len(given) > 1 and isinstance(given[1], Mapping) else {}
-        if taken := sorted(self.run.reported.keys() & logs.keys()):
-            for name in taken:
-                del self.run.reported[name]
-            raise UsageError(
-                f"run.report: {', '.join(taken)} is a metric of the run already; report under another name"
-            )
+    def _failed(self, member: Callback, error: Exception) -> None:
+        """Raises the error of a required member; counts and logs that of an optional one."""
+        if member.required:
+            if type(error) is UsageError:
+                raise UsageError(f"callback {member.name}: {error}") from error
+            raise error
+        self.errors[member.name] = count = self.errors.get(member.name, 0) + 1
+        _LOG.warning(
+            "the callback %s failed at step %d, and the run goes on: %s",
+            *(member.name, self.run.step, error),
+            exc_info=error if count == 1 else None,
+        )
+
+    def _check_reported(self) -> None:
+        """Refuses what a member has reported under the name of a metric of the loop or evaluation that it goes with."""
+        for name in sorted(self.run.reported.keys() & self._logs.keys()):
+            del self.run.reported[name]
+            problem = f"run.report: {name} is a metric of the run already; report under another name"
+            self._failed(self._reporters[name], UsageError(problem))
 
     def _with_states(self) -> Iterator[tuple[str, Callback]]:
         """Yields the members that have a state, with a name of their own: the second of a name is called "name 2"."""
@@ -258,7 +268,9 @@ def _check(member: Callback) -> None:
 
 def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -> None:
     """Raises UsageError when a method of a callback does not take the arguments that the run calls it with."""
-    method = getattr(member, name)
+    method: Any = getattr(member, name)
+    if not callable(method):
+        raise UsageError(f"callback {member.name}: {name} is {method!r}; make it a method, or leave it out")
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # a callable that does not tell

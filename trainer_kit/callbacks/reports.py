@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Evaluation, Loop, Run
-from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.training.metrics import to_numpy
 
@@ -39,7 +38,7 @@ class Reports(Callback):
             run,
             kind="train",
             step=loop.end,
-            metrics={**logs, **_taken(run, logs)},
+            metrics={**logs, **_taken(run)},
             steps_per_second=rate,
             examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
             seconds=loop.seconds,
@@ -48,14 +47,14 @@ class Reports(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Takes an evaluation; there may be another one of this step."""
         assert run.evaluation is not None
-        reported = _taken(run, logs)
+        reported = _taken(run)
         if not run.evaluation.replayed:  # else it is reported already
             self._logs = {**logs, **reported}
             self._evaluations.append(run.evaluation)
 
     def boundary_end(self, run: Run) -> None:
         """Reports the evaluations of this step."""
-        evaluations, self._evaluations, reported = self._evaluations, [], _taken(run, self._logs)
+        evaluations, self._evaluations, reported = self._evaluations, [], _taken(run)
         if not evaluations:
             return
         of_sets = {name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()}
@@ -80,13 +79,7 @@ class Reports(Callback):
         self._writer.write(Report(total_steps=run.total, best=best, **figures))
 
 
-def _taken(run: Run, logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what callbacks have reported since the last line.
-
-    Raises:
-      UsageError: when a metric of the same name is in the logs.
-    """
+def _taken(run: Run) -> dict[str, Any]:
+    """Takes what callbacks have reported since the last line."""
     reported, run.reported = run.reported, {}
-    if taken := sorted(reported.keys() & logs.keys()):
-        raise UsageError(f"run.report: {', '.join(taken)} is a metric of the run already; report under another name")
     return reported

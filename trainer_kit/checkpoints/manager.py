@@ -192,6 +192,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             raise self._failed(prefix, error) from error
         except BaseException:
             self._in_flight = ""  # nothing is being written that `sync` could wait for
+            self.saved_step = last
             raise
         return prefix
 

@@ -138,14 +138,14 @@ def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
         return None
     atexit.unregister(join)
     absl = logging.getLogger("absl")
-    failure, said = None, absl.disabled
-    absl.disabled = True  # the failure is returned, and TensorFlow need not log it
+    failure, silence = None, lambda record: False
+    absl.addFilter(silence)  # the failure is returned, and TensorFlow need not log it
     try:
         join()
     except Exception as error:
         failure = error
     finally:
-        absl.disabled = said
+        absl.removeFilter(silence)
     checkpoint._async_checkpointer_impl = None
     return failure
 
@@ -226,6 +226,19 @@ def is_unseeded(dataset: Any) -> bool:
     seeds = (getattr(dataset, "_seed", _NOT_TOLD), getattr(dataset, "_seed2", _NOT_TOLD))
     _check_told(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
+
+
+def reshuffles(dataset: Any) -> bool:
+    """Whether a dataset is a shuffle that draws another order each time that an iterator of it is made.
+
+    The graph of the dataset has it too, but holds all arrays in memory.
+
+    Raises:
+      TrainerKitError: when this TensorFlow does not tell it of a shuffle.
+    """
+    setting = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
+    _check_told(dataset, "ShuffleDataset", setting)
+    return setting is not False and setting is not _NOT_TOLD
 
 
 def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:

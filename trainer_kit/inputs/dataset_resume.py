@@ -29,8 +29,9 @@ from trainer_kit.distribution.tensorflow_internals import (
     inputs_of,
     is_nondeterministic,
     is_unseeded,
+    reshuffles,
 )
-from trainer_kit.inputs.dataset_graph import graph_of, held_bytes, own_node
+from trainer_kit.inputs.dataset_graph import graph_of
 from trainer_kit.inputs.dataset_structure import kind_named, kind_of, transformations
 from trainer_kit.inputs.op_definitions import op_definition
 from trainer_kit.inputs.sources.batch_function import label_of
@@ -87,8 +88,6 @@ _AGAINST_SOURCE = {
     ),
     "any_order": "may change the order from run to run; remove deterministic=False",
 }
-_DRAWN_ANEW = {"Shuffle": "reshuffle_each_iteration", "Random": "rerandomize_each_iteration"}
-_LARGE = 16 * 2**20  # bytes of arrays; they would be written into the graph, which takes 8 ms for each MiB
 _FIRST_LOOK = 8  # names in one line
 
 
@@ -285,14 +284,10 @@ def _of_transformation(part: Any) -> Iterator[tuple[str, str]]:
 
 
 def _draws_new_orders(part: Any) -> bool:
-    """Whether each iterator draws another order or other numbers, or may: of large arrays nothing is read."""
-    setting = _DRAWN_ANEW.get(kind_of(part))
-    if setting is None or held_bytes(part) > _LARGE:
-        return setting is not None
-    try:
-        return bool(own_node(graph_of(part)).attr[setting].b)
-    except tf.errors.OpError:
-        return True
+    """Whether each iterator draws another order or other numbers; of Dataset.random only its graph tells."""
+    if kind_of(part) != "Random":
+        return reshuffles(part)
+    return any(node.attr["rerandomize_each_iteration"].b for node in graph_of(part).node)
 
 
 def _of_passes(part: Any) -> Iterator[tuple[str, str]]:

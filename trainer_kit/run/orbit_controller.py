@@ -131,12 +131,20 @@ class OrbitController:
         begun, self._begun = self._begun, self.run.step
         self.run.loop = Loop(begun, self._begun, 0.0, logs)
         self.callbacks.call("loop_end", logs)
+        self._add_reported(logs)
         self._stop_if_asked()
 
     def _evaluation_end(self, logs: Any) -> None:
         self.run.evaluation = Evaluation(self.run.step)
         self.callbacks.call("evaluation_end", logs)
+        self._add_reported(logs)
         self._stop_if_asked()
+
+    def _add_reported(self, logs: Any) -> None:
+        """Puts what callbacks have reported into the logs, which the controller writes as summaries after this."""
+        reported, self.run.reported = self.run.reported, {}
+        if isinstance(logs, dict):
+            logs.update(reported)
 
     def _stop_if_asked(self) -> None:
         asked = self.callbacks.take_requests()

@@ -88,7 +88,10 @@ def _with_chosen_fuse_steps(mistakes: Sequence[Mistake], model_dir: str | None) 
     """Returns the mistakes; one about trainer.fuse_steps names the number that a run begun with auto has chosen."""
     kept = kept_fuse_steps(model_dir) if model_dir else None
     advice = f"set trainer.fuse_steps={kept}, which this run was started with"
-    return [replace(one, advice=advice) if kept and one.path == "trainer.fuse_steps" else one for one in mistakes]
+    return [
+        replace(one, advice=advice) if kept and one.path == "trainer.fuse_steps" and "'auto'" in one.problem else one
+        for one in mistakes
+    ]
 
 
 def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:

@@ -139,8 +139,10 @@ class Progress:
         """Returns how many batches an evaluation has, or steps the run, as far as that is known."""
         if self.controller is None:
             return None
-        batches: int | None = self.trainer.evaluation_batches() if what == EVALUATING else None
-        return self.controller.run.total if what == TRAINING else batches
+        if what == EVALUATING:
+            batches: int | None = self.trainer.evaluation_batches()
+            return batches
+        return self.controller.run.total if what == TRAINING else None
 
     def save_late(self) -> bool:
         """Saves what can be saved while the main thread does not come back; in another thread.

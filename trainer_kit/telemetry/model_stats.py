@@ -1,4 +1,4 @@
-"""How large a model is: its parameters, and a summary as text.
+"""How large a model is: the number of its parameters.
 
 Works on Keras 3 and tf_keras models and on plain `tf.Module`, none of which is imported here: what is asked of a model
 is `trainable_weights` and `non_trainable_weights`, or `trainable_variables` and `variables`.
@@ -7,15 +7,9 @@ is `trainable_weights` and `non_trainable_weights`, or `trainable_variables` and
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-import tensorflow as tf
-
-from trainer_kit import files
-from trainer_kit.errors import StorageError
 
 
 @dataclass(frozen=True)
@@ -54,41 +48,6 @@ def count_parameters(model: Any) -> ParameterCount:
     return ParameterCount(sum(map(_size, trainable)), sum(map(_size, frozen)))
 
 
-def model_summary(model: Any) -> str:
-    """Returns the name, shape and dtype of each weight of `model`, one per line, and the number of parameters.
-
-    Of a Keras model that is not built it says that it is not.
-    """
-    count = count_parameters(model)
-    if count.problem:
-        return str(count)
-    trainable, frozen = _weights(model)
-    rows = [("weight", "shape", "dtype", "parameters", "")]
-    for weights, note in ((trainable, ""), (frozen, "not trained")):
-        rows += [(_name(w), str(_shape(w)), tf.dtypes.as_dtype(w.dtype).name, f"{_size(w):,}", note) for w in weights]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", f"Total params: {count.total:,}", f"Trainable params: {count.trainable:,}"]
-    return "\n".join([*lines, f"Non-trainable params: {count.non_trainable:,}"])
-
-
-def write_model_summary(model: Any, path: str | os.PathLike[str]) -> None:
-    """Writes `model_summary(model)` to the file at `path`, local or remote.
-
-    Raises:
-      StorageError: when the file cannot be written.
-    """
-    text = model_summary(model) + "\n"
-    if not files.is_remote(path):
-        files.write_text(path, text, "model_summary")
-        return
-    try:
-        with tf.io.gfile.GFile(os.fspath(path), "w") as stream:
-            stream.write(text)
-    except tf.errors.OpError as error:
-        raise StorageError(f"{path} cannot be written: {error.message}") from error
-
-
 def _weights(model: Any) -> tuple[list[Any], list[Any]]:
     if hasattr(model, "trainable_weights"):
         trainable, every = model.trainable_weights, [*model.trainable_weights, *model.non_trainable_weights]
@@ -103,13 +62,5 @@ def _unique(variables: Iterable[Any]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in variable.shape)
-
-
 def _size(variable: Any) -> int:
-    return math.prod(_shape(variable))
+    return math.prod(int(size) for size in variable.shape)

@@ -15,7 +15,7 @@ from trainer_kit.distribution.collectives import worker_count
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.distribution.executor import executor
 from trainer_kit.distribution.replicas import local_tensors
-from trainer_kit.errors import TrainerKitError, UsageError
+from trainer_kit.errors import DataError, TrainerKitError, UsageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.sources.tfrecords import reporting_damage
@@ -24,7 +24,7 @@ from trainer_kit.training.checks.batch_spec import batch_described
 from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.read_before_write import writes_after
-from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.metrics import MetricSet, to_numpy
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -46,6 +46,7 @@ class Evaluator(BaseTrainer):
       state: of the run.
       average: of the weights, in place of which it is evaluated; None: there is none.
       sets: what is evaluated.
+      metrics: of the task's evaluations, with the loss; each evaluation begins by resetting them.
       search: of the state that training steps change.
       values: of the task.
       checkpoint_exporter: keeps the best checkpoint; None: there is none to keep.
@@ -71,6 +72,7 @@ class Evaluator(BaseTrainer):
         state: TrainState,
         average: Any,
         sets: ValidationSets,
+        metrics: MetricSet,
         search: StateSearch,
         values: TaskAttributes,
         checkpoint_exporter: Any,
@@ -82,8 +84,8 @@ class Evaluator(BaseTrainer):
         self._checkpoint_exporter = checkpoint_exporter
         self.stop_flag, self._workers = StopFlag(self._strategy), AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
+        self._validation_set = metrics
         self.set_validation_sets(sets)
-        self._own_metrics = None if sets.current is None else sets.current.metrics
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
         """Makes `sets` what is evaluated from the next evaluation on."""
@@ -124,12 +126,12 @@ class Evaluator(BaseTrainer):
     @property
     def validation_loss(self) -> Any:
         """The metric of the validation loss, a mean over examples."""
-        return self.validation.current.metrics.loss
+        return self._metrics_of(self.validation.current).loss
 
     @property
     def validation_metrics(self) -> list[Any]:
         """All validation metrics but the loss."""
-        return self.validation.current.metrics.metrics
+        return self._metrics_of(self.validation.current).metrics
 
     @property
     def checkpoint_exporter(self) -> Any:
@@ -195,7 +197,11 @@ class Evaluator(BaseTrainer):
 
     def validation_metric_names(self) -> list[str] | None:
         """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
-        by_set = [(one.name, None if self._aggregates(one.task) else one.metrics.names()) for one in self.validation]
+        aggregate = [self._aggregates(self._task_of(one)) for one in self.validation]
+        by_set = [
+            (one.name, None if aggregates else self._metrics_of(one).names())
+            for one, aggregates in zip(self.validation, aggregate, strict=True)
+        ]
         if type(self).eval_end is not Evaluator.eval_end or any(names is None for _, names in by_set):
             return None
         return [f"{name}|{metric}".lstrip("|") for name, names in by_set for metric in names or ()]
@@ -220,7 +226,7 @@ class Evaluator(BaseTrainer):
             self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
             for name in self.validation.evaluated:
                 start = time.perf_counter()
-                states[name] = self._evaluate_set(self.validation.turn_to(name), num_steps, self.eval_begin())
+                states[name] = self._evaluate_set(self._turn_to(name), num_steps, self.eval_begin())
                 self.eval_seconds[name] = time.perf_counter() - start
             logs = self.eval_end(states if self.validation.have_names else states[""])
             self._task_attributes.evaluation_succeeded()
@@ -234,25 +240,32 @@ class Evaluator(BaseTrainer):
     def _evaluate_set(self, one: ValidationSet, num_steps: Any, state: Any) -> Any:
         if one.has_own_steps:
             num_steps = tf.constant(one.steps(-1), tf.int32)
+        task, metrics = self._task_of(one), self._metrics_of(one)
         one.check_ends(int(num_steps))
         iterator = one.feed.iterator(fresh=self.config.trainer.eval_recreate_iterator)
-        has_state = state is not None or self._aggregates(one.task)
+        has_state = state is not None or self._aggregates(task)
         if (one.name, has_state) not in self._eval_loops:
             self._eval_loops[one.name, has_state] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[one.name, has_state]
         section = f"task.validation_data.{one.name}".rstrip(".")
-        described = batch_described(section, lambda: iterator.element_spec, one.task, one.model)
+        described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
         self.state.remember_generators()
-        with executor(self.config.runtime), described, reporting_damage(lambda: [one.feed.dataset]):
-            if has_state:
-                state = loop(iterator, num_steps, state, self.eval_reduce)
-            else:
-                loop(iterator, num_steps)
+        try:
+            with executor(self.config.runtime), described, reporting_damage(lambda: [one.feed.dataset]):
+                if has_state:
+                    state = loop(iterator, num_steps, state, self.eval_reduce)
+                else:
+                    loop(iterator, num_steps)
+        except (tf.errors.OutOfRangeError, StopIteration) as end:  # of a loop that a subclass makes
+            raise DataError(
+                f"{section} has no more batches, and the evaluation loop asked for one; set trainer.validation_steps "
+                "to no more than there are"
+            ) from end
         self._workers.join()
         with self.state.in_use:
             self.state.put_generators_back()
         if one.name not in self.validation.results:  # the loop has not read them
-            self.validation.results[one.name] = to_numpy(one.metrics.results())
+            self.validation.results[one.name] = to_numpy(metrics.results())
         return state
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
@@ -268,6 +281,8 @@ class Evaluator(BaseTrainer):
         if self._workers.are_there and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
         options, one = self.config.trainer, self.validation.current
+        assert one is not None
+        metrics = self._metrics_of(one)
 
         @tf.autograph.experimental.do_not_convert
         def step(iterator: Any) -> Any:
@@ -276,14 +291,14 @@ class Evaluator(BaseTrainer):
             return logs
 
         by_step = StatefulEvalLoop(
-            one.metrics.reset,
+            metrics.reset,
             step,
             self.stop_flag.variable,
             use_tf_function=options.eval_tf_function,
             in_graph=options.eval_tf_while_loop and has_state,
-            watched=(self, one.task),
+            watched=(self, self._task_of(one)),
         )
-        whole = EvalLoop(one.metrics.reset, step, one.metrics.results, self.stop_flag.variable)
+        whole = EvalLoop(metrics.reset, step, metrics.results, self.stop_flag.variable)
 
         def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
             done, state = by_step(iterator, num_steps, state, reduce_fn)
@@ -332,22 +347,22 @@ class Evaluator(BaseTrainer):
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> Mapping[str, Any]:
         one = self.validation.current
-        # A subclass may have metrics or a model of its own in place of those that it was made with.
-        metrics = self.validation_metrics if one.metrics is self._own_metrics else one.metrics.metrics
-        model = self.model if one.model is self._model else one.model
-        logs = converted(one.task.validation_step)(inputs, model=model, metrics=metrics)
+        task, model, metrics = self._task_of(one), self._model_of(one), self._metrics_of(one)
+        # A subclass may have metrics of its own in place of those that it was made with.
+        updated = self.validation_metrics if metrics is self._validation_set else metrics.metrics
+        logs = converted(task.validation_step)(inputs, model=model, metrics=updated)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
-                f"{type(one.task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
+                f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
             )
-        if one.task.loss in logs:
-            one.metrics.update_loss(logs[one.task.loss], inputs)
+        if task.loss in logs:
+            metrics.update_loss(logs[task.loss], inputs)
         return logs
 
     @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
         """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
-        return converted(self.validation.current.task.aggregate_logs)(state, step_outputs)
+        return converted(self._task_of(self.validation.current).aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation; keeps the best checkpoint unless the run does. Eager, on the host.
@@ -406,11 +421,26 @@ class Evaluator(BaseTrainer):
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set: what its loop read back, and what the task makes of its state."""
-        one, results = self.validation.turn_to(name), self.validation.results.get(name)
-        logs = to_numpy(one.metrics.results()) if results is None else dict(results)
+        one, results = self._turn_to(name), self.validation.results.get(name)
+        logs = to_numpy(self._metrics_of(one).results()) if results is None else dict(results)
         if state is not None:
-            logs.update(one.task.reduce_aggregated_logs(state, global_step=self.global_step))
+            logs.update(self._task_of(one).reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
+
+    def _turn_to(self, name: str) -> ValidationSet:
+        """Makes a validation set the current one, and tells its task by the attribute `validation_set`."""
+        one = self.validation.turn_to(name)
+        self._task_of(one).validation_set = name
+        return one
+
+    def _task_of(self, one: ValidationSet | None) -> Any:
+        return self.task if one is None or one.task is None else one.task
+
+    def _model_of(self, one: ValidationSet | None) -> Any:
+        return self.model if one is None or one.model is None else one.model
+
+    def _metrics_of(self, one: ValidationSet | None) -> MetricSet:
+        return self._validation_set if one is None or one.metrics is None else one.metrics
 
     def _aggregates(self, task: Any) -> bool:
         """Whether the outputs of the steps of a task are reduced to a state."""

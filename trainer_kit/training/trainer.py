@@ -102,7 +102,6 @@ class Trainer(Evaluator):
         state = TrainState(global_step, model, optimizer, self._average, task, seed)
         state.discovered.roots["trainer"] = self
         self._train_set = self._training_metrics(task, model)
-        evaluated = validation_metrics(task, model, wanted=evaluate)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
         super().__init__(
             config,
@@ -111,8 +110,16 @@ class Trainer(Evaluator):
             global_step=global_step,
             state=state,
             average=self._average,
-            sets=shared_sets(self.inputs.validation_feeds(validation_dataset), task, model, evaluated, config.trainer),
-            search=self._search_in(state, exact),
+            sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
+            metrics=validation_metrics(task, model, wanted=evaluate),
+            search=StateSearch(
+                state,
+                self._without_state,
+                required=exact,
+                trains=train,
+                own_loop=self.has_own_loop,
+                own_train=type(self).train is not Trainer.train,
+            ),
             values=TaskAttributes(task, trains=train, required=exact),
             checkpoint_exporter=checkpoint_exporter,
         )
@@ -137,7 +144,7 @@ class Trainer(Evaluator):
         self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
         self._train_loop: Any = None
         self._fuse_steps, self._stack = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1, Stack()
-        check_fusing(self._fuse_steps, self)
+        check_fusing(self._fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(self._fuse_steps)
 
     @classmethod
@@ -175,7 +182,7 @@ class Trainer(Evaluator):
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
-        check_fusing(self._fuse_steps, self)
+        check_fusing(self._fuse_steps, self.problem_of_fusing())
 
     @property
     def fuse_steps(self) -> int:
@@ -391,10 +398,6 @@ class Trainer(Evaluator):
     def _training_metrics(self, task: Any, model: Any) -> Any:
         return training_metrics(task, model, wanted=self.trains)
 
-    def _search_in(self, state: TrainState, required: bool) -> StateSearch:
-        own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
-        return StateSearch(state, self._without_state, required=required, trains=self.trains, **own)
-
     def _open_data(self, given: Any) -> TrainData:
         return self.inputs.train_data(self._global_step, given)
 
@@ -414,7 +417,8 @@ class Trainer(Evaluator):
     def _without_state(self) -> list[Any]:
         """Returns variables that the steps write to and no checkpoint has to hold: metrics are reset, and so on."""
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
-        metrics = [*of_model, *self._train_set.variables(), *self.validation.metric_variables()]
+        metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
+        metrics += self.validation.metric_variables()
         return [*metrics, *self.stop_flag.variables, self.evaluated_batches]
 
     def _first_step_done(self) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
-from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets, shared_sets
 
 
@@ -20,8 +17,7 @@ def _sets(own: dict[str, ValidationSetConfig] | None = None, **elements: int) ->
     """Returns sets of so many elements each, whose data is made; "single" is the set without a name."""
     names = {name.removeprefix("single"): count for name, count in elements.items()}
     feeds = {name: _feed(name, count) for name, count in names.items()}
-    task, metrics = SimpleNamespace(), MetricSet("loss", [keras.metrics.Mean("score")])
-    return shared_sets(feeds, task, None, metrics, SimpleNamespace(validation_sets=own or {}))
+    return shared_sets(feeds, SimpleNamespace(validation_sets=own or {}))
 
 
 def _feed(name: str, count: int) -> DatasetIterator:
@@ -33,7 +29,7 @@ def _feed(name: str, count: int) -> DatasetIterator:
 def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
     sets = _sets({"dev": ValidationSetConfig(steps=-1), "test": ValidationSetConfig(interval=9)}, dev=3, test=3)
     assert [(one.has_own_steps, one.steps(5), one.interval(7)) for one in sets] == [(True, -1, 7), (False, 5, 9)]
-    assert sets["dev"].interval(None) is None
+    assert sets.turn_to("dev").interval(None) is None
 
 
 @pytest.mark.parametrize(("steps", "replicas", "batches"), [(-1, 1, 7), (-1, 2, 4), (3, 2, 3), (5, 2, 4), (7, 1, 7)])
@@ -42,7 +38,7 @@ def test_an_evaluation_ends_with_its_steps_or_its_data(steps: int, replicas: int
 
 
 def test_without_a_known_length_only_a_number_of_steps_tells() -> None:
-    sets = ValidationSets([ValidationSet("", DatasetIterator("validation_data", list), None, None, None)])
+    sets = ValidationSets([ValidationSet("", DatasetIterator("validation_data", list))])
     assert (sets.batches(-1, 1), sets.batches(4, 1)) == (None, 4)
 
 
@@ -51,7 +47,7 @@ def test_the_batches_of_the_evaluated_sets_are_added() -> None:
     assert sets.batches(-1, 1) == 9
     sets.evaluated = ("test",)
     assert sets.batches(-1, 1) == 2
-    sets["dev"].feed.forget()
+    sets.turn_to("dev").feed.forget()
     assert sets.batches(-1, 1) == 2  # the set without a known length is not evaluated
     sets.evaluated = sets.names
     assert sets.batches(-1, 1) is None
@@ -63,16 +59,15 @@ def test_an_empty_set_is_refused_by_name() -> None:
         _sets(dev=3, test=0).check(-1)
 
 
-def test_the_task_is_told_which_set_is_evaluated() -> None:
+def test_the_first_set_is_current_until_another_one_is() -> None:
     sets = _sets(dev=3, test=3)
-    assert sets.current.name == "dev"
-    assert sets.turn_to("test") is sets.current is sets["test"]
-    assert sets.current.task.validation_set == "test"
+    assert sets.current is not None and sets.current.name == "dev"
+    assert sets.turn_to("test") is sets.current and sets.current.name == "test"
 
 
 def test_data_is_replaced_by_the_name_of_its_set() -> None:
     sets, new = _sets(dev=3, test=3), tf.data.Dataset.range(1)
-    dev = sets["dev"].feed.dataset
+    dev = sets.turn_to("dev").feed.dataset
     sets.replace({"test": new})
     assert sets.have_names and sets.dataset == {"dev": dev, "test": new}
 
@@ -81,10 +76,3 @@ def test_the_data_of_a_single_set_has_no_name() -> None:
     sets, new = _sets(single=3), tf.data.Dataset.range(1)
     sets.replace(new)
     assert not sets.have_names and sets.dataset is new
-
-
-def test_metrics_that_sets_share_have_their_variables_once() -> None:
-    def names(sets: ValidationSets) -> list[Any]:
-        return [variable.path for variable in sets.metric_variables()]
-
-    assert len(names(_sets(single=3))) == len(names(_sets(dev=3, test=3))) == 4  # total and count of two means

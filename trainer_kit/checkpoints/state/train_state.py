@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,8 @@ from trainer_kit.errors import UsageError
 
 _SMALL = 4096  # elements
 _GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")  # TensorFlow's names and Keras', of their states
+
+_LOG = logging.getLogger(__name__)
 
 
 class TrainState:
@@ -257,7 +260,9 @@ class TrainState:
     def _noted(self, changed: bool) -> None:
         self._generators = None
         if changed:
-            end_saver(self.checkpoint)  # it knows only what there was at its first save
+            error = end_saver(self.checkpoint)  # it knows only what there was at its first save
+            if error is not None:  # the manager tells of it at its next `sync`, when the reason is gone
+                _LOG.warning("a checkpoint was not written: %s", error)
 
     def _restore_evaluated(self, path: str | None) -> None:
         """Restores what an evaluation uses beside weights and average, as far as run and checkpoint have it."""

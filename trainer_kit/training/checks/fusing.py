@@ -35,7 +35,7 @@ def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any,
     return ""
 
 
-def check_fusing(fuse_steps: int, trainer: Any) -> None:
-    """Raises UsageError when so many training steps cannot be one program of XLA; 1: none have to."""
-    if fuse_steps > 1 and (problem := trainer.problem_of_fusing()):
+def check_fusing(fuse_steps: int, problem: str) -> None:
+    """Raises UsageError when more than one training step is to be one program of XLA, and there is a problem."""
+    if fuse_steps > 1 and problem:
         raise UsageError(f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps to 1")

@@ -145,10 +145,6 @@ class FusedLoop:
         """The graph of the whole loop that was made last; None if there is none."""
         return self.whole.newest_graph
 
-    def results(self) -> Any:
-        """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
-        return self._results()
-
     @staticmethod
     def _graph(begin: Begin, step: Step, results: Callable[..., Any], stop: tf.Variable) -> Any:
         program = tf.function(_program(step), jit_compile=True, autograph=False)

@@ -18,18 +18,18 @@ class ValidationSet:
     Attributes:
       name: of the set; "" for a single one.
       feed: hands out the data.
-      task: whose validation_step evaluates a batch.
-      model: that the step is given; where several tasks share a model, the part that is the task's.
-      metrics: that the step updates, with the loss.
       options: the steps and the interval that the config gives this set; None: those of all sets.
+      task: whose validation_step evaluates a batch; None: the trainer's task.
+      model: that the step is given, which is the task's part of a model that several tasks share; None: the trainer's.
+      metrics: that the step updates, with the loss; None: the trainer's.
     """
 
     name: str
     feed: DatasetIterator
-    task: Any
-    model: Any
-    metrics: MetricSet
     options: ValidationSetConfig | None = None
+    task: Any = None
+    model: Any = None
+    metrics: MetricSet | None = None
 
     @property
     def has_own_steps(self) -> bool:
@@ -84,12 +84,9 @@ class ValidationSets:
 
     def __init__(self, sets: Iterable[ValidationSet]) -> None:
         self._sets = {one.name: one for one in sets}
-        self.current: Any = next(iter(self._sets.values()), None)
+        self.current: ValidationSet | None = next(iter(self._sets.values()), None)
         self.evaluated = self.names
         self.results: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> ValidationSet:
-        return self._sets[name]
 
     def __iter__(self) -> Iterator[ValidationSet]:
         return iter(self._sets.values())
@@ -116,10 +113,9 @@ class ValidationSets:
             self._sets[name].feed.replace(one)
 
     def turn_to(self, name: str) -> ValidationSet:
-        """Makes a set the current one, tells its task by the attribute `validation_set`, and returns the set."""
+        """Makes a set the current one, and returns it."""
         self.current = self._sets[name]
-        self.current.task.validation_set = name
-        return self.current
+        return self._sets[name]
 
     def check(self, default: int) -> None:
         """Raises DataError when a set is known to be empty, or to be endless where all of it is evaluated.
@@ -137,24 +133,16 @@ class ValidationSets:
         return None if None in found else sum(batches for batches in found if batches is not None)
 
     def metric_variables(self) -> list[Any]:
-        """Returns the variables of the metrics of all sets, each once."""
-        found = [variable for one in self for variable in one.metrics.variables()]
-        return list({id(variable): variable for variable in found}.values())
+        """Returns the variables of the metrics that sets have of their own."""
+        return [variable for one in self if one.metrics is not None for variable in one.metrics.variables()]
 
 
-def shared_sets(
-    feeds: Mapping[str, DatasetIterator], task: Any, model: Any, metrics: MetricSet, options: Any
-) -> ValidationSets:
-    """Returns validation sets that differ in their data only.
+def shared_sets(feeds: Mapping[str, DatasetIterator], options: Any) -> ValidationSets:
+    """Returns validation sets that differ in their data only; the trainer's task evaluates them all.
 
     Args:
       feeds: hand out the data of each set, by its name.
-      task: that evaluates all sets.
-      model: of the task.
-      metrics: of the task, which each evaluation begins by resetting.
       options: of the config's trainer; its `validation_sets` may give a set steps and an interval of its own.
     """
     own = getattr(options, "validation_sets", {})
-    return ValidationSets(
-        ValidationSet(name, feed, task, model, metrics, own.get(name)) for name, feed in feeds.items()
-    )
+    return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in feeds.items())

@@ -59,4 +59,4 @@ def _set_of(trainer: Trainer, task: Any, steps: int | None) -> ValidationSet:
     options = trainer.config.trainer.validation_sets.get(task.name)
     if steps and (options is None or options.steps is None):
         options = (options or ValidationSetConfig()).replace(steps=steps)
-    return ValidationSet(task.name, feed, task, part_for(trainer.model, task.name), metrics, options)
+    return ValidationSet(task.name, feed, options, task, part_for(trainer.model, task.name), metrics)
