@@ -13,7 +13,7 @@ import pytest
 
 from trainer_kit import files, folder_identity
 from trainer_kit.errors import ExitCode, StorageError
-from trainer_kit.folder_identity import HeldFolder, check_held, held_if_there, lost_folder
+from trainer_kit.folder_identity import FolderIdentity, check_held, held_if_there, lost_folder
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def unstable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_whose_inode_number_changes_is_still_the_same(folder: Path, unstable: None) -> None:
-    with HeldFolder(folder) as held:
+    with FolderIdentity(folder) as held:
         (folder / "ckpt-40.index").touch()
         assert held.look() == ""
         files.write_text(folder / "one.txt", "1")
@@ -69,7 +69,7 @@ def test_a_folder_whose_inode_number_changes_is_still_the_same(folder: Path, uns
 def test_a_folder_that_is_gone_is_noticed_where_inode_numbers_change(
     folder: Path, unstable: None, end: Callable[[Path], None]
 ) -> None:
-    with HeldFolder(folder) as held:
+    with FolderIdentity(folder) as held:
         end(folder)
         assert f"{folder} was moved or removed during the run" in held.look()
 
@@ -86,14 +86,14 @@ def test_a_folder_is_the_same_although_a_file_comes_while_its_names_are_compared
         return names
 
     monkeypatch.setattr(folder_identity.os, "listdir", list_and_write)
-    with HeldFolder(folder) as held:
+    with FolderIdentity(folder) as held:
         assert held.look() == ""
     assert not coming
 
 
 @pytest.mark.parametrize("end", [_moved, _replaced, _copied, _made_again, shutil.rmtree])
 def test_nothing_is_written_at_the_old_path_of_a_lost_folder(folder: Path, end: Callable[[Path], None]) -> None:
-    with HeldFolder(folder):
+    with FolderIdentity(folder):
         files.write_text(folder / "evals" / "one.txt", "1")
         end(folder)
         before = set(os.listdir(folder)) if os.path.exists(folder) else None
@@ -114,18 +114,18 @@ def test_a_folder_that_goes_while_a_file_is_written_is_not_made_again(
         end(folder)
 
     monkeypatch.setattr(folder_identity, "check_held", check_and_lose)
-    with HeldFolder(folder), pytest.raises(StorageError, match="was moved or removed during the run"):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run"):
         files.write_text(folder / "evals" / "one.txt", "1")
     assert not folder.exists()
 
 
 def test_the_message_names_the_new_place_and_the_newest_checkpoint(folder: Path) -> None:
-    with HeldFolder(folder) as held:
+    with FolderIdentity(folder) as held:
         _moved(folder)
         assert held.lost == ""
         assert f"it is {folder.with_name('elsewhere')} now, with checkpoints up to step 30. Move" in held.look()
         assert "left alone" not in held.look()
-    with HeldFolder(folder.with_name("elsewhere")) as held:
+    with FolderIdentity(folder.with_name("elsewhere")) as held:
         _replaced(folder.with_name("elsewhere").rename(folder))
         folder.rename(folder.with_name("again"))
         shutil.rmtree(folder.parent)
@@ -133,7 +133,7 @@ def test_the_message_names_the_new_place_and_the_newest_checkpoint(folder: Path)
 
 
 def test_a_folder_that_was_seen_to_be_lost_stays_lost(folder: Path) -> None:
-    with HeldFolder(folder) as held:
+    with FolderIdentity(folder) as held:
         _moved(folder)
         folder.with_name("elsewhere").rename(folder)
         assert held.look() == ""  # nobody has seen it
@@ -144,14 +144,14 @@ def test_a_folder_that_was_seen_to_be_lost_stays_lost(folder: Path) -> None:
 
 
 def test_other_folders_are_written_as_ever(folder: Path) -> None:
-    with HeldFolder(folder):
+    with FolderIdentity(folder):
         shutil.rmtree(folder)
         check_held(folder.with_name("run2"))
         files.write_text(folder.with_name("run2") / "one.txt", "1")
 
 
 def test_a_folder_that_does_not_exist_cannot_be_held(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot be used: No such file"), HeldFolder(tmp_path / "nowhere"):
+    with pytest.raises(StorageError, match="cannot be used: No such file"), FolderIdentity(tmp_path / "nowhere"):
         pass
     with held_if_there(tmp_path / "nowhere"):
         files.write_text(tmp_path / "nowhere" / "one.txt", "1")

@@ -20,7 +20,7 @@ from trainer_kit.checkpoint_names import owner, step_of
 from trainer_kit.errors import StorageError
 
 
-class HeldFolder:
+class FolderIdentity:
     """While entered, writes below `path` are refused as soon as the folder there is not the one it was at the start.
 
     Once it was seen that the folder is gone it counts as gone, even if it is moved back: others may have noticed too.
@@ -36,7 +36,7 @@ class HeldFolder:
         self._at_start: os.stat_result | None = None
         self._place, self._links, self._lost = "", 0, ""
 
-    def __enter__(self) -> HeldFolder:
+    def __enter__(self) -> FolderIdentity:
         """Remembers which folder is at the path.
 
         Raises:
@@ -146,7 +146,7 @@ def _is_index(name: str) -> bool:
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TRIES = 5
-_held: list[HeldFolder] = []  # changed by single operations only, since threads read it
+_held: list[FolderIdentity] = []  # changed by single operations only, since threads read it
 
 
 def lost_folder(path: str | os.PathLike[str]) -> str:
@@ -220,5 +220,5 @@ def held_if_there(path: str | os.PathLike[str]) -> Iterator[None]:
     """Holds the folder at `path`; does nothing where there is none yet."""
     with contextlib.ExitStack() as stack:
         if os.path.isdir(path):
-            stack.enter_context(HeldFolder(path))
+            stack.enter_context(FolderIdentity(path))
         yield

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Run
-from trainer_kit.callbacks.record_evaluation import EvaluationLedger, SidecarLedger, without_best
+from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger, without_best
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
@@ -28,7 +28,7 @@ class _Recorded:
         path, hashes = folder / "evals.jsonl", dict.fromkeys(sets, "a")
         self.ledger = Ledger(path, dataset="validation", config_hash="a", sets=hashes)
         history = JsonLinesWriter(folder / "metrics.jsonl") if chief else None
-        self.callback = EvaluationLedger(RunHistory(self.ledger, history, (SimpleNamespace(), SimpleNamespace()), None))
+        self.callback = RecordEvaluation(RunHistory(self.ledger, history, (SimpleNamespace(), SimpleNamespace()), None))
         self.run = Run(SimpleNamespace(), str(folder), chief)
 
     def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.distribution.strategy_choice import Machine, choose_policy, local_devices
+from trainer_kit.distribution.strategy_choice import Machine, choose_strategy, local_devices
 from trainer_kit.distribution.tf_config import Cluster
 from trainer_kit.errors import UsageError
 
@@ -49,7 +49,7 @@ EVALUATOR = Cluster(tasks=WORKERS.tasks, task_type="evaluator")
     ],
 )
 def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any], machine: Machine, policy: str) -> None:
-    assert choose_policy(RuntimeConfig(**arguments), machine) == policy
+    assert choose_strategy(RuntimeConfig(**arguments), machine) == policy
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any],
 )
 def test_what_the_machine_has_not_is_a_usage_error(arguments: dict[str, Any], machine: Machine, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        choose_policy(RuntimeConfig(**arguments), machine)
+        choose_strategy(RuntimeConfig(**arguments), machine)
 
 
 @pytest.mark.parametrize(

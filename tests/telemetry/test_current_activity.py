@@ -19,7 +19,7 @@ from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.current_activity import ActivityWatch
+from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 
@@ -142,7 +142,7 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
     evaluating = [(10, 43), (10, 50), (20, 62), (20, 70)]
     looks = [("", 10, 10, 40), *((EVALUATING, step, step, batches) for step, batches in evaluating)]
     looks = iter([*looks[:4], ("", 20, 20, 70), (EVALUATING, 20, 20, 71)])
-    watch = ActivityWatch(lambda: next(looks), lambda _: 20, seen.append, clock=lambda: now[0])
+    watch = CurrentActivity(lambda: next(looks), lambda _: 20, seen.append, clock=lambda: now[0])
     for _ in range(6):
         watch.look()
         now[0] += 1.0
@@ -159,7 +159,7 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
 def test_each_training_loop_is_timed_from_its_own_start() -> None:
     seen: list[Activity | None] = []
     looks = iter([("building the model", 0, 0, 0), (TRAINING, 5, 7, 0), (TRAINING, 5, 8, 0), (TRAINING, 10, 10, 0)])
-    watch = ActivityWatch(lambda: next(looks), lambda what: 20 if what == TRAINING else None, seen.append, clock=_still)
+    watch = CurrentActivity(lambda: next(looks), lambda what: 20 if what == TRAINING else None, seen.append, clock=_still)
     for _ in range(4):
         watch.look()
     assert seen == [
@@ -211,7 +211,7 @@ def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.Log
     def fail(progress: Activity | None) -> None:
         raise OSError("gone")
 
-    with caplog.at_level(logging.WARNING), ActivityWatch(lambda: (EVALUATING, 1, 1, 1), lambda _: None, fail, 0.01):
+    with caplog.at_level(logging.WARNING), CurrentActivity(lambda: (EVALUATING, 1, 1, 1), lambda _: None, fail, 0.01):
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
         "what the run is doing is no longer shown: OSError('gone')"

@@ -1,4 +1,4 @@
-"""EvaluationLedger: keeps evaluations on record, and what was told of a run in step with its checkpoints."""
+"""RecordEvaluation: keeps evaluations on record, and what was told of a run in step with its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.metrics import to_numpy
 
 
-class EvaluationLedger(Callback):
+class RecordEvaluation(Callback):
     """Records each evaluation in the run's ledger, first of all; takes history, ledger and best back with the run.
 
     Args:

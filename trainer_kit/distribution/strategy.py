@@ -16,7 +16,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.devices import NOT_AT_IMPORT
 from trainer_kit.distribution.rendezvous import wait_for_workers
-from trainer_kit.distribution.strategy_choice import TPU_VARIABLES, Machine, choose_policy, local_devices
+from trainer_kit.distribution.strategy_choice import TPU_VARIABLES, Machine, choose_strategy, local_devices
 from trainer_kit.distribution.tf_config import Cluster, read_cluster
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.watchdog import Watchdog
@@ -48,7 +48,7 @@ def create_strategy(
         tpu_variable=next((name for name in TPU_VARIABLES if os.environ.get(name)), ""),
         cluster=read_cluster(),
     )
-    policy = choose_policy(runtime, machine)
+    policy = choose_strategy(runtime, machine)
     if policy in ("off", "one_device", "mirrored") and machine.cluster and machine.cluster.trains_with_others:
         _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
     if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.trains_with_others:

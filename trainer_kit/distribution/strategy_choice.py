@@ -27,7 +27,7 @@ class Machine:
     cluster: Cluster | None = None
 
 
-def choose_policy(runtime: RuntimeConfig, machine: Machine) -> str:
+def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
     """Returns the name of the strategy to use: that of the config, or what `auto` comes to on this machine.
 
     What the config asks for comes before what the environment offers: runtime.tpu and runtime.virtual_cpus first, then

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, InterruptedRunError, ModelDirInUseError, PreemptedError, StorageError
-from trainer_kit.folder_identity import HeldFolder
+from trainer_kit.folder_identity import FolderIdentity
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
@@ -133,7 +133,7 @@ class RunLock:
         self._failed = False
         self._descriptor = -1
         self._locked = False
-        self._held = HeldFolder(self._folder)
+        self._held = FolderIdentity(self._folder)
         self._left, self._releasing = threading.Event(), threading.Lock()
         self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)

@@ -13,7 +13,7 @@ from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.callbacks.record_evaluation import EvaluationLedger, SidecarLedger
+from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger
 from trainer_kit.callbacks.recovery import Recovery
 from trainer_kit.callbacks.reports import Reports
 from trainer_kit.checkpoints.manager import CheckpointManager
@@ -48,7 +48,7 @@ def callbacks_of_run(
     shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size)]
     if sidecar is not None:
         return [KeepBest(), *shown, SidecarLedger(sidecar, writer)]
-    recorded: list[Callback] = [EvaluationLedger(history), KeepBest()]
+    recorded: list[Callback] = [RecordEvaluation(history), KeepBest()]
     checks = _divergence_checks(config, trainer, manager) if trains else []
     return [*recorded, *([profile] if profile else []), *shown, *checks]
 

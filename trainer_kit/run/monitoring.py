@@ -14,7 +14,7 @@ from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import Progress
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.current_activity import ActivityWatch
+from trainer_kit.telemetry.current_activity import CurrentActivity
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
 
@@ -40,7 +40,7 @@ def show_activity(
     show = getattr(console, "show_activity", None)
     if show is None:
         return console, lambda: None
-    return console, run.enter_context(ActivityWatch(progress.of_activity, progress.total_of, show)).leave
+    return console, run.enter_context(CurrentActivity(progress.of_activity, progress.total_of, show)).leave
 
 
 def open_writers(

@@ -118,7 +118,7 @@ class Progress:
         return 0 if batches is None else int(batches.numpy())
 
     def of_activity(self) -> tuple[str, int, int, int]:
-        """Returns what the run is doing, for the console; see ActivityWatch.
+        """Returns what the run is doing, for the console; see CurrentActivity.
 
         Returns:
           (what, the global step at which it began, the global step now, batches evaluated so far); `what` is "" where

@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 Look = Callable[[], tuple[str, int, int, int]]
 
 
-class ActivityWatch:
+class CurrentActivity:
     """While entered, shows what the run is doing; the run itself does nothing for it.
 
     An error is logged once, and nothing more is shown.
@@ -44,7 +44,7 @@ class ActivityWatch:
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="activity watch", daemon=True)
 
-    def __enter__(self) -> ActivityWatch:
+    def __enter__(self) -> CurrentActivity:
         self._thread.start()
         return self
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import ExitCode, StorageError, UsageError
-from trainer_kit.folder_identity import HeldFolder
+from trainer_kit.folder_identity import FolderIdentity
 from trainer_kit.process.run_directory import count_starts, has_begun
 from trainer_kit.process.run_lock import read_heartbeat
 from trainer_kit.process.startup_signals import exit_code
@@ -138,13 +138,13 @@ class _RunFolder(contextlib.ExitStack):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
-        self._held: HeldFolder | None = None
+        self._held: FolderIdentity | None = None
 
     def hold(self) -> str:
         """Holds the folder if it can be held; returns the reason when it was moved or removed since, "" if not."""
         if self._held is None and has_begun(self._path):
             with contextlib.suppress(StorageError):  # it went away meanwhile
-                self._held = self.enter_context(HeldFolder(self._path))
+                self._held = self.enter_context(FolderIdentity(self._path))
         return self._held.look() if self._held is not None else ""
 
 
