@@ -17,7 +17,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import newest_checkpoint, select_checkpoint
-from trainer_kit.folder_identity import HeldFolder
+from trainer_kit.folder_identity import FolderIdentity
 
 
 class _Run:
@@ -221,7 +221,7 @@ def test_a_folder_that_goes_during_a_save_is_not_made_again(tmp_path: Path, asyn
         folder.rename(tmp_path / "elsewhere")
 
     run = _Run(folder, asynchronous=asynchronous, before_save=lose)
-    with HeldFolder(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
         run.train()
         run.manager.save()
         run.manager.sync()
@@ -239,7 +239,7 @@ def test_a_folder_that_goes_while_a_save_is_written_is_not_made_again(tmp_path: 
         raise OSError("gone")
 
     run.manager._commit = lose
-    with HeldFolder(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
         run.train()
         run.manager.save()
     assert not folder.exists()

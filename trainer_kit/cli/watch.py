@@ -18,7 +18,7 @@ from trainer_kit.cli.view.run_status import RunStatus, Settings, holds_run, open
 from trainer_kit.cli.view.tables import Table, drawn, number, plain, show, terminal
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.files import follow_links
-from trainer_kit.folder_identity import HeldFolder
+from trainer_kit.folder_identity import FolderIdentity
 from trainer_kit.telemetry.report_lines import duration_text, number_text
 
 
@@ -65,7 +65,7 @@ class Look:
         self.over = False
         self._folder = folder
         self._pulses = pulses or Pulses()
-        self._held: HeldFolder | None = None
+        self._held: FolderIdentity | None = None
 
     def tables(self) -> list[Table]:
         """Returns what is to be shown now.
@@ -88,7 +88,7 @@ class Look:
     def _hold(self) -> None:
         """Remembers the folder of the run at the first look, and raises StorageError when it is another one later."""
         if self._held is None:
-            self._held = HeldFolder(self._folder).__enter__()
+            self._held = FolderIdentity(self._folder).__enter__()
         if self._held.look():
             raise StorageError(f"{self._folder} is gone: somebody moved or removed it, and another folder is there now")
 
