@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from official.core import task_factory
 from official.vision.configs.image_classification import ImageClassificationTask
 
 from trainer_kit.cli.main import main
-from trainer_kit.compat.model_garden.config.build_errors import part_of, told
+from trainer_kit.compat.model_garden.config.build_errors import part_of, sections_of, told
 from trainer_kit.errors import ConfigError, DataError, UsageError
 from trainer_kit.testing.fork_server import Ended, ForkServer
 
@@ -122,6 +124,48 @@ def test_a_missing_package_is_told() -> None:
     message = "task.train_data: a package is missing: No module named 'no_such_package'"
     with pytest.raises(UsageError, match=message), told("task.train_data", ImageClassificationTask()):
         importlib.import_module("no_such_package")
+
+
+@pytest.mark.parametrize(
+    ("package", "raised", "message"),
+    [
+        (
+            "tensorflow_datasets",
+            "AssertionError('Dataset imagenet2012: could not find data')",
+            "task.train_data: TensorFlow Datasets cannot give it: Dataset imagenet2012: could not find data; prep",
+        ),
+        (
+            "tensorflow_hub",
+            "OSError('https://tfhub.dev/x does not appear to be a valid module')",
+            "task.train_data: TensorFlow Hub cannot give it: https://tfhub.dev/x does not appear to be a valid module",
+        ),
+    ],
+)
+def test_data_that_a_library_cannot_download_are_an_error_of_the_data(
+    package: str, raised: str, message: str, tmp_path: Path
+) -> None:
+    stub = tmp_path / package / "load.py"
+    stub.parent.mkdir()
+    stub.write_text(f"def load():\n    raise {raised}\n")
+    spec = importlib.util.spec_from_file_location("stub", stub)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = ImageClassificationTask()
+    config.train_data.tfds_name = "imagenet2012"
+    with pytest.raises(DataError) as error, told("task.train_data", config):
+        module.load()
+    assert str(error.value).startswith(message)
+
+
+def test_of_several_tasks_the_one_whose_value_the_error_quotes_is_told() -> None:
+    tasks = [SimpleNamespace(task_config=ImageClassificationTask()) for _ in range(3)]
+    for number, task in enumerate(tasks[:2]):
+        task.task_config.override({"init_checkpoint": f"no/{number}", "model": {"input_size": [8, 8, 3]}})
+        task.task_config.model.num_classes = 2
+    with pytest.raises(DataError) as error, told("task", sections_of(tasks)):
+        raise FileNotFoundError("cannot open no/1")
+    assert str(error.value).startswith("task.task_routines.1.task_config.init_checkpoint: there is no 'no/1'")
 
 
 def test_a_value_without_which_no_model_is_made_is_told() -> None:

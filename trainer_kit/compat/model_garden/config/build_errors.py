@@ -8,6 +8,7 @@ is a bug.
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,14 @@ from trainer_kit.compat.model_garden.config.missing_files import missing_files
 from trainer_kit.compat.model_garden.config.required_values import unset_choices, unset_optimization, unset_values
 from trainer_kit.config.sources.layer import is_inside
 from trainer_kit.errors import ConfigError, DataError, Mistake, TrainerKitError, UsageError
+
+_LIBRARIES = {  # by a folder in the path of a frame: the name, and what to do without a network
+    "/tensorflow_datasets/": (
+        "TensorFlow Datasets",
+        "prepare it where there is a network, by `tfds build`, and set tfds_data_dir to its folder",
+    ),
+    "/tensorflow_hub/": ("TensorFlow Hub", "load it where there is a network, and give the path of its folder"),
+}
 
 
 @contextlib.contextmanager
@@ -33,7 +42,7 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
 
     Raises:
       ConfigError: when something that is needed has no value.
-      DataError: when a file is not there.
+      DataError: when a file is not there, or TensorFlow Datasets or TensorFlow Hub cannot give what is asked for.
       UsageError: when a package is missing, or Model Garden refuses a value.
     """
     try:
@@ -86,15 +95,22 @@ def _part_of_one(task_config: Any, data: Any) -> str:
 
 
 def _explained_by_any(error: Exception, part: str, task_config: Any, optimization: Any) -> TrainerKitError | None:
-    """Returns the explanation by the section that holds `part`; of several, by the one that has the value at fault."""
+    """Returns the explanation by the section that holds `part`.
+
+    Of several sections it is the one with a value that the error quotes, or else the one with a value that is wrong.
+    """
     sections = _by_path(task_config)
     around = [path for path in sections if is_inside(part, path)]
     found = []
     for path in around or sections:
         name = part.removeprefix(path if around else "task").removeprefix(".")
         found.append(_explained(error, part, path, name, sections[path], optimization))
-    by_a_value = [one for one in found if isinstance(one, (ConfigError, DataError))]
-    return next(iter([*by_a_value, *found]), None)
+
+    def weight(explained: TrainerKitError) -> tuple[bool, bool]:
+        quoted = any(value in str(error) for value in re.findall(r"'([^']+)'", str(explained)))
+        return quoted, isinstance(explained, (ConfigError, DataError))
+
+    return max(filter(None, found), key=weight, default=None)
 
 
 def _explained(
@@ -115,6 +131,8 @@ def _explained(
     unset = unset_optimization(optimization) if optimization is not None else unset_values(section, name, path)
     if unset and not is_of_a_user(error):
         return ConfigError(unset)
+    if library := _library_of(error):
+        return DataError(f"{part}: {library[0]} cannot give it: {one_line(error)}; {library[1]}")
     absent = missing_files(section, path, one_line(error))
     if absent and _is_about_files(error, absent):
         return DataError(str(ConfigError(absent)))
@@ -129,17 +147,23 @@ def _explained(
     return None
 
 
+def _library_of(error: Exception) -> tuple[str, str] | None:
+    """Returns the library that downloads data, and the advice, if the error comes from one."""
+    places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((told for folder, told in _LIBRARIES.items() if any(folder in place for place in places)), None)
+
+
 def _is_about_files(error: Exception, absent: list[Mistake]) -> bool:
     text = str(error)
     return isinstance(error, FileNotFoundError) or any(mistake.problem.split("'")[1] in text for mistake in absent)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether code of theirs raised it on purpose, or Keras while it was called by nobody's code but theirs."""
+    """Whether Model Garden raised it on purpose, or Keras did while only installed packages had called it."""
     frames = traceback.extract_tb(error.__traceback__)
     if not (frames[-1].line or "").startswith(("raise ", "assert ")):
         return False
     inside = [frame.filename for frame in frames]
     after_us = inside[max((i for i, file in enumerate(inside) if "/trainer_kit/" in file), default=-1) + 1 :]
-    theirs_alone = all("/site-packages/" in file for file in after_us)
-    return "/official/" in inside[-1] or (theirs_alone and isinstance(error, ValueError))
+    only_packages = all("/site-packages/" in file for file in after_us)
+    return "/official/" in inside[-1] or (only_packages and isinstance(error, ValueError))
