@@ -15,12 +15,16 @@ from official.modeling.optimization.configs import optimizer_config
 
 from tests.compat.model_garden.garden_task import begun, small_config, small_trainer
 from trainer_kit.compat.model_garden.config.conversion import convert
-from trainer_kit.compat.model_garden.training.optimizers import create_optimizer, make_whole
-from trainer_kit.errors import UsageError
+from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
+from trainer_kit.errors import ConfigError, UsageError
 
 LEGACY = ["sgd", "adam", "rmsprop", "adagrad", "adamw", "lamb", "lars"]
 NEW = ["sgd_experimental", "adam_experimental", "adamw_experimental", "adafactor_keras"]
 UNRELEASED = ["slide", "adafactor"]  # the public release of Model Garden has their names only
+RELEASED = [
+    *("sgd", "sgd_experimental", "adam", "adam_experimental", "adamw", "adamw_experimental"),
+    *("lamb", "rmsprop", "lars", "adagrad", "adafactor_keras"),
+]
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"optimizer": {"type": kind}} for kind in [*LEGACY, *NEW]},
     "sgd, momentum": {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9, "nesterov": True}}},
@@ -69,14 +73,30 @@ def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
     assert names == {*LEGACY, *NEW, *UNRELEASED}
 
 
+@pytest.mark.parametrize("kind", UNRELEASED)
+def test_an_optimizer_that_was_not_released_is_told(kind: str) -> None:
+    config = small_config(optimizer={"type": kind})
+    task = task_factory.get_task(config.task)
+    with pytest.raises(TypeError, match="'str' object is not callable"):
+        train_utils.create_optimizer(task, config)
+    for params in (config, convert(config)):
+        for call in (check_values, create_optimizer):
+            with pytest.raises(
+                ConfigError, match=rf"optimizer\.type: the release of Model Garden has no {kind}; ch"
+            ) as error:
+                call(task, params)
+            assert str(error.value).endswith(f"choose one of: {', '.join(RELEASED)}")
+
+
 @pytest.mark.parametrize("name", ["optimizer", "learning_rate"])
 def test_what_is_not_chosen_is_told(name: str) -> None:
     config = small_config(**{name: {"type": None}})
     task = task_factory.get_task(config.task)
     with pytest.raises(ValueError, match="must be specified"):
         train_utils.create_optimizer(task, config)
-    with pytest.raises(UsageError, match=rf"trainer\.optimizer_config\.{name}\.type: has no value"):
+    with pytest.raises(UsageError, match=rf"trainer\.optimizer_config\.{name}\.type: has no value") as error:
         create_optimizer(task, config)
+    assert not any(f" {kind}," in f"{error.value}," for kind in UNRELEASED)
 
 
 @pytest.mark.parametrize("ours", [False, True])
@@ -119,6 +139,11 @@ def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
     for params in (config, convert(config)):
         with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: .*Differential privacy"):
             create_optimizer(Plain(), params)
+        with pytest.raises(
+            ConfigError, match=r"^task\.differential_privacy_config: Plain\.create_optimizer takes no dp"
+        ):
+            check_values(Plain(), params)
+        check_values(Private(), params)
 
 
 def _dense() -> Any:

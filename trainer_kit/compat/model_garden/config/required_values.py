@@ -7,6 +7,7 @@ from typing import Any
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
+from official.modeling.optimization.optimizer_factory import LEGACY_OPTIMIZERS_CLS
 
 from trainer_kit.config.schema.base import OneOfConfig
 from trainer_kit.errors import Mistake
@@ -26,9 +27,13 @@ _NO_DATA = "give input_path, the pattern of its files, or tfds_name and tfds_spl
 
 
 def unset_optimization(options: Any) -> list[Mistake]:
-    """Returns what has no value in the section of the optimizer, of either kind, and is needed in every step."""
-    chosen_parts = ("optimizer", "learning_rate")
+    """Returns what has no value in the section of the optimizer, of either kind, or names an unpublished optimizer."""
+    chosen_parts, optimizer = ("optimizer", "learning_rate"), getattr(options, "optimizer", None)
     found = [one for part in chosen_parts for one in _unset_type(options, part, f"trainer.optimizer_config.{part}")]
+    if optimizer is not None and not _is_published(optimizer.type):
+        problem = f"the release of Model Garden has no {optimizer.type}"
+        advice = f"choose one of: {_choices(optimizer)}"
+        found.append(Mistake("trainer.optimizer_config.optimizer.type", problem, advice))
     for part in ("learning_rate", "warmup"):
         section: Any = getattr(options, part, None)
         chosen = section.get() if section is not None and section.type else None
@@ -99,10 +104,18 @@ def _no_data(section: Any, part: str, path: str) -> Iterator[Mistake]:
 
 def _unset_type(around: Any, name: str, path: str) -> Iterator[Mistake]:
     section = getattr(around, name, None)
-    if section is None or section.type:
-        return
+    if section is not None and not section.type:
+        yield Mistake(f"{path}.type", "has no value, and is needed", f"choose one of: {_choices(section)}")
+
+
+def _choices(section: Any) -> str:
     if isinstance(section, OneOfConfig):
         names = list(section.branches())
     else:
         names = [one for one, value in vars(section).items() if isinstance(value, TheirConfig)]
-    yield Mistake(f"{path}.type", "has no value, and is needed", f"choose one of: {', '.join(names)}")
+    return ", ".join(filter(_is_published, names))
+
+
+def _is_published(kind: str | None) -> bool:
+    """Whether `kind` is no optimizer of which Model Garden's release has a name in place of the class."""
+    return not isinstance(LEGACY_OPTIMIZERS_CLS.get(kind), str)

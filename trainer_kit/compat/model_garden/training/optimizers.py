@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import broken_rules
 from trainer_kit.compat.model_garden.config.required_values import unset_optimization, unset_values
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import ConfigError
+from trainer_kit.errors import ConfigError, Mistake
 
 _THEIR_WAYS = [one.create_optimizer.__func__ for one in (base_task.Task, MultiTask)]
 
@@ -25,18 +26,22 @@ _THEIR_WAYS = [one.create_optimizer.__func__ for one in (base_task.Task, MultiTa
 def check_values(task: Any, params: Any) -> None:
     """Checks, before anything is built, the optimizer's values, the restrictions, and the number of a model's classes.
 
-    A task may have its own way to make an optimizer. Of no classes at all Keras makes a layer, which then ends the
-    process in the first step.
+    A task may have its own way to make an optimizer, which has to know of differential privacy if the config asks for
+    that. Of no classes at all Keras makes a layer, which then ends the process in the first step.
 
     Args:
       task: a task or a MultiTask of Model Garden.
       params: the experiment's config, of Model Garden or of trainer_kit.
 
     Raises:
-      ConfigError: naming all that has no value.
+      ConfigError: naming all that has no value, or a wrong one.
     """
     own_way = getattr(task.create_optimizer, "__func__", None) not in _THEIR_WAYS
     found = broken_rules(params) + ([] if own_way else unset_optimization(params.trainer.optimizer_config))
+    private = getattr(params.task, "differential_privacy_config", None) is not None
+    if private and "dp_config" not in inspect.signature(task.create_optimizer).parameters:
+        problem = f"{type(task).__name__}.create_optimizer takes no dp_config"
+        found.append(Mistake("task.differential_privacy_config", problem, "remove it, or add that argument"))
     if type(task).__module__.startswith("official.") and isinstance(getattr(task, "task_config", None), TheirConfig):
         found += [one for one in unset_values(task.task_config, "model") if found or one.path.endswith("classes")]
     if found:
