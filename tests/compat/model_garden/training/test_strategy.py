@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from official.common import distribute_utils
@@ -63,6 +64,10 @@ def test_the_words_of_model_garden_stand_before_a_colon() -> None:
     ("arguments", "told"),
     [
         ({"distribution_strategy": "auto", "all_reduce_alg": "bogus"}, r"^runtime\.all_reduce_alg: 'bogus' is not an"),
+        (
+            {"distribution_strategy": "tpu", "num_gpus": 1},
+            r"^runtime\.num_gpus: distribution_strategy=tpu uses no GPUs",
+        ),
         ({"distribution_strategy": "Auto", "num_gpus": -1}, r"^runtime\.num_gpus: -1 is not"),
         ({"num_gpus": True}, r"^runtime\.num_gpus: true is not"),
         ({"num_gpus": "2"}, r"^runtime\.num_gpus: '2' is not"),
@@ -76,6 +81,15 @@ def test_model_garden_is_asked_about_nothing_that_it_does_not_refuse(
     with pytest.raises(UsageError, match=told):
         get_distribution_strategy(**arguments)  # type: ignore[arg-type]
     assert not asked
+
+
+def test_one_worker_without_a_cluster_takes_the_algorithm_auto() -> None:
+    made = get_distribution_strategy("multi_worker_mirrored", all_reduce_alg="auto")
+    assert isinstance(made, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def test_a_number_of_gpus_may_be_one_of_numpy() -> None:
+    assert get_distribution_strategy(num_gpus=np.int64(0)) is tf.distribute.get_strategy()  # type: ignore[arg-type]
 
 
 def test_gpus_that_are_not_there_are_an_error_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from official.common.distribute_utils import get_distribution_strategy as model_gardens
 
@@ -14,7 +15,6 @@ from trainer_kit.distribution.strategy import create_strategy
 from trainer_kit.distribution.tf_config import read_cluster
 from trainer_kit.errors import UsageError
 
-_GARDEN_STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu")
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,7 +37,7 @@ def get_distribution_strategy(
       num_gpus: how many GPUs one_device and mirrored use; 0: they use the CPU, also where there are GPUs. The other
         strategies use all GPUs.
       all_reduce_alg: how gradients are summed: nccl or hierarchical_copy for mirrored, ring or nccl for
-        multi_worker_mirrored, None for TensorFlow's choice.
+        multi_worker_mirrored, None or auto for TensorFlow's choice.
       num_packs: into how many packs mirrored sums gradients, with an all_reduce_alg.
       tpu_address: name or address of the TPU, for tpu.
       **kwargs: are not used, as in Model Garden.
@@ -49,47 +49,39 @@ def get_distribution_strategy(
     del kwargs
     name: Any = distribution_strategy  # YAML reads off as False
     name = name.lower() if isinstance(name, str) else name
+    count: Any = num_gpus
+    count = int(count) if isinstance(count, np.integer) else count
     try:
         config = RuntimeConfig(
             distribution_strategy=name,
-            num_gpus=num_gpus,
+            num_gpus=count,
             all_reduce_alg=all_reduce_alg,
             num_packs=num_packs if all_reduce_alg in ALL_REDUCE_ALGORITHMS["mirrored"] else 1,
             tpu=tpu_address if name in ("auto", "tpu") else None,
         )
     except FieldError as error:
-        raise _refused(error, distribution_strategy, num_gpus, all_reduce_alg, num_packs) from None
+        raise _refused(error, name, count, all_reduce_alg) from None
     if name == "multi_worker_mirrored" and read_cluster() is None:
         _LOG.warning(
             "multi_worker_mirrored: no cluster is configured, so this process trains alone; set TF_CONFIG, or call "
             "configure_cluster with the addresses of the workers"
         )
-        return model_gardens(name, all_reduce_alg=all_reduce_alg)
+        return model_gardens(name, all_reduce_alg=None if all_reduce_alg == "auto" else all_reduce_alg)
     gpus = tf.config.list_physical_devices("GPU")
-    if gpus and name in ("one_device", "mirrored") and num_gpus == 0:
+    if gpus and name in ("one_device", "mirrored") and count == 0:
         _LOG.warning("num_gpus=0: training on the CPU; %d GPU(s) are left unused, set num_gpus to use them", len(gpus))
         return tf.distribute.OneDeviceStrategy("CPU:0")
     return create_strategy(config)
 
 
-def _refused(error: FieldError, *arguments: Any) -> UsageError:
-    """Returns the error for arguments that RuntimeConfig refuses; it begins with the words of Model Garden, if any."""
-    if _model_garden_refuses(*arguments):
+def _refused(error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None) -> UsageError:
+    """Returns the error for arguments that RuntimeConfig refuses; it begins with the words of Model Garden, if any.
+
+    Model Garden does not know auto, and for tpu it would connect to one.
+    """
+    if name not in ("auto", "tpu") and type(num_gpus) is int:
         try:
-            model_gardens(*arguments)
+            model_gardens(name, num_gpus, all_reduce_alg)
         except ValueError as refused:
             return UsageError(f"{refused}: {error}")
     return error
-
-
-def _model_garden_refuses(strategy: Any, num_gpus: Any, all_reduce_alg: Any, _num_packs: Any) -> bool:
-    """Whether Model Garden's function raises a ValueError for these arguments, rather than make a strategy of them."""
-    name = strategy.lower() if isinstance(strategy, str) else strategy
-    if name == "auto" or not isinstance(num_gpus, int):
-        return False
-    if num_gpus < 0 or name not in _GARDEN_STRATEGIES:
-        return True
-    if name in ("off", "one_device"):
-        return num_gpus > 1
-    algorithms = ALL_REDUCE_ALGORITHMS.get(name)
-    return algorithms is not None and all_reduce_alg not in (None, *algorithms)
