@@ -192,6 +192,54 @@ def test_a_ready_made_trainer_is_used_and_keeps_the_best(data: Path, tmp_path: P
     assert best_step(tmp_path) == 50
 
 
+def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> Any:
+    """Runs several tasks with a ready-made trainer."""
+    task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
+    trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
+    return ours.run_experiment(
+        distribution_strategy=tf.distribute.get_strategy(),
+        task=task,
+        model=model,
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        trainer=trainer,
+        **options,
+    )
+
+
+def state_of(folder: Path) -> dict[str, int]:
+    """When each file of a folder was written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
+def test_a_ready_made_trainer_that_evaluates_leaves_the_best_of_the_training_run(
+    mode: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
+    (folder / "best_ckpt" / "info.json").unlink()  # an exporter of this folder would write it again
+    before, config = state_of(folder / "best_ckpt"), best(multi_task.config_joint(data))
+    config.trainer.continuous_eval_timeout = 1
+    with_trainer(config, folder, mode, eval_name="other")
+    assert state_of(folder / "best_ckpt") == before
+    assert sorted(path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")) == (
+        [] if mode == "eval" else ["other"]
+    )
+
+
+def test_another_config_is_refused_before_the_best_is_touched(
+    data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, config = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run")), multi_task.config_joint(data)
+    (folder / "best_ckpt" / "info.json").unlink()
+    before = state_of(folder / "best_ckpt")
+    best(config).trainer.optimizer_config.optimizer.type = "adam"
+    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began"):
+        with_trainer(config, folder, "train_and_eval")
+    assert state_of(folder / "best_ckpt") == before
+
+
 def test_the_best_can_be_kept_by_what_the_caller_creates(data: Path, tmp_path: Path) -> None:
     made: list[BestCheckpointExporter] = []
 
@@ -256,6 +304,8 @@ def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     config.override({"trainer": {"trainer_type": "jiont"}})
     with pytest.raises(UsageError, match=r"there is no 'jiont'.*joint"):
         run(ours, config, tmp_path)
+    with pytest.raises(UsageError, match="train_and_eval"):
+        run(ours, config, tmp_path, "train_and_evaluate")
     theirs_one = theirs.base_trainer.MultiTaskBaseTrainer
     for mode in ("train", "train_and_eval"):
         with pytest.raises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from official.modeling.multitask import interleaving_trainer as their_interleavi
 from official.modeling.multitask import multitask, task_sampler
 
 from tests.compat.model_garden.tiny import multi_task
+from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.multitask import (
     MultiTaskBaseTrainer,
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
 )
 from trainer_kit.compat.model_garden.multitask.evaluation import evaluate_tasks
+from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.testing.tiny_task import tiny_experiment
 
@@ -228,3 +231,14 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
     assert all(np.array_equal(one, variable.numpy()) for one, variable in zip(before, model.variables, strict=True))
     plain = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
     assert averaged["sum"]["validation_loss"] != plain["sum"]["validation_loss"]
+
+
+def test_a_trainer_section_without_validation_sets_evaluates_several_tasks(data: Path) -> None:
+    config = convert(multi_task.config_joint(data))
+    options = SimpleNamespace(**vars(config.trainer))
+    del options.validation_sets
+    tasks = list(multitask.MultiTask.from_config(multi_task.config_joint(data).task).tasks.values())
+    sections = SimpleNamespace(task=tasks[0].task_config, trainer=options, runtime=config.runtime)
+    trainer = Trainer(sections, tasks[0], multi_task.model().sub_tasks["sum"], sgd())
+    evaluate_tasks(trainer, tasks)
+    assert set(trainer.evaluate(tf.constant(1))) == set(multi_task.TASKS)

@@ -12,7 +12,7 @@ import orbit
 import pytest
 import tensorflow as tf
 import tf_keras
-from official.core import exp_factory, task_factory, train_lib
+from official.core import exp_factory, task_factory, train_lib, train_utils
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
 from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
@@ -264,6 +264,10 @@ def test_without_a_checkpoint_the_initial_weights_are_evaluated(tmp_path: Path) 
 @pytest.mark.parametrize("cls", [OrbitExperimentRunner, _OwnKeeper])
 def test_another_config_is_refused_before_any_file_is_touched(cls: type[OrbitExperimentRunner], tmp_path: Path) -> None:
     _their_runner(OrbitExperimentRunner, tmp_path, _config(train_steps=2)).run()
+    for folder in ("best_ckpt", "mine"):  # with what Model Garden has left, which a run would take over
+        theirs = train_utils.BestCheckpointExporter(str(tmp_path / folder), "validation_loss", "lower")
+        step = tf.Variable(2, dtype=tf.int64)
+        theirs.maybe_export_checkpoint(tf.train.Checkpoint(global_step=step), {"validation_loss": 0.5}, 2)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     other = _config(train_steps=2, best_checkpoint_eval_metric="validation_loss")
     other.trainer.optimizer_config.optimizer.type = "adam"

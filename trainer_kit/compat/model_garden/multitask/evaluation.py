@@ -56,7 +56,7 @@ def check_ours(trainer: Any) -> None:
 def _set_of(trainer: Trainer, task: Any, steps: int | None) -> ValidationSet:
     feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
     metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
-    options = trainer.config.trainer.validation_sets.get(task.name)
+    options = getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
     if steps and (options is None or options.steps is None):
         options = (options or ValidationSetConfig()).replace(steps=steps)
     return ValidationSet(task.name, feed, options, task, part_for(trainer.model, task.name), metrics)

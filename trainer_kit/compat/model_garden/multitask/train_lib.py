@@ -15,14 +15,15 @@ from trainer_kit.compat.model_garden.multitask.creation import TRAINERS, create_
 from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import check_ours, evaluate_tasks
 from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
-from trainer_kit.compat.model_garden.training.runner import evaluating_as_theirs, noticed
+from trainer_kit.compat.model_garden.training.runner import (
+    check_before_exporter,
+    exporter_of_run,
+    noticed,
+    with_options_of_eval,
+)
 from trainer_kit.config.modes import lookup_mode
-from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.distribution.collectives import is_chief
-from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
-from trainer_kit.training.trainer_creation import create_exporter
 
 __all__ = ["TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"]
 
@@ -63,12 +64,13 @@ def run_experiment(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
+    check_before_exporter(mode, config, model_dir, options)
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     engine_task = EngineTask(task, model, exporter)
     if trainer is not None:
         check_ours(trainer)
     if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
-        exporter = exporter or _default_exporter(config, model_dir, distribution_strategy)
+        exporter = exporter or exporter_of_run(mode, config, model_dir, distribution_strategy, options)
         evaluate_tasks(trainer, task.tasks.values(), task.task_eval_steps, exporter)
     chosen = {"enable_async_checkpointing": False, "eval_summary_manager": eval_summary_manager, **options}
     model, logs = runner.run_experiment(
@@ -79,7 +81,7 @@ def run_experiment(
         model_dir,
         run_post_eval,
         trainer=trainer,
-        **evaluating_as_theirs(mode, config, model_dir, distribution_strategy, chosen),
+        **with_options_of_eval(mode, config, model_dir, distribution_strategy, chosen),
     )
     return (model, logs) if run_post_eval else model
 
@@ -142,12 +144,14 @@ def run_experiment_with_multitask_eval(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config, evaluates = convert(params), lookup_mode(mode).evaluates or run_post_eval
+    check_before_exporter(mode, config, model_dir, options)
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     separate = SeparateEvaluation(train_task, eval_tasks, exporter)
     if trainer is not None:
         check_ours(trainer)
     if trainer is not None and evaluates and lookup_mode(mode).trains:
-        separate.begin(trainer, config, exporter or _default_exporter(config, model_dir, distribution_strategy))
+        exporter = exporter or exporter_of_run(mode, config, model_dir, distribution_strategy, options)
+        separate.begin(trainer, config, exporter)
 
     add_actions = functools.partial(_add_actions, train_actions_factory, eval_actions_factory, params, model_dir)
     managers = {"save_summary": save_summary, "eval_summary_manager": eval_summary_manager}
@@ -161,7 +165,7 @@ def run_experiment_with_multitask_eval(
         run_post_eval,
         trainer=trainer if lookup_mode(mode).trains else None,
         controller_cls=noticed(Controller, add_actions),
-        **evaluating_as_theirs(mode, config, model_dir, distribution_strategy, chosen),
+        **with_options_of_eval(mode, config, model_dir, distribution_strategy, chosen),
     )
     return model, logs if run_post_eval else {}
 
@@ -184,8 +188,3 @@ def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distri
         return None
     with strategy.scope():  # by which it knows whether this worker is the one that keeps it
         return creator(params, model_dir)
-
-
-def _default_exporter(config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
-    """Returns the engine's own keeper of the best checkpoint, for a ready-made trainer."""
-    return create_exporter(config, RunDirectory(model_dir, config.trainer), is_chief(strategy))

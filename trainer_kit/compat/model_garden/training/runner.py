@@ -19,7 +19,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import is_chief
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.checkpoint_selection import INITIAL, newest_checkpoint
-from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
 from trainer_kit.telemetry.tensorboard import SummaryManager
@@ -146,13 +146,14 @@ class OrbitExperimentRunner:
         """
         with self.strategy.scope():
             trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: the engine makes it
-        arguments = evaluating_as_theirs(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
+        arguments = with_options_of_eval(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
         model, logs = runner.run_experiment(
             self.strategy, self._task, self._mode, self._config, self._model_dir, trainer=trainer, **arguments
         )
         return model, logs if self._arguments["run_post_eval"] or self._mode == "train_and_post_eval" else {}
 
     def _make_trainer(self) -> None:
+        check_before_exporter(self._mode, self._config, self._model_dir, self._arguments)
         evaluates = self._kind.evaluates or self._arguments["run_post_eval"]
         self._trainer = self._trainer or self._build_trainer(self._task, self._kind.trains, evaluates)
 
@@ -164,9 +165,7 @@ class OrbitExperimentRunner:
 
     def _build_best_checkpoint_exporter(self) -> Any:
         """Returns what keeps the best checkpoint; to be overridden for another keeper."""
-        name = evaluation_name(self._mode, self._arguments.get("eval_name", "continuous_eval"))
-        directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
-        return create_exporter(self._config, directory, is_chief(self.strategy))
+        return exporter_of_run(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
 
     def _refuse_own_parts(self) -> None:
         for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
@@ -197,7 +196,44 @@ def noticed(controller_cls: type[Any], made: Callable[[Any], None]) -> type[Any]
     return Noticed
 
 
-def evaluating_as_theirs(
+def check_before_exporter(mode: str, config: ExperimentConfig, model_dir: str, options: Mapping[str, Any]) -> None:
+    """Refuses a config that does not fit the run in `model_dir`, before an exporter changes the best folder.
+
+    Args:
+      mode: of the run.
+      config: of the experiment.
+      model_dir: of the run.
+      options: keyword arguments of trainer_kit.run_experiment.
+
+    Raises:
+      UsageError, StorageError: as trainer_kit.run_experiment.
+    """
+    if lookup_mode(mode).trains:
+        directory, allowed = RunDirectory(model_dir, config.trainer), options.get("allow_config_change", ())
+        check_model_dir(directory, config, options.get("experiment", ""), allowed)
+
+
+def exporter_of_run(
+    mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: Mapping[str, Any]
+) -> Any:
+    """Returns trainer_kit's exporter of the best checkpoint, for a trainer that is made before the run.
+
+    A sidecar has a best folder of its own. None in mode eval, or when the config names no metric.
+
+    Args:
+      mode: of the run.
+      config: of the experiment.
+      model_dir: of the run.
+      strategy: of the run.
+      options: keyword arguments of trainer_kit.run_experiment.
+    """
+    if mode == "eval":
+        return None
+    name = evaluation_name(mode, options.get("eval_name", "continuous_eval"))
+    return create_exporter(config, RunDirectory(model_dir, config.trainer, sidecar=name), is_chief(strategy))
+
+
+def with_options_of_eval(
     mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the options of a run; in mode eval with what Model Garden's runner does differently.
@@ -224,7 +260,9 @@ def evaluating_as_theirs(
     return chosen
 
 
-@functools.wraps(OrbitExperimentRunner, assigned=(), updated=())  # it has the same signature
+# To write the 15 parameters once more would let the two lists drift apart. inspect.signature and help() show them; type
+# checkers do not.
+@functools.wraps(OrbitExperimentRunner, assigned=(), updated=())
 def run_experiment(*arguments: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
     """Runs an experiment of Model Garden in one mode; arguments and errors are those of OrbitExperimentRunner.
 
