@@ -45,13 +45,13 @@ FILES = (
     "nlp/continuous_finetune_lib_test.py",
 )
 _DOOR = "trainer_kit.compat.model_garden"
-# Where each module of Model Garden finds the names of trainer_kit. A name that only Model Garden has stays theirs.
+# Where each module of Model Garden finds the names of trainer_kit. A name that only Model Garden has stays.
 REPLACED = {
     **{
         f"official.{name}": _DOOR
         for name in (
             *("core.train_lib", "core.base_trainer", "core.train_utils", "core.actions"),
-            *("common.distribute_utils", "common.flags"),
+            "common.distribute_utils",
         )
     },
     **{
@@ -129,7 +129,7 @@ def _is_of(name: str, test: str) -> bool:
 
 @dataclass(frozen=True)
 class Replaced:
-    """The public names of a module of Model Garden: those of trainer_kit by now, and those that are still its own."""
+    """The public names of a module of Model Garden: those with another object now, and those that are still its own."""
 
     ours: list[str]
     theirs: list[str]
@@ -141,10 +141,11 @@ def replace_modules() -> dict[str, Replaced]:
     for theirs, ours in REPLACED.items():
         module, door = importlib.import_module(theirs), importlib.import_module(ours)
         public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        replaced = [name for name in public if name in door.__all__]
+        offered = {name: getattr(door, name) for name in public if name in door.__all__}
+        replaced = [name for name, value in offered.items() if value is not public[name]]
         own = [name for name, value in public.items() if getattr(value, "__module__", "") == theirs]
         found[theirs] = Replaced(replaced, [name for name in own if name not in replaced])
-        vars(module).update({name: getattr(door, name) for name in replaced})
+        vars(module).update(offered)
     return found
 
 
@@ -277,7 +278,7 @@ def listed_in_docs(text: str) -> dict[str, frozenset[str]]:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Returns the lines of the table, with the sums."""
-    head = ("file", "tests", "theirs passed", "ours passed", "meant to differ", "unexpected", "seconds")
+    head = ("file", "tests", "Model Garden passed", "trainer_kit passed", "meant to differ", "unexpected", "seconds")
     cells = [row.cells() for row in rows]
     sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
     seconds = f"{sum(row.theirs.seconds for row in rows):.0f} + {sum(row.ours.seconds for row in rows):.0f}"
@@ -289,7 +290,7 @@ def report(row: Row) -> list[str]:
     """Returns what there is to say of one file beside its row."""
     lines = [
         f"{row.file}: {kind}: {one.problem}"
-        for kind, one in (("theirs", row.theirs), ("ours", row.ours))
+        for kind, one in (("Model Garden", row.theirs), ("trainer_kit", row.ours))
         if one.problem
     ]
     lines += [f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected]

@@ -27,7 +27,6 @@ METHODS = {
             "parse_params_override",
         ],
     ),
-    parsing.ParseConfigOptions: (train_utils.ParseConfigOptions, ["__contains__"]),
     trainer.Trainer: (
         base_trainer.Trainer,
         [

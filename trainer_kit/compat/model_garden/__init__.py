@@ -9,32 +9,32 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_OURS = {
+_TRANSLATED = {
     "actions.actions": (
         "EMACheckpointing", "RecoveryAction", "RecoveryCondition", "get_eval_actions", "get_train_actions",
     ),
     "actions.best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
-    "config.parsing": ("ExperimentParser", "ParseConfigOptions", "parse_configuration", "serialize_config"),
+    "config.parsing": ("ExperimentParser", "parse_configuration", "serialize_config"),
     "training.optimizers": ("create_optimizer",),
     "training.runner": ("OrbitExperimentRunner", "run_experiment"),
     "training.strategy": ("get_distribution_strategy",),
     "training.trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }  # fmt: skip
-_THEIRS = {
+_MODEL_GARDENS = {
     "official.common.distribute_utils": ("configure_cluster", "get_strategy_scope"),
     "official.common.flags": ("define_flags",),
     "official.core.actions": ("PruningAction",),
     "official.core.exp_factory": ("get_exp_config", "register_config_factory"),
     "official.core.task_factory": ("get_task", "get_task_cls", "register_task_cls"),
     "official.core.train_utils": (
-        "cast_leaf_nested_dict", "get_leaf_nested_dict", "read_global_step_from_checkpoint", "remove_ckpts",
-        "save_gin_config", "try_count_flops", "try_count_params", "write_json_summary", "write_model_params",
-        "write_summary",
+        "ParseConfigOptions", "cast_leaf_nested_dict", "get_leaf_nested_dict", "read_global_step_from_checkpoint",
+        "remove_ckpts", "save_gin_config", "try_count_flops", "try_count_params", "write_json_summary",
+        "write_model_params", "write_summary",
     ),
 }  # fmt: skip
 _HOME = {
-    **{name: f"{__name__}.{module}" for module, names in _OURS.items() for name in names},
-    **{name: module for module, names in _THEIRS.items() for name in names},
+    **{name: f"{__name__}.{module}" for module, names in _TRANSLATED.items() for name in names},
+    **{name: module for module, names in _MODEL_GARDENS.items() for name in names},
 }
 
 __all__ = [name for name in _HOME if not name.startswith("_")]

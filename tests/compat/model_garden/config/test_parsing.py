@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from official.core import exp_factory, train_utils
+from official.core.train_utils import ParseConfigOptions
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
 from trainer_kit.compat.model_garden.config import parsing
@@ -46,8 +47,8 @@ def _both(folder: Path, experiment: str = "mock", config_file: Any = (), **flags
     files = [str(folder / name) for name in config_file]
     if flags.get("params_override") in FILES:
         flags["params_override"] = str(folder / flags["params_override"])
-    theirs = train_utils.parse_configuration(train_utils.ParseConfigOptions(experiment, files, **flags))
-    return theirs, parsing.parse_configuration(parsing.ParseConfigOptions(experiment, files, **flags))
+    theirs = train_utils.parse_configuration(ParseConfigOptions(experiment, files, **flags))
+    return theirs, parsing.parse_configuration(ParseConfigOptions(experiment, files, **flags))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_the_same_flags_give_the_same_config(files: Path, flags: dict[str, Any])
 
 
 @dataclasses.dataclass
-class _Flags(parsing.ParseConfigOptions):
+class _Flags(ParseConfigOptions):
     """As absl's FLAGS: several files, several overrides, and more flags than are looked at."""
 
     params_override: Any = ()
@@ -94,7 +95,7 @@ class _Flags(parsing.ParseConfigOptions):
 def test_a_value_that_is_asked_for_counts_though_we_would_choose_it(files: Path) -> None:
     chosen = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
     _, plain = _both(files)
-    ours = parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=chosen))
+    ours = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=chosen))
     assert (plain.trainer.best_checkpoint_export_subdir, plain.runtime.distribution_strategy) == ("", "mirrored")
     assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == ("best_ckpt", "auto")
 
@@ -109,7 +110,7 @@ def test_flags_that_may_be_given_several_times_are_taken_in_order(files: Path) -
 
 def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
     overrides = "trainer.fuse_steps=4,trainer.continuous_eval.policy=latest,runtime.random_seed=7"
-    config = parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=overrides))
+    config = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=overrides))
     converted = convert(config)
     assert (converted.trainer.fuse_steps, converted.runtime.random_seed) == (4, 7)
     assert converted.trainer.continuous_eval.policy == "latest"
@@ -119,7 +120,7 @@ def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
 
 def test_all_mistakes_of_a_source_are_in_one_report_with_near_names_and_lines(files: Path) -> None:
     (files / "wrong.yaml").write_text("trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n")
-    flags = parsing.ParseConfigOptions("mock", [str(files / "data.yaml"), str(files / "wrong.yaml")])
+    flags = ParseConfigOptions("mock", [str(files / "data.yaml"), str(files / "wrong.yaml")])
     with pytest.raises(ConfigError) as caught:
         parsing.parse_configuration(flags)
     first, second, third = map(str, caught.value.mistakes)
@@ -131,7 +132,7 @@ def test_all_mistakes_of_a_source_are_in_one_report_with_near_names_and_lines(fi
 def test_mistakes_in_the_override_are_told_as_its(files: Path) -> None:
     text = "trainer.train_stepz=1,task.train_data.global_batch_sise=1,trainer.steps_per_loop=3"
     with pytest.raises(ConfigError) as caught:
-        parsing.parse_configuration(parsing.ParseConfigOptions("mock", [], params_override=text))
+        parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=text))
     paths = {mistake.path: mistake.origin for mistake in caught.value.mistakes}
     expected = ("trainer.train_stepz", "task.train_data.global_batch_sise", "trainer.summary_interval")
     assert set(paths) == set(expected) and all("--params_override" in origin for origin in paths.values())
@@ -139,7 +140,7 @@ def test_mistakes_in_the_override_are_told_as_its(files: Path) -> None:
 
 def test_mistakes_of_files_and_of_the_override_are_in_one_report(files: Path) -> None:
     (files / "wrong.yaml").write_text("trainer: {train_stepz: 3}\n")
-    flags = parsing.ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override="runtime.num_gpu=1")
+    flags = ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override="runtime.num_gpu=1")
     with pytest.raises(ConfigError) as caught:
         parsing.parse_configuration(flags)
     assert [mistake.path for mistake in caught.value.mistakes] == ["trainer.train_stepz", "runtime.num_gpu"]
@@ -148,7 +149,7 @@ def test_mistakes_of_files_and_of_the_override_are_in_one_report(files: Path) ->
 def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
     (files / "short.yaml").write_text("trainer: {steps_per_loop: 300}\n")  # and summaries come every 1000 steps
     for text in ("trainer.summary_interval=600", ""):
-        flags = parsing.ParseConfigOptions("mock", [str(files / "short.yaml")], params_override=text)
+        flags = ParseConfigOptions("mock", [str(files / "short.yaml")], params_override=text)
         if text:
             assert parsing.parse_configuration(flags).trainer.summary_interval == 600
             continue
@@ -158,18 +159,18 @@ def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
-        parsing.parse_configuration(parsing.ParseConfigOptions("mock", [str(tmp_path / "none.yaml")]))
+        parsing.parse_configuration(ParseConfigOptions("mock", [str(tmp_path / "none.yaml")]))
 
 
 def test_an_experiment_has_to_be_named_and_to_be_there() -> None:
     with pytest.raises(UsageError, match="--experiment is needed"):
-        parsing.parse_configuration(parsing.ParseConfigOptions(None, []))  # type: ignore[arg-type]
-    for parse, options, told in (
-        (parsing.parse_configuration, parsing.ParseConfigOptions, r"none is called 'mokc'; did you mean mock\?"),
-        (train_utils.parse_configuration, train_utils.ParseConfigOptions, "never registered"),
+        parsing.parse_configuration(ParseConfigOptions(None, []))  # type: ignore[arg-type]
+    for parse, told in (
+        (parsing.parse_configuration, r"none is called 'mokc'; did you mean mock\?"),
+        (train_utils.parse_configuration, "never registered"),
     ):
         with pytest.raises(LookupError, match=told):
-            parse(options("mokc", []))
+            parse(ParseConfigOptions("mokc", []))
 
 
 def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +178,7 @@ def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
     config._restrictions = ["trainer.train_steps == trainer.max_to_keep"]
     monkeypatch.setattr(exp_factory, "get_exp_config", lambda name: config)  # as a factory with restrictions
     for text in ("trainer.train_steps=2", "trainer.train_steps=5"):
-        flags = parsing.ParseConfigOptions("mock", [], params_override=text)
+        flags = ParseConfigOptions("mock", [], params_override=text)
         if text.endswith("5"):
             assert parsing.parse_configuration(flags).trainer.train_steps == 5
             continue
@@ -190,7 +191,7 @@ def test_a_subclass_can_change_a_step(files: Path) -> None:
         def parse_runtime(self, params: Any) -> Any:
             return super().parse_runtime(params).replace(trainer={"train_steps": 100})
 
-    flags = parsing.ParseConfigOptions("mock", [str(files / "data.yaml")], params_override="trainer.max_to_keep=2")
+    flags = ParseConfigOptions("mock", [str(files / "data.yaml")], params_override="trainer.max_to_keep=2")
     config = Patient(flags).parse()
     assert (config.trainer.train_steps, config.trainer.max_to_keep) == (100, 2)
 
@@ -202,7 +203,7 @@ def test_the_record_is_one_of_our_runs(tmp_path: Path, files: Path, ours: bool) 
     text = (tmp_path / "run" / "params.yaml").read_text()
     default = convert(exp_factory.get_exp_config("mock"))
     assert from_yaml(text, default).as_dict() == convert(params).as_dict()
-    flags = parsing.ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
+    flags = ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
     again = parsing.parse_configuration(flags)
     assert convert(again).as_dict() == convert(params).as_dict()
 
@@ -210,7 +211,7 @@ def test_the_record_is_one_of_our_runs(tmp_path: Path, files: Path, ours: bool) 
 def test_a_record_of_theirs_can_be_a_config_file(tmp_path: Path, files: Path) -> None:
     theirs, ours = _both(files, config_file=["data.yaml", "rates.yaml"])
     train_utils.serialize_config(theirs, str(tmp_path / "run"))
-    flags = parsing.ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
+    flags = ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
     assert parsing.parse_configuration(flags).as_dict() == ours.as_dict()
 
 
@@ -242,13 +243,13 @@ def test_a_record_needs_a_folder() -> None:
 
 def test_a_program_may_give_an_override_as_a_mapping() -> None:
     override = {"trainer": {"train_steps": 3, "optimizer_config": {"optimizer": {"type": "sgd"}}}}
-    options = parsing.ParseConfigOptions("mock", [], params_override=override)
+    options = ParseConfigOptions("mock", [], params_override=override)
     trainer = parsing.parse_configuration(options, print_return=False).trainer
     assert (trainer.train_steps, trainer.optimizer_config.optimizer.type) == (3, "sgd")
 
 
 def test_an_unknown_key_is_a_key_error_as_theirs() -> None:
-    options = parsing.ParseConfigOptions("mock", [], params_override="trainer.train_step=3")
+    options = ParseConfigOptions("mock", [], params_override="trainer.train_step=3")
     for parse in (train_utils.parse_configuration, parsing.parse_configuration):
         with pytest.raises(KeyError):
             parse(options)

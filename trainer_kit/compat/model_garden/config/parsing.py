@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import pprint
@@ -26,28 +25,6 @@ from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 _LOG = logging.getLogger(__name__)
 # What `convert` sets where a config of Model Garden has nothing of its own.
 _CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
-
-
-@dataclasses.dataclass
-class ParseConfigOptions:
-    """What `parse_configuration` needs, in place of flags.
-
-    Attributes:
-      experiment: its registered name.
-      config_file: paths of YAML or JSON files, in order.
-      tpu: name or address of a TPU.
-      tf_data_service: address of a tf.data service.
-      params_override: as "a.b=1,c=[2]", as YAML text, the path of a YAML file, or a mapping.
-    """
-
-    experiment: str
-    config_file: list[str]
-    tpu: str = ""
-    tf_data_service: str = ""
-    params_override: str | Mapping[str, Any] = ""
-
-    def __contains__(self, name: str) -> bool:
-        return name in dataclasses.asdict(self)
 
 
 class UnknownExperimentError(UsageError, LookupError):
