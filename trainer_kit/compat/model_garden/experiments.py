@@ -1,6 +1,6 @@
 """Model Garden's experiments among those of trainer_kit: `tfm/<name>`, and `<name>` where nobody else uses it.
 
-Their names are known without an import. Model Garden is imported, which takes ten seconds, when a config is made.
+The names are known without an import. Model Garden is imported, which takes ten seconds, when a config is made.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 
 def find(name: str) -> None:
-    """Registers the experiment `name` if it is theirs, and without a name all of theirs; imports nothing of theirs.
+    """Registers the experiment `name` if Model Garden has it, and without a name all that it has; does not import it.
 
-    What a module of `official.projects`, or of a user's, has registered with them is known once it was imported.
+    What a module of `official.projects`, or of a user's, registers with Model Garden is known when it is imported.
     """
     known = {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}
     for own, modules in known.items():
@@ -79,7 +79,7 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
 
 
 def registered_names() -> list[str]:
-    """Returns the names that are registered with them now; none as long as Model Garden is not imported."""
+    """Returns the names that are registered with Model Garden now; none as long as it is not imported."""
     module = sys.modules.get("official.core.exp_factory")
     return list(_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
 

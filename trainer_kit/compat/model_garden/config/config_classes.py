@@ -1,7 +1,7 @@
 """Translates config objects of Model Garden to config classes of trainer_kit, and back.
 
 Classes of Model Garden take any value for any key. A mirror is a config class of trainer_kit with the fields of one of
-their objects, so that overrides are checked, mistakes named, origins kept and changes at a resume found as for any
+its objects, so that overrides are checked, mistakes named, origins kept and changes at a resume found as for any
 other experiment. Tasks of Model Garden never see a mirror: they get a copy of the original object with the changes.
 """
 

@@ -1,7 +1,7 @@
 """The door for `official.modeling.multitask`: several tasks, trained or evaluated together.
 
-Names and signatures are theirs. Their tasks, samplers, models and configs are used as they are. What is asked for is
-imported when it is asked for.
+Names and signatures are those of Model Garden, and its tasks, samplers, models and configs are used as they are. Each
+name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_OURS = "trainer_kit.compat.model_garden.multitask"
-_THEIRS = "official.modeling.multitask"
+_DOOR = "trainer_kit.compat.model_garden.multitask"
+_MODEL_GARDENS = "official.modeling.multitask"
 _HOME = {
     **dict.fromkeys(
-        ("TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"), f"{_OURS}.train_lib"
+        ("TRAINERS", "get_trainer", "run_experiment", "run_experiment_with_multitask_eval"), f"{_DOOR}.train_lib"
     ),
-    "MultiTaskBaseTrainer": f"{_OURS}.base_trainer",
-    "MultiTaskInterleavingTrainer": f"{_OURS}.interleaving_trainer",
-    "MultiTaskEvaluator": f"{_OURS}.evaluator",
-    "MultiTask": f"{_THEIRS}.multitask",
-    "MultiTaskBaseModel": f"{_THEIRS}.base_model",
+    "MultiTaskBaseTrainer": f"{_DOOR}.base_trainer",
+    "MultiTaskInterleavingTrainer": f"{_DOOR}.interleaving_trainer",
+    "MultiTaskEvaluator": f"{_DOOR}.evaluator",
+    "MultiTask": f"{_MODEL_GARDENS}.multitask",
+    "MultiTaskBaseModel": f"{_MODEL_GARDENS}.base_model",
     **dict.fromkeys(
         (
             *("TaskSampler", "UniformTaskSampler", "ProportionalTaskSampler", "AnnealingTaskSampler"),
             "get_task_sampler",
         ),
-        f"{_THEIRS}.task_sampler",
+        f"{_MODEL_GARDENS}.task_sampler",
     ),
     **dict.fromkeys(
         (
@@ -33,7 +33,7 @@ _HOME = {
             *("ProportionalSampleConfig", "AnnealingSampleConfig"),
             *("MultiTaskExperimentConfig", "MultiEvalExperimentConfig"),
         ),
-        f"{_THEIRS}.configs",
+        f"{_MODEL_GARDENS}.configs",
     ),
 }
 

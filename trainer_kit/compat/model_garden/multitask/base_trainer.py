@@ -21,17 +21,17 @@ from trainer_kit.inputs.autograph import converted
 
 
 class MultiTaskBaseTrainer(Trainer):
-    """Trains several tasks of theirs in each step, by `joint_train_step`. Made in strategy scope.
+    """Trains several tasks of Model Garden in each step, by `joint_train_step`. Made in strategy scope.
 
-    It evaluates as well, once `evaluate_tasks` has told it what.
+    It evaluates as well, when `evaluate_tasks` has named the tasks.
 
     Args:
-      multi_task: of theirs.
+      multi_task: a MultiTask of Model Garden.
       multi_task_model: a MultiTaskBaseModel, or one model for all tasks.
       optimizer: of tf_keras.
       trainer_options: of orbit.StandardTrainer; None: as `config` has it.
       train_datasets: in place of the tasks' own, by task; with replicas, distributed ones.
-      config: the experiment's, of theirs or of ours; None: all defaults.
+      config: the experiment's, of Model Garden or of trainer_kit; None: all defaults.
     """
 
     has_total_loss = True
@@ -53,7 +53,7 @@ class MultiTaskBaseTrainer(Trainer):
 
     @property
     def multi_task(self) -> Any:
-        """Their MultiTask."""
+        """The MultiTask of Model Garden."""
         return self.task.multi_task
 
     @property
@@ -114,7 +114,7 @@ class MultiTaskBaseTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def _total(self, losses: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The weighted sum that their step returns too, but in float64, so that the order of many does not matter."""
+        """Returns the weighted sum of the losses; in float64, so that the order of many does not matter."""
         weights = {name: self.multi_task.task_weight(name) for name in losses if name != TOTAL}
         return tf.add_n([tf.cast(losses[name], tf.float64) * weight for name, weight in weights.items()])
 
@@ -127,8 +127,8 @@ def sections_of(config: Any, tasks: Mapping[str, Any], trainer_options: Any = No
     """Returns the config of a trainer of `tasks`; what there is none of has the defaults.
 
     Args:
-      config: of theirs, of ours, or None.
-      tasks: of theirs, by name.
+      config: of Model Garden, of trainer_kit, or None.
+      tasks: of Model Garden, by name.
       trainer_options: of orbit.StandardTrainer, or None.
     """
     config = convert(config) if config is not None else None

@@ -13,15 +13,15 @@ from trainer_kit.compat.model_garden.training.trainer import Trainer
 
 
 class MultiTaskEvaluator(Trainer):
-    """Evaluates several tasks of theirs, and trains none. Made in strategy scope.
+    """Evaluates several tasks of Model Garden, and trains none. Made in strategy scope.
 
     Args:
-      eval_tasks: of theirs.
+      eval_tasks: of Model Garden.
       model: a MultiTaskBaseModel, or one model for all tasks.
       global_step: int64 scalar; None: a new one.
       eval_steps: batches in an evaluation by task; all others go by what `evaluate` is asked for.
       checkpoint_exporter: keeps the best checkpoint.
-      config: the experiment's, of theirs or of ours; None: all defaults.
+      config: the experiment's, of Model Garden or of trainer_kit; None: all defaults.
       optimizer: which, if it averages the weights, holds what is evaluated.
     """
 

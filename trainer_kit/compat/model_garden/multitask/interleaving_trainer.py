@@ -17,17 +17,17 @@ from trainer_kit.training.loops.read_before_write import writes_after
 
 
 class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
-    """Trains one of several tasks of theirs in each step, by its `train_step`. Made in strategy scope.
+    """Trains one of several tasks of Model Garden in each step, by its `train_step`. Made in strategy scope.
 
-    Which one is a pure function of the step and of the sampler, as theirs: a resumed run draws the same.
+    The task is a pure function of the step and of the sampler, as in Model Garden: a resumed run draws the same.
 
     Args:
-      multi_task: of theirs.
+      multi_task: a MultiTask of Model Garden.
       multi_task_model: a MultiTaskBaseModel, or one model for all tasks.
       optimizer: of tf_keras.
-      task_sampler: of theirs.
+      task_sampler: of Model Garden.
       trainer_options: of orbit.StandardTrainer; None: as `config` has it.
-      config: the experiment's, of theirs or of ours; None: all defaults.
+      config: the experiment's, of Model Garden or of trainer_kit; None: all defaults.
     """
 
     has_total_loss = False

@@ -19,11 +19,11 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 
 
 class SeparateEvaluation:
-    """A task that is trained, and those that are evaluated; what our engine gets as the task of a run.
+    """A task that is trained, and those that are evaluated; what the engine gets as the task of a run.
 
     Args:
-      train_task: of theirs.
-      eval_tasks: of theirs.
+      train_task: of Model Garden.
+      eval_tasks: of Model Garden.
       checkpoint_exporter: keeps the best checkpoint, in place of the engine's own.
     """
 
@@ -41,7 +41,7 @@ class SeparateEvaluation:
 
 
 class SeparateTrainers:
-    """Makes trainers for such experiments, when our runner or the command line asks for one."""
+    """Makes trainers for such experiments, when the runner or the command line asks for one."""
 
     best_checkpoint = BestCheckpointExporter
 

@@ -18,7 +18,7 @@ class TaskMetrics:
     """Metric sets by task, with the methods of one. Made in strategy scope.
 
     Args:
-      tasks: of theirs, by name.
+      tasks: of Model Garden, by name.
       total: whether there is a loss of all tasks together.
     """
 

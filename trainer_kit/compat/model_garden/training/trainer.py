@@ -1,4 +1,4 @@
-"""Trainer: our engine for a task of Model Garden, with the signature of their Trainer."""
+"""Trainer: the engine of trainer_kit for a task of Model Garden, with the signature of Model Garden's Trainer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from trainer_kit.compat.model_garden.training.trainer_names import TrainerNames,
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.training import trainer as engine
 
-# Model Garden's own classes. They are looked up now: a program may put ours in their place.
-_THEIRS = getattr(base_trainer, "Trainer", None)
+# Model Garden's own classes. They are looked up now: a program may put those of trainer_kit in their place.
+_MODEL_GARDENS = getattr(base_trainer, "Trainer", None)
 _AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
 
 
 class Trainer(TrainerNames, engine.Trainer):
-    """Trains and evaluates a task of theirs; arguments and methods are those of trainer_kit.training.trainer.Trainer.
+    """Trains and evaluates a task of Model Garden, with the arguments and methods of trainer_kit's Trainer.
 
-    `config` is of theirs or of ours; the property `config` has their task section, and the others as ours. Made in the
-    scope of a parameter-server strategy it is Model Garden's own Trainer: our loops do not run on other workers yet.
+    `config` is of either framework. The property `config` has the task's section of Model Garden, and trainer_kit's
+    other sections. In the scope of a parameter-server strategy the constructor returns Model Garden's own Trainer:
+    the loops of trainer_kit do not run on other workers yet.
     """
 
-    best_checkpoint = BestCheckpointExporter  # whose files theirs reads too
+    best_checkpoint = BestCheckpointExporter  # whose files Model Garden reads too
     inputs_class = ModelGardenInputs
 
     def __init__(
@@ -70,8 +71,8 @@ class Trainer(TrainerNames, engine.Trainer):
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # it has the same signature
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
         """Returns a trainer of the kind that the current strategy needs."""
-        if cls is Trainer and _THEIRS is not None and _is_asynchronous():
-            return _THEIRS(*arguments, **named)
+        if cls is Trainer and _MODEL_GARDENS is not None and _is_asynchronous():
+            return _MODEL_GARDENS(*arguments, **named)
         return super().__new__(cls)
 
     @classmethod
@@ -80,7 +81,7 @@ class Trainer(TrainerNames, engine.Trainer):
     ) -> Any:
         """Returns a trainer with the task's model and optimizer, which keeps the moving average. In strategy scope.
 
-        It is of this class; of Trainer itself gin can have it be of another one, ours or theirs.
+        The trainer is of this class. For Trainer itself gin can bind another class, of either framework.
         """
         chosen = {} if cls is Trainer else {"trainer_cls": cls}  # what gin binds loses to an argument
         made = create_trainer(config, task, train, evaluate, checkpoint_exporter, **chosen)
@@ -145,15 +146,15 @@ def create_trainer(
 ) -> Any:
     """Returns a trainer with the task's model and optimizer; in strategy scope.
 
-    gin can bind `trainer_cls`, and of their Trainer, which ours stands for, what is not passed here.
+    gin can bind `trainer_cls`, and those arguments of Model Garden's Trainer that are not passed here.
 
     Args:
-      params: the experiment's config, of theirs or of ours.
-      task: of theirs.
+      params: the experiment's config, of Model Garden or of trainer_kit.
+      task: of Model Garden.
       train: whether it will train.
       evaluate: whether it will evaluate.
       checkpoint_exporter: keeps the best checkpoint.
-      trainer_cls: Trainer or a subclass of it, or of theirs.
+      trainer_cls: a Trainer class of either framework, or a subclass.
     """
     check_values(task, params)
     with told("task.model", task.task_config):
@@ -166,6 +167,6 @@ def create_trainer(
         "evaluate": evaluate,
         "checkpoint_exporter": checkpoint_exporter,
     }
-    ours = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
-    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if ours else {}
+    of_the_door = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
+    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if of_the_door else {}
     return trainer_cls(params, task, **arguments, **bound)
