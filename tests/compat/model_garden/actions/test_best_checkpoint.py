@@ -103,7 +103,7 @@ def test_theirs_goes_on_from_what_ours_has_kept_and_ours_from_theirs(tmp_path: P
         assert run.evaluate(step, value) == better
         expected = max([(0.5, 10), (0.6, 30), (0.7, 50)], key=lambda one: one if one[1] <= step else (0.0, 0))
         assert run.kept == (expected[1], float(expected[1]), expected[0])
-    assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-50.index"}
+    assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-50.index", "best_ckpt-1.index"}
 
 
 @pytest.mark.parametrize("values", [[NAN, 0.5, 0.4], [math.inf, 0.5, NAN], [NAN, -math.inf, 0.5]])

@@ -14,12 +14,14 @@ import pytest
 import tensorflow as tf
 from official.core import train_utils
 
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.actions.best_folder import GardenBestFolder, nested
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import info_of
 from trainer_kit.telemetry.scalars import flat_scalars
 
+LINKS = ["best_ckpt-1.data-00000-of-00001", "best_ckpt-1.index"]
 OURS = ["checkpoint", "ckpt-20.commit.json", "ckpt-20.data-00000-of-00001", "ckpt-20.index", "info.json"]
 METRICS = {"val": {"accuracy": 0.5}, "loss": 1.0}
 
@@ -45,8 +47,11 @@ def _files(path: Path) -> list[str]:
 def _theirs(path: Path, values: dict[int, float]) -> None:
     """Exports by Model Garden's own exporter, the metric of each step."""
     exporter = train_utils.BestCheckpointExporter(str(path), "val|accuracy", "higher")
+    checkpoint = _weights(0)
     for step, value in values.items():
-        exporter.maybe_export_checkpoint(_weights(step), {"val": {"accuracy": value}, "loss": 1.0}, step)
+        checkpoint.global_step.assign(step)
+        checkpoint.value.assign(step)
+        exporter.maybe_export_checkpoint(checkpoint, {"val": {"accuracy": value}, "loss": 1.0}, step)
 
 
 def _read(prefix: str | None) -> float:
@@ -57,7 +62,8 @@ def test_the_pointer_and_info_json_name_the_best_weights_in_the_form_of_model_ga
     folder = GardenBestFolder(str(tmp_path))
     _put(folder, 10)
     info = _put(folder, 20)
-    assert _files(tmp_path) == OURS
+    assert _files(tmp_path) == [*LINKS, *OURS]
+    assert os.path.samefile(tmp_path / "best_ckpt-1.index", tmp_path / "ckpt-20.index")
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-20")
     written = json.loads((tmp_path / "info.json").read_text())
     assert written == {**METRICS, "best_ckpt_global_step": 20.0}
@@ -86,12 +92,13 @@ def test_weights_that_model_garden_has_left_are_taken_over(
     assert json.loads((tmp_path / "info.json").read_text()) == folder.written_form(info)
     assert _read(folder.prefix(20)) == _read(tf.train.latest_checkpoint(str(tmp_path))) == 20.0
     folder.remove_second_names()
-    assert _files(tmp_path) == OURS
+    expected = [*LINKS, *OURS] if links else OURS
+    assert _files(tmp_path) == expected
     folder.adopt("val|accuracy")
-    assert _files(tmp_path) == OURS
+    assert _files(tmp_path) == expected
 
 
-@pytest.mark.parametrize("point", [1, 2, 3, 4])  # before one of two links, or of two removals
+@pytest.mark.parametrize("point", range(1, 7))  # before each of four links and two removals
 def test_a_start_that_was_killed_while_it_took_over_is_repeated(
     point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,16 +119,11 @@ def test_a_start_that_was_killed_while_it_took_over_is_repeated(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(os, "link", counted(os.link))
         patch.setattr(os, "remove", counted(os.remove))
-        _started(tmp_path)
+        BestCheckpointExporter(str(tmp_path), "val|accuracy", "higher")
     assert _read(tf.train.latest_checkpoint(str(tmp_path))) == 20.0
-    _started(tmp_path)
-    assert _files(tmp_path) == OURS
-
-
-def _started(path: Path) -> None:
-    folder = GardenBestFolder(str(path))
-    folder.adopt("val|accuracy")
-    folder.remove_second_names()
+    BestCheckpointExporter(str(tmp_path), "val|accuracy", "higher")
+    assert _files(tmp_path) == [*LINKS, *OURS]
+    assert _read(str(tmp_path / "best_ckpt-1")) == 20.0
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -134,10 +136,23 @@ def test_second_names_that_an_earlier_trainer_kit_has_left_go_and_other_weights_
     for suffix in (".data-00000-of-00001", ".index"):
         (os.link if links else shutil.copyfile)(folder.prefix(20) + suffix, tmp_path / f"best_ckpt-3{suffix}")
     folder.remove_second_names()
-    assert [name for name in _files(tmp_path) if name not in OURS] == [
-        "best_ckpt-9.data-00000-of-00001",
-        "best_ckpt-9.index",
-    ]
+    others = ["best_ckpt-9.data-00000-of-00001", "best_ckpt-9.index"]
+    assert _files(tmp_path) == [*LINKS, *others, *OURS]
+
+
+@pytest.mark.parametrize("function", ["link", "remove"])
+def test_links_that_cannot_be_made_or_removed_end_no_run_and_are_no_copies(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = GardenBestFolder(str(tmp_path))
+    _weights(20).write(folder.prefix(20))
+    info = info_of(20, METRICS, "val|accuracy")
+    if function == "remove":
+        folder.name(info)
+    monkeypatch.setattr(os, function, _refuse)
+    folder.name(info)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == folder.prefix(20)
+    assert [name for name in _files(tmp_path) if name in LINKS] == ([] if function == "link" else LINKS)
 
 
 @pytest.mark.parametrize("step", ["adopt", "remove_second_names"])
@@ -153,6 +168,7 @@ def test_a_file_that_cannot_be_written_or_removed_is_a_storage_error(
             folder.adopt("val|accuracy")
     else:
         folder.adopt("val|accuracy")
+        shutil.copyfile(folder.prefix(10) + ".index", tmp_path / "best_ckpt-2.index")
         monkeypatch.setattr(os, "remove", _refuse)
         with pytest.raises(StorageError, match=r"second names of .*ckpt-10 cannot be removed: no links here"):
             folder.remove_second_names()

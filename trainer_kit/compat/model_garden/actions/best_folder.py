@@ -1,12 +1,14 @@
 """A folder of best weights that programs of Model Garden can read.
 
 The best weights are `ckpt-<step>.*`, which TensorFlow's pointer file `checkpoint` names: Model Garden finds them by it.
-info.json holds what Model Garden writes there: nested metrics and `best_ckpt_global_step`. Best weights that Model
-Garden has left in the folder are taken over if they can be trusted.
+`best_ckpt-1.*` are links to them, where the file system has links, for programs that know the name of Model Garden's
+first best weights, as its own tests do. info.json holds what Model Garden writes there: nested metrics and
+`best_ckpt_global_step`. Best weights that Model Garden has left in the folder are taken over if they can be trusted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import itertools
 import json
@@ -28,6 +30,7 @@ from trainer_kit.evals.best.info_json import GARDEN_STEP, read_info
 from trainer_kit.evals.best.kept_weights import info_of
 from trainer_kit.telemetry.scalars import flat_scalars
 
+_LINKED = "best_ckpt-1"
 _SUFFIX = r"(\.index|\.data-\d{5}-of-\d{5})"
 _COUNTER = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
 _LOG = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class GardenBestFolder(BestFolder):
         _LOG.info("%s was taken over: %s %s at step %d", source, metric, info["value"], info["step"])
 
     def remove_second_names(self) -> None:
-        """Removes files `best_ckpt-<n>.*` with the content of the weights that the pointer file names.
+        """Removes other files `best_ckpt-<n>.*` with the content of the weights that the pointer file names.
 
         Model Garden has left them, and its weights were taken over, or a run of an earlier trainer_kit.
 
@@ -74,7 +77,7 @@ class GardenBestFolder(BestFolder):
         try:
             for name in os.listdir(self.path) if named else ():
                 match = re.fullmatch(rf"(best_ckpt-\d+){_SUFFIX}", name)
-                if match and match.group(1) != os.path.basename(named):
+                if match and match.group(1) not in (_LINKED, os.path.basename(named)):
                     path, kept = os.path.join(self.path, name), named + match.group(2)
                     if os.path.exists(kept) and filecmp.cmp(path, kept, shallow=False):
                         os.remove(path)
@@ -90,6 +93,26 @@ class GardenBestFolder(BestFolder):
     def told(self) -> dict[str, Any] | None:
         """Returns what is noted of the weights that info.json names."""
         return read_info(self.path, quiet=True)
+
+    def name(self, info: dict[str, Any]) -> bool:
+        """Makes info.json, the pointer file and the links name weights that are there; see BestFolder."""
+        changed = super().name(info)
+        self._link_to(self.prefix(info["step"]))
+        return changed
+
+    def name_none(self) -> None:
+        """Removes info.json, the pointer file and the links."""
+        super().name_none()
+        self._link_to("")
+
+    def _link_to(self, prefix: str) -> None:
+        """Links to the weights at `prefix`; "": to none. Without links nothing is lost, so it is no error."""
+        linked = os.path.join(self.path, _LINKED)
+        with contextlib.suppress(OSError):
+            if self.writes:
+                _remove(linked)
+                for suffix in _suffixes(prefix) if prefix else ():
+                    os.link(prefix + suffix, linked + suffix)
 
     def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for weights, given what is noted of them."""
@@ -154,8 +177,7 @@ def _link(source: str, target: str) -> None:
 
     The index comes last, and of files that were there before it goes first: a reader finds whole weights or none.
     """
-    for suffix in reversed(_suffixes(target)):
-        os.remove(target + suffix)
+    _remove(target)
     for suffix in _suffixes(source):
         try:
             os.link(source + suffix, target + suffix)
@@ -164,3 +186,8 @@ def _link(source: str, target: str) -> None:
             with open(target + suffix, "rb+") as copied:
                 os.fsync(copied.fileno())
     files.flush_folder(os.path.dirname(target))
+
+
+def _remove(prefix: str) -> None:
+    for suffix in reversed(_suffixes(prefix)):
+        os.remove(prefix + suffix)
