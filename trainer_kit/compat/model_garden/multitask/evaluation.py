@@ -45,7 +45,7 @@ def evaluate_tasks(
 
 def check_ours(trainer: Any) -> None:
     """Raises UsageError for one of Model Garden's own trainers, which cannot evaluate several tasks here."""
-    if not isinstance(trainer, Trainer):
+    if trainer is not None and not isinstance(trainer, Trainer):
         kind = type(getattr(trainer, "_inner", trainer))  # of an AdoptedTrainer
         raise UsageError(
             f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; give a "

@@ -16,7 +16,7 @@ from trainer_kit.compat.model_garden.multitask.engine_task import EngineTask
 from trainer_kit.compat.model_garden.multitask.evaluation import check_ours, evaluate_tasks
 from trainer_kit.compat.model_garden.multitask.separate_evaluation import SeparateEvaluation
 from trainer_kit.compat.model_garden.training.runner import (
-    check_before_exporter,
+    checked_config,
     exporter_of_run,
     noticed,
     with_options_of_eval,
@@ -63,12 +63,10 @@ def run_experiment(
     Raises:
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
-    config = convert(params)
-    check_before_exporter(mode, config, model_dir, options)
+    config = checked_config(mode, params, model_dir, options)
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     engine_task = EngineTask(task, model, exporter)
-    if trainer is not None:
-        check_ours(trainer)
+    check_ours(trainer)
     if trainer is not None and (lookup_mode(mode).evaluates or run_post_eval):
         exporter = exporter or exporter_of_run(mode, config, model_dir, distribution_strategy, options)
         evaluate_tasks(trainer, task.tasks.values(), task.task_eval_steps, exporter)
@@ -143,12 +141,10 @@ def run_experiment_with_multitask_eval(
     Raises:
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
-    config, evaluates = convert(params), lookup_mode(mode).evaluates or run_post_eval
-    check_before_exporter(mode, config, model_dir, options)
+    config, evaluates = checked_config(mode, params, model_dir, options), lookup_mode(mode).evaluates or run_post_eval
     exporter = _own_exporter(best_ckpt_exporter_creator, params, model_dir, distribution_strategy)
     separate = SeparateEvaluation(train_task, eval_tasks, exporter)
-    if trainer is not None:
-        check_ours(trainer)
+    check_ours(trainer)
     if trainer is not None and evaluates and lookup_mode(mode).trains:
         exporter = exporter or exporter_of_run(mode, config, model_dir, distribution_strategy, options)
         separate.begin(trainer, config, exporter)

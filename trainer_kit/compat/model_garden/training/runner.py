@@ -153,7 +153,7 @@ class OrbitExperimentRunner:
         return model, logs if self._arguments["run_post_eval"] or self._mode == "train_and_post_eval" else {}
 
     def _make_trainer(self) -> None:
-        check_before_exporter(self._mode, self._config, self._model_dir, self._arguments)
+        checked_config(self._mode, self._config, self._model_dir, self._arguments)
         evaluates = self._kind.evaluates or self._arguments["run_post_eval"]
         self._trainer = self._trainer or self._build_trainer(self._task, self._kind.trains, evaluates)
 
@@ -196,21 +196,25 @@ def noticed(controller_cls: type[Any], made: Callable[[Any], None]) -> type[Any]
     return Noticed
 
 
-def check_before_exporter(mode: str, config: ExperimentConfig, model_dir: str, options: Mapping[str, Any]) -> None:
-    """Refuses a config that does not fit the run in `model_dir`, before an exporter changes the best folder.
+def checked_config(mode: str, params: Any, model_dir: str, options: Mapping[str, Any]) -> ExperimentConfig:
+    """Returns the config of trainer_kit for `params`, which fits the run in `model_dir` if the mode trains.
+
+    It is checked before an exporter changes the best folder.
 
     Args:
       mode: of the run.
-      config: of the experiment.
+      params: the experiment's config, of Model Garden or of trainer_kit.
       model_dir: of the run.
       options: keyword arguments of trainer_kit.run_experiment.
 
     Raises:
       UsageError, StorageError: as trainer_kit.run_experiment.
     """
+    config = convert(params)
     if lookup_mode(mode).trains:
         directory, allowed = RunDirectory(model_dir, config.trainer), options.get("allow_config_change", ())
         check_model_dir(directory, config, options.get("experiment", ""), allowed)
+    return config
 
 
 def exporter_of_run(
