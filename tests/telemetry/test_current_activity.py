@@ -159,7 +159,8 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
 def test_each_training_loop_is_timed_from_its_own_start() -> None:
     seen: list[Activity | None] = []
     looks = iter([("building the model", 0, 0, 0), (TRAINING, 5, 7, 0), (TRAINING, 5, 8, 0), (TRAINING, 10, 10, 0)])
-    watch = CurrentActivity(lambda: next(looks), lambda what: 20 if what == TRAINING else None, seen.append, clock=_still)
+    total = lambda what: 20 if what == TRAINING else None  # noqa: E731
+    watch = CurrentActivity(lambda: next(looks), total, seen.append, clock=_still)
     for _ in range(4):
         watch.look()
     assert seen == [

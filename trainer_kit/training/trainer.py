@@ -103,26 +103,15 @@ class Trainer(Evaluator):
         state.discovered.roots["trainer"] = self
         self._train_set = self._training_metrics(task, model)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
+        own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
         super().__init__(
-            config,
-            task,
-            model,
-            global_step=global_step,
-            state=state,
-            average=self._average,
+            config, task, model, global_step=global_step, state=state, average=self._average,
             sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
             metrics=validation_metrics(task, model, wanted=evaluate),
-            search=StateSearch(
-                state,
-                self._without_state,
-                required=exact,
-                trains=train,
-                own_loop=self.has_own_loop,
-                own_train=type(self).train is not Trainer.train,
-            ),
+            search=StateSearch(state, self._without_state, required=exact, trains=train, **own),
             values=TaskAttributes(task, trains=train, required=exact),
             checkpoint_exporter=checkpoint_exporter,
-        )
+        )  # fmt: skip
         self.evaluates = evaluate
         self._begin_training(train_dataset)
 
