@@ -18,7 +18,7 @@ from trainer_kit.config.field_docs import FieldDoc, docs_by_path
 from trainer_kit.config.resolve import describe
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 
-_PATHS = "a value or a section to explain, such as trainer.train_steps; after the experiment's name, may be several"
+_PATHS = "Values or sections to explain, such as trainer.train_steps; they follow the experiment's name."
 Value = tuple[str, Any, str]  # dotted path, plain value, origin
 
 
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the experiment, what of it to explain, the sources of its config, and --diff."""
     add_config_arguments(parser)
     parser.add_argument("paths", nargs="*", metavar="PATH", help=_PATHS)
-    parser.add_argument("--diff", action="store_true", help="only values that differ from the experiment's defaults")
+    parser.add_argument(
+        "--diff", action="store_true", help="Shows only values that differ from the experiment's defaults."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny
 
+from trainer_kit.config.run_files import RUN_NAMES
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.evaluation import (
     BestCheckpointConfig,
@@ -36,12 +37,6 @@ MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
 }
 
 ONE_REPLICA = "XLA cannot update variables that are mirrored"
-BEST_CHECKPOINTS = "best_checkpoints"  # the folder of those with names
-RUN_NAMES = (
-    "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", BEST_CHECKPOINTS, "params.yaml",
-    "manifest.json", "metrics.jsonl", "metrics.superseded.jsonl", "final.json", "heartbeat.json",
-    "trainer.lock", "attempts.jsonl",
-)  # fmt: skip
 
 
 @configclass
