@@ -15,8 +15,8 @@ from typing import Any
 
 from scripts.source_files import ROOT
 from trainer_kit.cli.main import CHECKS, VERBS, add_common_arguments
+from trainer_kit.config.allowed_values import show
 from trainer_kit.config.field_docs import FieldDoc, field_docs, summary
-from trainer_kit.config.field_messages import show
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.run_files import RUN_FILES
 from trainer_kit.config.schema.base import Config

@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints, step_of
 from trainer_kit.checkpoints.commit import problem, read_record
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 
 HISTORY, LEDGER = "metrics.jsonl", "evals/validation.jsonl"
 WARNINGS = {"history emptied": "has lost reports", "ledger emptied": "has lost evaluations"}

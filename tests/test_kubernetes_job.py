@@ -11,7 +11,7 @@ import yaml
 from trainer_kit.config.modes import MODES
 from trainer_kit.errors import ExitCode
 from trainer_kit.run.flags import parse_flags
-from trainer_kit.run.supervisor.restarts import Decision, outcome
+from trainer_kit.run.supervisor.restart_rules import Decision, outcome
 
 PATH = Path(__file__).parents[1] / "configs" / "kubernetes_job.yaml"
 ACTIONS = {Decision.END: "FailJob", Decision.RESTART: "Ignore", Decision.RETRY: "Count"}

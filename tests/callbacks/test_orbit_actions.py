@@ -43,11 +43,11 @@ def test_the_state_of_an_action_goes_into_every_checkpoint_and_comes_back() -> N
         keep_states(trainer, [action, print])
         if action is first:
             first({})
-            trainer.state.run_state.store()
-            text = trainer.state.run_state.variable.numpy()
+            trainer.state.python_state.store()
+            text = trainer.state.python_state.variable.numpy()
         else:
-            trainer.state.run_state.variable.assign(text)
-            trainer.state.run_state.load()
+            trainer.state.python_state.variable.assign(text)
+            trainer.state.python_state.load()
     assert second.waited == 1
 
 

@@ -194,7 +194,7 @@ def _draw_kind(build: Callable[[], tuple[Any, Any]], folder: str, begin: int, en
         max_to_keep=STEPS,
         step_counter=step,
         checkpoint_interval=1,
-        before_save=lambda _: state.run_state.store(),
+        before_save=lambda _: state.python_state.store(),
     )
     path = manager.restore_or_initialize()
     state.restored(path)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.state.restore import training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 from trainer_kit.testing import stop_at
 
 RUN_ID = "ours"

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.state.restore import training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.selection import newest_checkpoint, select_checkpoint
+from trainer_kit.evals.checkpoint_selection import newest_checkpoint, select_checkpoint
 from trainer_kit.folder_identity import HeldFolder
 
 

@@ -15,8 +15,8 @@ from tests.checkpoints.small_run import SmallRun, names, parts
 from trainer_kit.checkpoints.commit import is_foreign, is_own, read_record
 from trainer_kit.checkpoints.unfinished import mark, marked, unmark
 from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.checkpoint_selection import newest_checkpoint
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
-from trainer_kit.evals.selection import newest_checkpoint
 
 
 def _run(folder: Path, run_id: str = "ours", **arguments: Any) -> SmallRun:

@@ -126,7 +126,7 @@ def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("forked")
 def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    few = "--params_override=trainer.train_steps=400"
+    few = "--params_override=trainer.train_steps=800"  # with fewer a busy machine may kill too late
     assert main(["doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few]) == 1
     told, errors = capsys.readouterr()
     assert errors == ""

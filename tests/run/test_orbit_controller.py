@@ -18,7 +18,7 @@ from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.run.orbit_controller import OrbitController
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.parts.stop_flag import StopFlag
+from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 
 class _Counter(BaseTrainer):

@@ -14,7 +14,7 @@ from trainer_kit.config.resolve import Sources
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, ModelDirInUseError, UsageError
-from trainer_kit.evals.selection import select_checkpoint
+from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.run.preflight import Request, check_request
 

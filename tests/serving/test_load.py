@@ -227,7 +227,7 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
 
 
 def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
-    from trainer_kit.checkpoints.state.restore import training_checkpoint
+    from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
 
     old = _plain_model()
     _scramble(old)

@@ -19,8 +19,8 @@ from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.parts.validation_sets import ValidationSets
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_parts.validation_sets import ValidationSets
 
 AVERAGED = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}, "ema": {"average_decay": 0.9}}
 

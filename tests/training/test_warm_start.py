@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.restore import restore, training_checkpoint, weights_checkpoint
-from trainer_kit.checkpoints.state.variables import model_variables
+from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.training.warm_start import load_initial_weights
 

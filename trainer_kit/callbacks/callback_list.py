@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Requests, Run
-from trainer_kit.checkpoints.state.run_state import check_state
+from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger

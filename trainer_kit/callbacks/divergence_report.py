@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.startup_scan import DIVERGED
-from trainer_kit.checkpoints.state.variables import model_variables
+from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.errors import DivergedError
 from trainer_kit.optimizers import gradients
 from trainer_kit.telemetry.scalars import to_json_number

@@ -31,7 +31,7 @@ from trainer_kit.checkpoints.startup_scan import (
     remove_unfinished,
     set_aside,
 )
-from trainer_kit.checkpoints.state.restore import restore
+from trainer_kit.checkpoints.state.strict_restore import restore
 from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.checkpoints.write_before_save import WrittenAfter
 from trainer_kit.distribution.tensorflow_internals import end_saver

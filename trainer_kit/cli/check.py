@@ -51,7 +51,7 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     from trainer_kit.callbacks.callback_list import CallbackList
     from trainer_kit.callbacks.configured_callbacks import from_config
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
-    from trainer_kit.checkpoints.state.restore import restore
+    from trainer_kit.checkpoints.state.strict_restore import restore
     from trainer_kit.process.run_directory import RunDirectory
     from trainer_kit.telemetry.flops import model_cost
     from trainer_kit.training.trainer_creation import create_exporter, create_trainer

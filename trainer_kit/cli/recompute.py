@@ -19,7 +19,7 @@ from trainer_kit.cli.view.run_status import Settings, readable
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import KeptWeights
 from trainer_kit.evals.ledger import active_records, read_records
 from trainer_kit.process.gc_freeze import gc_frozen

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.liveness import Pulses, pulse_text
 from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
-from trainer_kit.cli.view.run_status import RunState, Settings, holds_run, open_run, read_state
+from trainer_kit.cli.view.run_status import RunStatus, Settings, holds_run, open_run, read_status
 from trainer_kit.cli.view.tables import Table, drawn, number, plain, show, terminal
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.files import follow_links
@@ -79,7 +79,7 @@ class Look:
         if not holds_run(self._folder):
             return [Table(f"{self._folder}: empty; waiting for a trainer to begin (heartbeat.json)", (), ())]
         self._hold()
-        state = read_state(self._folder)
+        state = read_status(self._folder)
         processes, alive = self._processes(state)
         self.over = state.finished is not None and not alive
         found = {name: ledgers.read_evaluations(self._folder, name) for name in ledgers.ledger_names(self._folder)}
@@ -92,7 +92,7 @@ class Look:
         if self._held.look():
             raise StorageError(f"{self._folder} is gone: somebody moved or removed it, and another folder is there now")
 
-    def _processes(self, state: RunState) -> tuple[Table, bool]:
+    def _processes(self, state: RunStatus) -> tuple[Table, bool]:
         """Returns the table of trainer and sidecars, and whether any of them is alive."""
         sidecars = [(name, f"evals/{name}", process) for name, process in state.sidecars.items()]
         rows, styles, alive = [], {}, False
@@ -114,7 +114,7 @@ class Look:
         return Table(f"{self._folder}{done}", headers, rows, styles, left=frozenset(headers) - {"step"}), alive
 
 
-def _training(state: RunState) -> list[Table]:
+def _training(state: RunStatus) -> list[Table]:
     """The last report of the training loop, and the newest checkpoint."""
     report = state.report
     if report is None and not state.checkpoint:
@@ -131,7 +131,7 @@ def _training(state: RunState) -> list[Table]:
     return [Table("last report of training", headers, [row], left=frozenset({"checkpoint"}))]
 
 
-def _evaluations(state: RunState, found: Mapping[str, list[Evaluation]]) -> list[Table]:
+def _evaluations(state: RunStatus, found: Mapping[str, list[Evaluation]]) -> list[Table]:
     """The last evaluation of each dataset in each ledger, and the best."""
     rows = []
     for name, evaluations in found.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic.fields import FieldInfo
 
-from trainer_kit.config.field_messages import describe, show
+from trainer_kit.config.allowed_values import describe, show
 from trainer_kit.config.fields import fields_of, listed_class, named_class, section_class, sections
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.sources.layer import join

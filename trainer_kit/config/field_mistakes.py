@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainer_kit.config.field_messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
+from trainer_kit.config.allowed_values import NO_SUCH_KEY, describe, hint, missing_key_advice, show
 from trainer_kit.config.fields import (
     fields_advice,
     fields_of,

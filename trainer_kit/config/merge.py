@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer_kit.config.field_messages import NO_SUCH_KEY, describe, hint, missing_key_advice, show
+from trainer_kit.config.allowed_values import NO_SUCH_KEY, describe, hint, missing_key_advice, show
 from trainer_kit.config.fields import (
     checker,
     fields_advice,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer_kit.config.field_messages import show
+from trainer_kit.config.allowed_values import show
 from trainer_kit.config.fields import leaves, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import replace_auto_fuse_steps

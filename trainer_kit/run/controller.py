@@ -29,7 +29,7 @@ from trainer_kit.training.checks.global_step import CountedLoops
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 from trainer_kit.training.loops.intervals import StepsPerLoop, is_due, next_stop
 from trainer_kit.training.metrics import to_numpy
-from trainer_kit.training.parts.stop_flag import is_stopping
+from trainer_kit.training.trainer_parts.stop_flag import is_stopping
 
 _LOG = logging.getLogger(__name__)
 

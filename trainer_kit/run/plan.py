@@ -20,8 +20,8 @@ from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import is_chief, strategy_of_run, worker_count
 from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.evals.continuous_eval import with_chosen_sets
-from trainer_kit.evals.selection import select_checkpoint
 from trainer_kit.files import follow_links
 from trainer_kit.folder_identity import held_if_there
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.checkpoints.state.restore import differences_table
+from trainer_kit.checkpoints.state.strict_restore import differences_table
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.optimizers.weight_decay import variable_path
 

@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, readable
-from trainer_kit.checkpoints.state.restore import differences_table
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable
+from trainer_kit.checkpoints.state.strict_restore import differences_table
 from trainer_kit.config.experiments import task_class, trainer_class
 from trainer_kit.distribution.precision import precision
 from trainer_kit.errors import StorageError, UsageError, suggestion
-from trainer_kit.evals.selection import checkpoint_of_folder
+from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder
 from trainer_kit.serving.keras_files import is_keras_file, load_keras_file
-from trainer_kit.serving.matching import Match, match
 from trainer_kit.serving.recorded_run import recorded_config, run_folder
 from trainer_kit.serving.run_checkpoint import run_checkpoint
+from trainer_kit.serving.variable_matching import Match, match
 from trainer_kit.training.trainer import Trainer
 
 _LISTED = 3  # names in a report

@@ -25,12 +25,12 @@ from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, che
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.metrics import to_numpy
-from trainer_kit.training.parts.async_workers import AsyncWorkers
-from trainer_kit.training.parts.evaluated_weights import EvaluatedWeights
-from trainer_kit.training.parts.state_search import StateSearch
-from trainer_kit.training.parts.stop_flag import StopFlag
-from trainer_kit.training.parts.task_attributes import TaskAttributes
-from trainer_kit.training.parts.validation_sets import ValidationSet, ValidationSets
+from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
+from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
+from trainer_kit.training.trainer_parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.stop_flag import StopFlag
+from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes
+from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
 _LOG = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Evaluator(BaseTrainer):
 
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
-        self.state.run_state.add(name, get, put)
+        self.state.python_state.add(name, get, put)
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns a dataset distributed over the replicas.

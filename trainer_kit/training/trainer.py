@@ -40,11 +40,11 @@ from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
-from trainer_kit.training.parts.state_search import StateSearch
-from trainer_kit.training.parts.task_attributes import TaskAttributes, has_own_state
-from trainer_kit.training.parts.task_inputs import TaskInputs
-from trainer_kit.training.parts.validation_sets import shared_sets
 from trainer_kit.training.task import step_loss
+from trainer_kit.training.trainer_parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
+from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
+from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Trainer(Evaluator):
         self._average = self._moving_average(config, model)
         seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
         state = TrainState(global_step, model, optimizer, self._average, task, seed)
-        state.step_state.roots["trainer"] = self
+        state.discovered.roots["trainer"] = self
         self._train_set = self._training_metrics(task, model)
         evaluated = validation_metrics(task, model, wanted=evaluate)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
@@ -123,7 +123,7 @@ class Trainer(Evaluator):
         """Makes the data and what the loop is made of; last, because both look at the rest of the trainer."""
         config = self.config
         self.data = self._open_data(train_dataset)
-        self._keep_run_state()
+        self._keep_python_state()
         self._run_options = run_options(config.runtime)
         self._guarded = self.trains and getattr(config.trainer, "recovery_max_trials", 0) >= 0
         self._finite_weights = FiniteWeights(
@@ -230,7 +230,7 @@ class Trainer(Evaluator):
         self._search.keep_what_changed()
         if not self.stop_requested:  # a run that is stopped has to save in any case
             self._task_attributes.report()
-        self.state.run_state.store()
+        self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
         self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty, give_up=give_up)
@@ -400,9 +400,9 @@ class Trainer(Evaluator):
 
     # ---- how it is done
 
-    def _keep_run_state(self) -> None:
+    def _keep_python_state(self) -> None:
         """Puts into every checkpoint what is no variable."""
-        rates, parts = ConfiguredRates(self._optimizer), self.state.run_state
+        rates, parts = ConfiguredRates(self._optimizer), self.state.python_state
         parts.add("data", self.data.state, self.data.put_state)
         parts.add("metrics", self._metrics_state, self._put_metrics_state)
         parts.add("learning rates", rates.state, rates.restore)

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.restore import restore, saved_shapes, wanted_shapes
-from trainer_kit.checkpoints.state.variables import item_variables, model_variables
+from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes, wanted_shapes
+from trainer_kit.checkpoints.state.variable_names import item_variables, model_variables
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.selection import checkpoint_of_folder
+from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder
 
 
 def load_initial_weights(model: Any, path: str) -> str:

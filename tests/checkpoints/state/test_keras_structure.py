@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
-from trainer_kit.checkpoints.state.restore import restore, saved_shapes, training_checkpoint, weights_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes, training_checkpoint, weights_checkpoint
 
 
 def _block(name: str) -> Any:

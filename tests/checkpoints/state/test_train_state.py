@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.state.restore import restore, saved_shapes
+from trainer_kit.checkpoints.state.strict_restore import restore, saved_shapes
 from trainer_kit.checkpoints.state.train_state import TrainState
 
 
@@ -65,7 +65,7 @@ class _Run:
         self.note: Any = "fresh"
         optimizer = self.optimizer if trains else None
         self.state = TrainState(self.step, self.model, optimizer, self.average, self.task, seed=3)
-        self.state.run_state.add("note", lambda: self.note, self._put)
+        self.state.python_state.add("note", lambda: self.note, self._put)
 
     def _put(self, note: Any) -> None:
         self.note = note
@@ -90,7 +90,7 @@ class _Run:
             max_to_keep=9,
             step_counter=self.step,
             checkpoint_interval=1,
-            before_save=lambda _: self.state.run_state.store(),
+            before_save=lambda _: self.state.python_state.store(),
         )
         for number in numbers:
             self.go_on(number)

@@ -16,7 +16,7 @@ from trainer_kit.cli.view.run_status import (
     open_run,
     read_process,
     read_settings,
-    read_state,
+    read_status,
 )
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import RunLock
@@ -27,7 +27,7 @@ _DEFAULTS = Settings(None, "", "higher", "best_ckpt")
 
 
 def test_a_real_run_is_read_whole(finished_run: Path) -> None:
-    state = read_state(open_run(str(finished_run)))
+    state = read_status(open_run(str(finished_run)))
     assert state.settings == Settings(20, "accuracy", "higher", "best_ckpt")
     assert state.trainer is not None and state.report is not None
     assert (state.trainer.pid, state.trainer.step, state.trainer.ended) == (os.getpid(), 20, "done")
@@ -39,7 +39,7 @@ def test_a_real_run_is_read_whole(finished_run: Path) -> None:
 
 def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path) -> None:
     with RunLock(tmp_path, lambda: ("start", 0)):
-        state = read_state(open_run(str(tmp_path)))
+        state = read_status(open_run(str(tmp_path)))
     assert state.trainer is not None and (state.trainer.phase, state.trainer.ended) == ("start", "")
     assert (state.settings, state.report, state.checkpoint, state.finished) == (_DEFAULTS, None, "", None)
     assert state.sidecars == {}
@@ -87,7 +87,7 @@ def test_sidecars_are_found_by_lease_ledger_or_folder(tmp_path: Path) -> None:
         write_ledger(tmp_path, name=name)
     (tmp_path / "evals" / "begun").mkdir()
     (tmp_path / "evals" / "notes.txt").write_text("mine")
-    sidecars = read_state(tmp_path).sidecars
+    sidecars = read_status(tmp_path).sidecars
     assert list(sidecars) == ["begun", "leased", "told"]
     assert sidecars["leased"] is not None and sidecars["told"] is None
 
@@ -102,7 +102,7 @@ def test_the_last_training_report_is_read_from_the_end_of_the_history(tmp_path: 
     writer.close()
     with open(tmp_path / "metrics.jsonl", "a") as stream:
         stream.write('{"kind": "train", "step": 15, "metr')
-    assert read_state(tmp_path).report == TrainReport(10, {"loss": 0.1}, None)
+    assert read_status(tmp_path).report == TrainReport(10, {"loss": 0.1}, None)
 
 
 def test_foreign_and_damaged_files_are_left_out(finished_run: Path, tmp_path: Path) -> None:
@@ -112,13 +112,13 @@ def test_foreign_and_damaged_files_are_left_out(finished_run: Path, tmp_path: Pa
     (folder / "metrics.jsonl").write_text("no history\n")
     (folder / "ckpt-99.data-00000-of-00001").write_text("half of a checkpoint")
     (folder / "ckpt-best.index").write_text("not ours")
-    state = read_state(folder)
+    state = read_status(folder)
     assert (state.finished, state.report, state.checkpoint) == (None, None, "ckpt-20")
 
 
 def test_looking_writes_nothing(finished_run: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
-    read_state(open_run(str(finished_run)))
+    read_status(open_run(str(finished_run)))
     assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.unfinished import mark
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 
 
 class _Weights:

@@ -21,7 +21,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.files import append_line, read_lines
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.run.supervisor.restarts import OUTCOMES, Decision
+from trainer_kit.run.supervisor.restart_rules import OUTCOMES, Decision
 
 # Ends as its arguments say, "exit code@step" for each attempt; at step "?" without a heartbeat; after "+" with a new
 # checkpoint of that step. The heartbeat is real.

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer_kit.training.preconditions.batch_spec import batch_described, build_model, is_built
 
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.training.checks.batch_spec import batch_described, build_model, is_built
 from trainer_kit.training.trainer import Trainer
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainer_kit.training.preconditions.method_signatures import check_methods
 
 from trainer_kit.errors import TrainerKitError
 from trainer_kit.testing import TinyConfig, TinyTask
+from trainer_kit.training.checks.method_signatures import check_methods
 
 
 def _check(train: bool = True, evaluate: bool = True, **methods: Any) -> None:

@@ -10,11 +10,11 @@ import keras
 import pytest
 import tensorflow as tf
 import tf_keras
-from trainer_kit.training.preconditions.model_and_config import check_exact_resume, check_model, check_sections
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_experiment
+from trainer_kit.training.checks.model_and_config import check_exact_resume, check_model, check_sections
 
 
 @pytest.mark.parametrize("name", ["trainer", "task", "runtime"])

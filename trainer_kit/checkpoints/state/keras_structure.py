@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.variables import model_variables
+from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.distribution.tensorflow_internals import plain_node_class
 
 _Node = plain_node_class()

@@ -11,9 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.checkpoints.state.attribute_paths import is_state, reachable
+from trainer_kit.checkpoints.state.discovered_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.discovered_state import DiscoveredState, handles, restore_section, saved_section
+from trainer_kit.checkpoints.state.python_state import PythonState
 from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
-from trainer_kit.checkpoints.state.reachable import is_state, reachable
-from trainer_kit.checkpoints.state.restore import (
+from trainer_kit.checkpoints.state.strict_restore import (
     OPTIONAL,
     check_made,
     difference,
@@ -23,9 +26,6 @@ from trainer_kit.checkpoints.state.restore import (
     training_checkpoint,
     weights_checkpoint,
 )
-from trainer_kit.checkpoints.state.run_state import RunState
-from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section, saved_section
 from trainer_kit.distribution.replica_values import ReplicasState
 from trainer_kit.distribution.tensorflow_internals import end_saver
 from trainer_kit.errors import UsageError
@@ -50,7 +50,7 @@ class TrainState:
 
     Attributes:
       checkpoint: all of it.
-      run_state: takes further parts, before the restore.
+      python_state: takes further parts, before the restore.
       loose: the names of the further parts.
       in_use: a lock, held while variables have other values for an evaluation; a late save comes from another thread.
 
@@ -70,7 +70,7 @@ class TrainState:
     ) -> None:
         self._global_step, self._model, self._average = global_step, model, average
         self.in_use = threading.RLock()
-        self.run_state, self.step_state = RunState(), StepState({"task": task, "model": model})
+        self.python_state, self.discovered = PythonState(), DiscoveredState({"task": task, "model": model})
         self._evaluated_parts = {"task": task_state(task, model), "random/model": untracked_model_state(model)}
         evaluated = {
             "task": self._evaluated_parts["task"],
@@ -79,12 +79,12 @@ class TrainState:
         others: dict[str, Any] = {}
         if optimizer is not None:
             generators = {**process_generators(seed), **evaluated["random"]}
-            others = {"run_state": self.run_state.variable, "task": evaluated["task"], "random": generators}
+            others = {"run_state": self.python_state.variable, "task": evaluated["task"], "random": generators}
         self._items, self.loose = dict(items or {}), frozenset(items or ())
         if taken := self.loose & {*OPTIONAL, STEP_STATE, "global_step", "model", "optimizer"}:
             raise UsageError(f"a checkpoint has {', '.join(sorted(taken))} of its own; give your item another name")
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
-        evaluated[STEP_STATE] = others[STEP_STATE] = self.step_state.section
+        evaluated[STEP_STATE] = others[STEP_STATE] = self.discovered.section
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
@@ -97,7 +97,7 @@ class TrainState:
     @property
     def other_variables(self) -> list[tf.Variable]:
         """What a checkpoint holds of the task, and of the training step, beside model, optimizer and average."""
-        sections = (*self._evaluated_parts.values(), self.step_state.items)
+        sections = (*self._evaluated_parts.values(), self.discovered.items)
         found = (section[name] for section in sections for name in sorted(section))
         return [one for one in found if isinstance(one, tf.Variable)]
 
@@ -111,9 +111,9 @@ class TrainState:
     def keep_replicas(self, strategy: tf.distribute.Strategy) -> None:
         """Has checkpoints hold what each replica has for itself, such as the averages of batch normalization."""
         of_model = ReplicasState(lambda: self._model.variables, strategy)
-        self.run_state.add("replicas", of_model.state, of_model.restore)
+        self.python_state.add("replicas", of_model.state, of_model.restore)
         others = ReplicasState(lambda: self.other_variables, strategy)
-        self.run_state.add("replicas of other variables", others.state, others.restore)
+        self.python_state.add("replicas of other variables", others.state, others.restore)
 
     def restored(self, path: str | None) -> None:
         """Brings what is no variable in line with what was restored; eager, in scope.
@@ -126,9 +126,9 @@ class TrainState:
         self._incomplete = path if awaited else None
         self._restore_evaluated(path)
         if path is None or not holds(path, "run_state"):
-            self.run_state.clear()
+            self.python_state.clear()
         else:
-            self.run_state.load()
+            self.python_state.load()
         if self._average is not None and path is None:
             self._average.begin()
         elif self._average is not None and path is not None and not holds(path, self._average.section):
@@ -146,7 +146,7 @@ class TrainState:
         """
         restore(self._evaluated(), path, whole=False, loose=self.loose)
         self._restore_evaluated(path)
-        self.run_state.load_part(path, "task")
+        self.python_state.load_part(path, "task")
         if self._average is not None and not holds(path, self._average.section):
             self._average.reset()
 
@@ -172,14 +172,14 @@ class TrainState:
         """
         held = self._held(apart)
         if graph is None:
-            self._noted(self.step_state.add_reachable(held, required))
+            self._noted(self.discovered.add_reachable(held, required))
         else:
-            self._noted(self.step_state.add_written(graph, held, required))
+            self._noted(self.discovered.add_written(graph, held, required))
             self._check_made()
 
     def keep_made(self, apart: Iterable[Any], required: bool) -> None:
         """Does the same, where steps are not compiled, with what came into being in the first of them."""
-        self._noted(self.step_state.add_reachable(self._held(apart), required, begun=True))
+        self._noted(self.discovered.add_reachable(self._held(apart), required, begun=True))
         self._check_made()
 
     def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
@@ -190,10 +190,10 @@ class TrainState:
           everything: whether to look into model and optimizer as well, as where no graph will tell what steps do.
         """
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
-        found = reachable(self.step_state.roots, () if everything else (self._model, *optimizers))
+        found = reachable(self.discovered.roots, () if everything else (self._model, *optimizers))
         apart = [self._global_step, *apart]
         if handles(found.values()) - handles(_native(apart)):
-            self.step_state.watch(found, self._held(apart))
+            self.discovered.watch(found, self._held(apart))
 
     def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
         """Has what has changed since `watch` be in checkpoints; eager, before a save.
@@ -205,7 +205,7 @@ class TrainState:
         Raises:
           UsageError: if `required`, when something cannot be saved.
         """
-        self._noted(self.step_state.add_changed(None if apart is None else self._held(apart), required))
+        self._noted(self.discovered.add_changed(None if apart is None else self._held(apart), required))
 
     def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
         """Warns of what an evaluation changes and training uses, random generators apart, which are put back.
@@ -218,7 +218,7 @@ class TrainState:
         Raises:
           UsageError: if `required`, when there is something.
         """
-        self.step_state.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
+        self.discovered.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
 
     def remember_generators(self) -> None:
         """Remembers the states of all random generators for `put_generators_back`; eager, on the host.
@@ -261,7 +261,7 @@ class TrainState:
 
     def _restore_evaluated(self, path: str | None) -> None:
         """Restores what an evaluation uses beside weights and average, as far as run and checkpoint have it."""
-        self._noted(self.step_state.restored(path))
+        self._noted(self.discovered.restored(path))
         if path is None:
             return
         for section, items in self._evaluated_parts.items():

@@ -16,7 +16,7 @@ from trainer_kit.cli.view.run_status import Settings, listed, readable
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.info import INFO, read_info
+from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 from trainer_kit.telemetry.scalars import as_scalar, flat_scalars
 

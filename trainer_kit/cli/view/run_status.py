@@ -80,7 +80,7 @@ class TrainReport:
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunStatus:
     """The state of a run and of its sidecars.
 
     Attributes:
@@ -173,7 +173,7 @@ def _named_bests(told: Any) -> dict[str, Criterion]:
     return found
 
 
-def read_state(folder: Path) -> RunState:
+def read_status(folder: Path) -> RunStatus:
     """Returns the state of the run in `folder` as its files tell it now.
 
     Raises:
@@ -183,7 +183,7 @@ def read_state(folder: Path) -> RunState:
         checkpoints = complete_checkpoints(os.fspath(folder))
     final = files.read_json(folder / "final.json") or {}
     step, stopped = final.get("step"), final.get("stopped")
-    return RunState(
+    return RunStatus(
         settings=read_settings(folder),
         trainer=read_process(folder / HEARTBEAT),
         report=_read_report(folder / "metrics.jsonl"),

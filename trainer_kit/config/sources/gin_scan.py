@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_kit.config.sources.text import read_text
+from trainer_kit.config.sources.config_files import read_text
 from trainer_kit.errors import ConfigError, Mistake
 
 PARAMS_FLAG = "--gin_params"

@@ -24,18 +24,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainer_kit.config.allowed_values import show
 from trainer_kit.config.discovery import exits
 from trainer_kit.config.experiment_factory import make_config
 from trainer_kit.config.experiments import experiments, get_experiment
-from trainer_kit.config.field_messages import show
 from trainer_kit.config.fields import fields_of, sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import gin_binding
+from trainer_kit.config.sources.config_files import read_config_file as read_config_file
+from trainer_kit.config.sources.config_files import read_params_override as read_params_override
 from trainer_kit.config.sources.gin_scan import Scan, scan
 from trainer_kit.config.sources.layer import Layer as Layer
 from trainer_kit.config.sources.layer import join
-from trainer_kit.config.sources.text import read_config_file as read_config_file
-from trainer_kit.config.sources.text import read_params_override as read_params_override
 from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 

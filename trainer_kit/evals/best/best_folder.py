@@ -20,7 +20,7 @@ from trainer_kit.checkpoint_names import (
 )
 from trainer_kit.checkpoints.commit import commit, problem, read_record
 from trainer_kit.checkpoints.unfinished import mark, unmark
-from trainer_kit.evals.best.info import INFO, is_info, read_info
+from trainer_kit.evals.best.info_json import INFO, is_info, read_info
 from trainer_kit.folder_identity import check_held
 
 

@@ -32,7 +32,7 @@ from trainer_kit.checkpoints.unfinished import mark, unmark
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import KeptWeights, info_of
 from trainer_kit.folder_identity import make_folder
 from trainer_kit.telemetry.scalars import flat_scalars

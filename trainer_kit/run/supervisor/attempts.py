@@ -23,8 +23,8 @@ from trainer_kit.folder_identity import HeldFolder
 from trainer_kit.process.run_directory import count_starts, has_begun
 from trainer_kit.process.run_lock import read_heartbeat
 from trainer_kit.process.startup_signals import exit_code
-from trainer_kit.run.supervisor.process import Wakeups, run
-from trainer_kit.run.supervisor.restarts import Policy, Verdict, outcome
+from trainer_kit.run.supervisor.child_process import Wakeups, run
+from trainer_kit.run.supervisor.restart_rules import Policy, Verdict, outcome
 from trainer_kit.telemetry.metrics_jsonl import newest_report
 
 ATTEMPTS = "attempts.jsonl"

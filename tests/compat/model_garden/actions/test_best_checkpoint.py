@@ -21,7 +21,7 @@ from trainer_kit.compat.model_garden.actions.best_checkpoint import (
     numbers,
 )
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing.tiny_task import TinyTask, tiny_experiment

@@ -16,7 +16,7 @@ from official.core import train_utils
 
 from trainer_kit.compat.model_garden.actions import best_folder
 from trainer_kit.compat.model_garden.actions.best_folder import GardenBestFolder, nested
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.best.kept_weights import info_of
 
 METRICS = {"val": {"accuracy": 0.5}, "loss": 1.0}

@@ -14,7 +14,7 @@ from official.core import base_trainer, task_factory
 from official.core import train_utils as theirs
 
 from tests.compat.model_garden.garden_task import small_config
-from trainer_kit.checkpoints.state.step_state import saved_section
+from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer, adopted
 from trainer_kit.compat.model_garden.training.runner import run_experiment

@@ -28,7 +28,7 @@ from tests.compat.model_garden.garden_task import (
     small_config,
     small_trainer,
 )
-from trainer_kit.checkpoints.state.restore import saved_shapes
+from trainer_kit.checkpoints.state.strict_restore import saved_shapes
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer
 from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer

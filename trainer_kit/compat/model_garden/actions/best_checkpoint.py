@@ -14,7 +14,7 @@ from trainer_kit import files
 from trainer_kit.compat.model_garden.actions.best_folder import GardenBestFolder, nested
 from trainer_kit.errors import ConfigError, Mistake, UsageError, suggestion
 from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.info import GARDEN_STEP, INFO
+from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.metrics import to_numpy
 

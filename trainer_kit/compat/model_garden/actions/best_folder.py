@@ -23,7 +23,7 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import problem
 from trainer_kit.evals.best.best_folder import BestFolder
-from trainer_kit.evals.best.info import GARDEN_STEP, read_info
+from trainer_kit.evals.best.info_json import GARDEN_STEP, read_info
 from trainer_kit.evals.best.kept_weights import info_of
 from trainer_kit.telemetry.scalars import flat_scalars
 

@@ -15,7 +15,7 @@ from official.modeling.hyperparams import ParamsDict
 from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.experiments import registered_names
-from trainer_kit.config.field_messages import NO_SUCH_KEY
+from trainer_kit.config.allowed_values import NO_SUCH_KEY
 from trainer_kit.config.merge import DEFAULT, apply
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources.gin_source import read_config_file, read_params_override

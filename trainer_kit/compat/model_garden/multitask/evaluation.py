@@ -10,7 +10,7 @@ from trainer_kit.compat.model_garden.training.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.metrics import MetricSet, task_metrics
-from trainer_kit.training.parts.validation_sets import ValidationSet, ValidationSets
+from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets
 
 
 def evaluate_tasks(

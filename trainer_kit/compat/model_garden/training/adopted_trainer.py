@@ -25,8 +25,8 @@ from trainer_kit.inputs.dataset_iterator import endless, is_endless
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.parts.stop_flag import StopFlag
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 _NEEDED = ("strategy", "model", "optimizer", "global_step", "checkpoint")
 _KNOWN = ("global_step", "model", "optimizer", "save_counter")
@@ -81,10 +81,10 @@ class AdoptedTrainer(BaseTrainer):
             instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
         )
         rates = ConfiguredRates(trained)
-        self.state.step_state.roots["trainer"] = inner
+        self.state.discovered.roots["trainer"] = inner
         self._searched = False  # for what its first steps have made
-        self.state.run_state.add("learning rates", rates.state, rates.restore)
-        self.state.run_state.add("data", self.data.state, self.data.put_state)
+        self.state.python_state.add("learning rates", rates.state, rates.restore)
+        self.state.python_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
         self.stop_flag = StopFlag(self._strategy)
 
@@ -176,7 +176,7 @@ class AdoptedTrainer(BaseTrainer):
 
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
-        self.state.run_state.add(name, get, put)
+        self.state.python_state.add(name, get, put)
 
     def check_data(self) -> None:
         """Raises DataError when all validation data is to be evaluated, and is known to be endless.
@@ -202,7 +202,7 @@ class AdoptedTrainer(BaseTrainer):
         unseen, self._searched = not self._searched, True
         with self._strategy.scope():
             self.state.keep_changed(self._metric_variables() if unseen else None, self._required())
-        self.state.run_state.store()
+        self.state.python_state.store()
         self.data.save_iterator(f"{prefix}{ITERATOR}")
 
     def after_restore(self, path: str | None = None) -> None:

@@ -18,7 +18,7 @@ from trainer_kit.config.schema.evaluation import evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.distribution.collectives import is_chief
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.selection import INITIAL, newest_checkpoint
+from trainer_kit.evals.checkpoint_selection import INITIAL, newest_checkpoint
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.model_garden.config.build_errors import TaskSections, part_of, told
 from trainer_kit.distribution.datasets import whole_steps
-from trainer_kit.training.parts.task_inputs import TaskInputs
+from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
 
 class ModelGardenInputs(TaskInputs):

@@ -13,7 +13,7 @@ from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.distribution.datasets import distribute_dataset
 from trainer_kit.errors import ConfigError
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.parts.task_inputs import TaskInputs
+from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
 
 class _Task(TinyTask):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.selection import newest_checkpoint, select_checkpoint
+from trainer_kit.evals.checkpoint_selection import newest_checkpoint, select_checkpoint
 
 
 def _folder(path: Path, *steps: int) -> str:

@@ -15,15 +15,15 @@ import tensorflow as tf
 import tf_keras
 
 from tests.checkpoints.stateful_tasks import KINDS, STEPS, Unreachable, train
-from trainer_kit.checkpoints.state.graph_writes import described, written
-from trainer_kit.checkpoints.state.reachable import reachable
-from trainer_kit.checkpoints.state.restore import restore
-from trainer_kit.checkpoints.state.step_state import saved_section
+from trainer_kit.checkpoints.state.attribute_paths import reachable
+from trainer_kit.checkpoints.state.discovered_state import saved_section
+from trainer_kit.checkpoints.state.strict_restore import restore
+from trainer_kit.checkpoints.state.traced_writes import described, written
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import ForkServer, tiny_experiment
 from trainer_kit.testing.tiny_task import FEATURES, TinyTask
-from trainer_kit.training.parts.task_attributes import PlainValues
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_parts.task_attributes import PlainValues
 
 FORMS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
     "compiled": (
@@ -335,7 +335,9 @@ def test_what_a_graph_only_reads_is_not_written() -> None:
     graph = tf.function(loop, autograph=False).get_concrete_function().graph
     handles = written(graph)
     assert {id(one) for one in handles} == {id(changed.handle), id(inner.handle)}
-    assert all("changed in tests/checkpoints/state/test_step_state.py:" in described(graph, one) for one in handles)
+    assert all(
+        "changed in tests/checkpoints/state/test_discovered_state.py:" in described(graph, one) for one in handles
+    )
 
 
 def test_what_a_library_writes_on_replicas_has_no_line_of_python() -> None:

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.checkpoints.state.restore import (
+from trainer_kit.checkpoints.state.strict_restore import (
     difference,
     holds,
     restore,
@@ -22,7 +22,7 @@ from trainer_kit.checkpoints.state.restore import (
     training_checkpoint,
     weights_checkpoint,
 )
-from trainer_kit.checkpoints.state.variables import model_variables, optimizer_variables
+from trainer_kit.checkpoints.state.variable_names import model_variables, optimizer_variables
 from trainer_kit.errors import StorageError, UsageError
 
 

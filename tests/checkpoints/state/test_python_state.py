@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.state.restore import restore, training_checkpoint
-from trainer_kit.checkpoints.state.run_state import RunState
+from trainer_kit.checkpoints.state.python_state import PythonState
+from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
 from trainer_kit.errors import UsageError
 
 
@@ -31,14 +31,14 @@ class _Part:
         self.given.append(value)
 
 
-def _with(**parts: _Part) -> RunState:
-    state = RunState()
+def _with(**parts: _Part) -> PythonState:
+    state = PythonState()
     for name, part in parts.items():
         state.add(name, functools.partial(getattr, part, "value"), part.put)
     return state
 
 
-def _copied(source: RunState, target: RunState) -> RunState:
+def _copied(source: PythonState, target: PythonState) -> PythonState:
     target.variable.assign(source.variable)
     return target
 
@@ -150,7 +150,7 @@ def test_each_asynchronous_save_holds_the_state_of_its_own_moment(tmp_path: Path
 
 
 def test_checkpoints_with_and_without_a_run_state_are_both_restored(tmp_path: Path) -> None:
-    def parts(number: int, state: RunState | None) -> tf.train.Checkpoint:
+    def parts(number: int, state: PythonState | None) -> tf.train.Checkpoint:
         others = {"run_state": state.variable} if state else {}
         model = tf.Module()
         model.weight = tf.Variable([1.0])
@@ -185,6 +185,6 @@ def test_arrays_and_variables_come_back_bit_by_bit(kind: str) -> None:
 
 def test_in_the_scope_of_a_strategy_the_variable_is_on_the_host_and_not_mirrored() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"], tf.distribute.ReductionToOneDevice()).scope():
-        variable = RunState().variable
+        variable = PythonState().variable
     assert not isinstance(variable, tf.distribute.DistributedValues)
     assert variable.device.endswith("CPU:0") and variable.dtype == tf.string

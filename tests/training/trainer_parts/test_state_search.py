@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.errors import UsageError
-from trainer_kit.training.parts.state_search import StateSearch
+from trainer_kit.training.trainer_parts.state_search import StateSearch
 
 
 class _Parts:
@@ -49,7 +49,7 @@ class _Run:
     @property
     def held(self) -> set[str]:
         """The names of what checkpoints hold beside all other sections."""
-        return {name.rpartition("/")[2] for name in self.state.step_state.items}
+        return {name.rpartition("/")[2] for name in self.state.discovered.items}
 
 
 def _graph(function: Any) -> tf.Graph:

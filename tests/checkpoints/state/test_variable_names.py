@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.checkpoints.state.variables import canonical_paths, model_variables, optimizer_variables
+from trainer_kit.checkpoints.state.variable_names import canonical_paths, model_variables, optimizer_variables
 
 
 def _model() -> keras.Model:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import is_foreign, problem
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.best.info import read_info
+from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.process.run_directory import read_run_id
 
 INITIAL = "initial"  # the weights as the task initializes them

@@ -1,4 +1,4 @@
-"""RunState: what a run has to remember beside its variables, as one string variable of its checkpoint.
+"""PythonState: what a run has to remember beside its variables, as one string variable of its checkpoint.
 
 TensorFlow serialises Python state in the thread of the save, later than it copies the variables. So the parts are
 turned into JSON on the caller's thread, just before a save, and travel as a variable. No part may hold a wall-clock
@@ -26,7 +26,7 @@ _DTYPES -= {"string", "resource", "variant"}
 _LOG = logging.getLogger(__name__)
 
 
-class RunState:
+class PythonState:
     """Named parts, each with a function that returns its value and one that takes it back.
 
     Attributes:

@@ -13,7 +13,7 @@ from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
 from trainer_kit.training.metrics import MetricSet
-from trainer_kit.training.parts.validation_sets import ValidationSet, ValidationSets, shared_sets
+from trainer_kit.training.trainer_parts.validation_sets import ValidationSet, ValidationSets, shared_sets
 
 
 def _sets(own: dict[str, ValidationSetConfig] | None = None, **elements: int) -> ValidationSets:

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.checkpoint_graph import ROOT, CheckpointGraph
-from trainer_kit.checkpoints.state.variables import canonical_paths, model_variables
+from trainer_kit.checkpoints.state.object_graph import ROOT, CheckpointGraph
+from trainer_kit.checkpoints.state.variable_names import canonical_paths, model_variables
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.optimizers.moving_average import averaged_variables, unique_names

@@ -16,10 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.checkpoint_graph import readable
+from trainer_kit.checkpoints.state.attribute_paths import reachable
 from trainer_kit.checkpoints.state.fingerprints import Fingerprints
-from trainer_kit.checkpoints.state.graph_writes import described, variable_of, variables_used, written
-from trainer_kit.checkpoints.state.reachable import reachable
+from trainer_kit.checkpoints.state.object_graph import readable
+from trainer_kit.checkpoints.state.traced_writes import described, variable_of, variables_used, written
 from trainer_kit.errors import StorageError, UsageError
 
 SECTION = "step_state"
@@ -27,7 +27,7 @@ _ADVICE = "keep it in an attribute of the task or of the model, where it is foun
 _LOG = logging.getLogger(__name__)
 
 
-class StepState:
+class DiscoveredState:
     """Variables and hash tables by the path that leads to them.
 
     Args:

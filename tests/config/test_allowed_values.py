@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from trainer_kit.config.field_messages import describe, hint, show
+from trainer_kit.config.allowed_values import describe, hint, show
 from trainer_kit.config.schema.optimization import AdamConfig
 
 

@@ -1,9 +1,9 @@
 """What a checkpoint holds, and its strict restore.
 
 The root keys are TF Model Garden's: global_step, model, optimizer. Beside them stand `average`, the moving average of
-the weights; `run_state` (run_state.py); `random` and `task`, state that the model does not show (random_state.py);
-`step_state`, what else the training step changes (step_state.py, which restores it too); and what the model itself adds
-by `checkpoint_items`.
+the weights; `run_state` (python_state.py); `random` and `task`, state that the model does not show (random_state.py);
+`step_state`, what else the training step changes (discovered_state.py, which restores it too); and what the model
+itself adds by `checkpoint_items`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.checkpoint_graph import CheckpointGraph, missing_objects, object_graph, readable
+from trainer_kit.checkpoints.state.discovered_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.discovered_state import saved_section
 from trainer_kit.checkpoints.state.keras_structure import named_and_structured
-from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import saved_section
-from trainer_kit.checkpoints.state.variables import (
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, missing_objects, object_graph, readable
+from trainer_kit.checkpoints.state.variable_names import (
     canonical_paths,
     item_variables,
     model_variables,

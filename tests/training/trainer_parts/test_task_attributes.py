@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.errors import UsageError
-from trainer_kit.training.parts.task_attributes import TaskAttributes, has_own_state
+from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
 
 
 class _Task:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from trainer_kit.errors import ExitCode
-from trainer_kit.run.supervisor.restarts import OUTCOMES, Decision, Policy, backoff, outcome
+from trainer_kit.run.supervisor.restart_rules import OUTCOMES, Decision, Policy, backoff, outcome
 
 
 def _seconds(policy: Policy, *ends: tuple[int, int | None]) -> list[float | None]:

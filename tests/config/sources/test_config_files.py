@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.layer import Layer
-from trainer_kit.config.sources.text import read_config_file, read_params_override
 from trainer_kit.errors import ConfigError, ExitCode, Mistake
 
 NESTED = {"trainer": {"train_steps": 5, "loss_upper_bound": 0.001}, "task": {"weights": [1, 2]}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.evals.best.info import INFO, is_info, read_info
+from trainer_kit.evals.best.info_json import INFO, is_info, read_info
 
 _WHOLE = {"checkpoint": "ckpt-5", "step": 5, "metric": "a", "value": 0.5, "metrics": {"a": 0.5, "far|b": 1}}
 
@@ -51,7 +51,7 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
 
 
 def test_it_is_read_without_tensorflow() -> None:
-    code = "import sys, trainer_kit.evals.best.info; assert 'tensorflow' not in sys.modules"
+    code = "import sys, trainer_kit.evals.best.info_json; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 

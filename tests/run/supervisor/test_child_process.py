@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.errors import UsageError
-from trainer_kit.run.supervisor.process import LINES_KEPT, Wakeups, run
+from trainer_kit.run.supervisor.child_process import LINES_KEPT, Wakeups, run
 
 # A grandchild that SIGTERM does not end, with a lock that lasts as long as it does.
 _STUBBORN = """
@@ -31,7 +31,7 @@ if sys.argv[1:]:
 # Runs a command, which follows its grace in seconds, and returns its exit code.
 _SUPERVISOR = """
 import sys
-from trainer_kit.run.supervisor.process import Wakeups, run
+from trainer_kit.run.supervisor.child_process import Wakeups, run
 
 with Wakeups() as wakeups:
     code = run(sys.argv[2:], wakeups, float(sys.argv[1]))[0]
