@@ -1,8 +1,9 @@
 """The examples in Markdown pages: Python files, and commands that run them.
 
-A page marks them by comments. `<!-- example: NAME.py -->` before a Python block makes it a file of that name,
-`<!-- run: NAME -->` before a Bash block makes it a command that has to end with 0 (`<!-- run: NAME, exit 2 -->`: with
-2), and `<!-- needs: NAME.py -->` takes a file from the page that has it. tests/docs/test_examples.py runs them.
+A page marks them by comments at the start of a line. `<!-- example: NAME.py -->` before a Python block makes it a file
+of that name, `<!-- run: NAME -->` before a Bash block makes it a command that has to end with 0 (`<!-- run: NAME, exit
+2 -->`: with 2), and `<!-- needs: NAME.py -->` takes a file from the page that has it. tests/docs/test_examples.py runs
+them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pathlib import Path
 
 from scripts.source_files import ROOT
 
-_EXAMPLE = re.compile(r"<!-- example: (\S+\.py) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_RUN = re.compile(r"<!-- run: ([^,\n]+?)(?:, exit (\d+))? -->\n```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_NEEDS = re.compile(r"<!-- needs: (\S+) -->")
-_MARKER = re.compile(r"<!-- run: .*?-->|<!-- example: \S+\.py -->")
+_EXAMPLE = re.compile(r"^<!-- example: (\S+\.py) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_RUN = re.compile(r"^<!-- run: ([^,\n]+?)(?:, exit (\d+))? -->\n```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_NEEDS = re.compile(r"^<!-- needs: (\S+) -->", re.MULTILINE)
+_MARKER = re.compile(r"^(?:<!-- run: .*?-->|<!-- example: \S+\.py -->)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
