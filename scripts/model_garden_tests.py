@@ -5,7 +5,8 @@
 The tests are those of the installed package; nothing of them is kept here. Each file runs twice, each time in a process
 of its own: once as it is, once with the names that trainer_kit.compat.model_garden offers put into Model Garden's
 modules. A test that passes in the first run has to pass in the second, or its name has to stand in the table of
-docs/from_model_garden.md, with the reason why trainer_kit is meant to differ. Any other test makes the exit code 1.
+docs/guides/porting_differences.md, with the reason why trainer_kit is meant to differ. Any other test makes the exit
+code 1.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ REPLACED = {
     },
 }
 NEEDS = ("official.common.registry_imports", "official.core.train_lib", "official.modeling.multitask.train_lib")
-_DOCS = Path(__file__).parents[1] / "docs" / "from_model_garden.md"
+_DOCS = Path(__file__).parents[1] / "docs" / "guides" / "porting_differences.md"
 _LISTED = re.compile(r"^\| `(\S+_test\.py)` \| `(\w+\.\w+)` \|")
 TIME_LIMIT = 300.0  # seconds for one process
 PASSED, SKIPPED, CRASHED = "passed", "skipped", "its process ended"

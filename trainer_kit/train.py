@@ -28,6 +28,7 @@ from trainer_kit.process.error_report import print_error
 from trainer_kit.process.gc_freeze import gc_frozen
 from trainer_kit.process.standard_streams import CurrentError, outlast_readers
 from trainer_kit.process.startup_signals import ends_with
+from trainer_kit.run.flag_texts import help_text
 from trainer_kit.run.flags import parse_flags, request, unsupervised, until_begun
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor.attempts import supervise
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None, plan: _Plan = checked_run) -> int:
         values = parse_flags(argv)
         debug, model_dir = values.debug, values.model_dir
         if values.help:
-            print(__doc__, values.get_help(), sep="\n")
+            print(help_text())
         elif values.max_restarts and values.model_dir:
             return run_supervised(values)
         else:

@@ -21,11 +21,11 @@ class CharLmModelConfig(trainer_kit.Config):
     """The transformer.
 
     Attributes:
-      context: characters that it sees at most, and that a window of text predicts.
-      convolution: how many characters, the last one included, are joined into the first features of a position.
-      layers: blocks of attention and feed-forward.
-      width: features of a position.
-      heads: of the attention; width has to be a multiple.
+      context: The number of characters that the model sees at most, and that a window of text predicts.
+      convolution: How many characters, the last one included, are joined into the first features of a position.
+      layers: The number of blocks of attention and feed-forward.
+      width: The number of features of a position.
+      heads: The number of attention heads; width has to be a multiple of it.
     """
 
     context: PositiveInt = 128
@@ -45,8 +45,9 @@ class CharLmConfig(trainer_kit.TaskConfig):
     """Prediction of the next character of Python sources.
 
     Attributes:
-      folder: where the .py files are; empty: the library of the Python that runs this.
-      evaluated_windows: windows of held-out text in an evaluation, evenly spread and always the same; 0: all.
+      folder: The folder of the .py files; empty means the standard library of the Python that runs this.
+      evaluated_windows: The number of windows of held-out text in an evaluation, evenly spread and always the same; 0
+        means all of them.
     """
 
     folder: str = ""

@@ -17,8 +17,8 @@ class DigitsModelConfig(trainer_kit.Config):
     """The net: two convolutions, a pooling, a third convolution, dropout, and one dense layer.
 
     Attributes:
-      width: filters of the first convolution; the other two have twice as many.
-      dropout: share of the features that a training step leaves out.
+      width: The number of filters of the first convolution; the other two have twice as many.
+      dropout: The share of the features that a training step leaves out.
     """
 
     width: Annotated[int, Field(ge=1)] = 16

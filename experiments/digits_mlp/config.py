@@ -17,8 +17,8 @@ class DigitsMlpModelConfig(trainer_kit.Config):
     """The net: 64 pixels, one hidden layer, 10 logits.
 
     Attributes:
-      hidden: width of the hidden layer.
-      dropout: share of the hidden features that a training step leaves out.
+      hidden: The width of the hidden layer.
+      dropout: The share of the hidden features that a training step leaves out.
     """
 
     hidden: Annotated[int, Field(ge=1)] = 32

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +88,39 @@ def test_showing_writes_nothing(trainer_kit: Command, here: Path) -> None:
     before = sorted(here.rglob("*"))
     assert trainer_kit("show", "mine/small", "--import_module=mine.py").returncode == 0
     assert sorted(here.rglob("*")) == before
+
+
+def test_a_value_that_is_named_is_explained(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "trainer.max_to_keep", "--import_module=mine.py")
+    assert done.stdout.splitlines() == [
+        "trainer.max_to_keep = 5  # default",
+        "    How many of the newest checkpoints are kept.",
+        "    It takes a whole number of at least 1; the default is 5.",
+    ]
+
+
+def test_a_section_that_is_named_is_explained_value_by_value(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "trainer.continuous_eval", "--import_module=mine.py")
+    values = [line.partition(" ")[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    inside = ("policy", "validation_sets", "max_wait_checkpoints")
+    assert values == [f"trainer.continuous_eval.{name}" for name in inside]
+
+
+def test_a_path_that_leads_nowhere_is_a_message_with_near_names(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "trainer.max_to_kep", "--import_module=mine.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "trainer.max_to_kep: there is no such value; did you mean trainer.max_to_keep" in done.stderr
+
+
+def test_a_terminal_shows_a_sentence_below_each_value(here: Path) -> None:
+    command = [sys.executable, "-m", "trainer_kit", "show", "mine/small", "--import_module=mine.py", "--diff"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"}
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [*command, "--params_override=trainer.max_to_keep=9"], cwd=here, env=environment, stdout=slave, timeout=120
+    )
+    os.close(slave)
+    lines = os.read(master, 10_000).decode().splitlines()
+    os.close(master)
+    assert done.returncode == 0
+    assert lines[0].startswith("trainer.max_to_keep = 9") and "How many of the newest checkpoints" in lines[1]

@@ -215,9 +215,15 @@ print("accuracy", right.mean(), "trainer_kit" in sys.modules)
 """
 
 
+def _example(page: str, name: str) -> str:
+    """Returns the code block of a page below the marker of `name`."""
+    return page.split(f"<!-- example: {name} -->")[1].split("```python\n")[1].split("```")[0]
+
+
 def test_the_example_of_the_readme_trains(tmp_path: Path, server: ForkServer) -> None:
-    text = (ROOT / "README.md").read_text()
-    example = text.split("<!-- example: my_task.py -->")[1].split("```python\n")[1].split("```")[0]
+    text, tutorial = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.md").read_text()
+    example = _example(text, "my_task.py")
+    assert len(text.splitlines()) <= 120 and _example(tutorial, "my_task.py") == example
     assert len([line for line in example.splitlines() if line.strip()]) <= 30
     (tmp_path / "my_task.py").write_text(example)
     command = next(line for line in text.splitlines() if "--import_module=my_task.py" in line)
@@ -226,8 +232,7 @@ def test_the_example_of_the_readme_trains(tmp_path: Path, server: ForkServer) ->
     assert ended.code == 0, ended.text
     best = json.loads((tmp_path / "runs/rings/best_ckpt/info.json").read_text())
     assert best["value"] > 0.95
-    elsewhere = [text.split(f"<!-- example: {name} -->")[1].split("```python\n")[1] for name in ("plain.py", "load.py")]
-    plain, load = (example.split("```")[0] for example in elsewhere)
+    plain, load = (_example(tutorial, name) for name in ("plain.py", "load.py"))
     (tmp_path / "elsewhere.py").write_text("\n".join([plain, _EVALUATED, load, _EVALUATED]))
     done = subprocess.run(
         [sys.executable, "elsewhere.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=240

@@ -89,12 +89,12 @@ def test_an_error_of_own_code_shows_the_line_and_the_shapes(
     assert what_is_missing(mistake, code, text, tmp_path) == [], text
 
 
-def test_the_sample_in_the_readme_is_what_is_printed() -> None:
-    block = next(part for part in (ROOT / "README.md").read_text().split("```") if part.strip().startswith("$ "))
+def test_the_sample_in_the_guide_is_what_is_printed() -> None:
+    text = (ROOT / "docs" / "guides" / "config.md").read_text()
+    block = next(part for part in text.split("```") if part.strip().startswith("$ python -m trainer_kit.train "))
     command, *printed = block.strip().splitlines()
     arguments = [sys.executable, *command.split()[2:]]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert command.startswith("$ python -m trainer_kit.train ")
     assert (done.returncode, done.stderr.splitlines()) == (2, printed)
 
 

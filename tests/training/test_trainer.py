@@ -190,17 +190,17 @@ def test_more_validation_steps_than_data_warn_and_use_what_there_is(caplog: pyte
     assert logs["validation_loss"] > 0
 
 
-def _readme_task() -> type[TinyTask]:
-    """A task with the train_step that README shows."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def _documented_task() -> type[TinyTask]:
+    """Returns a task with the train_step that docs/guides/tasks.md shows."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "tasks.md").read_text()
     step = text.split("<!-- example: train_step -->")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"tf": tf, "tk": trainer_kit}
     exec(f"class Own:\n{step}", names)
-    return type("_ReadmeTask", (names["Own"], TinyTask), {})
+    return type("_DocumentedTask", (names["Own"], TinyTask), {})
 
 
 @pytest.mark.parametrize(("replicas", "dtype"), [(1, "float32"), (2, "float32"), (1, "float16")])
-def test_the_train_step_of_the_readme_does_what_the_default_one_does(
+def test_the_train_step_of_the_guide_does_what_the_default_one_does(
     replicas: int, dtype: str, plain: dict[int, _Reached]
 ) -> None:
     def trained(task_type: type[TinyTask]) -> list[np.ndarray]:
@@ -211,7 +211,7 @@ def test_the_train_step_of_the_readme_does_what_the_default_one_does(
     config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
     set_precision(config.runtime)
     try:
-        own = trained(_readme_task())
+        own = trained(_documented_task())
         default = plain[10].weights if dtype == "float32" else trained(TinyTask)
     finally:
         set_precision(RuntimeConfig(mixed_precision_dtype="float32"))

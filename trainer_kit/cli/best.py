@@ -21,19 +21,26 @@ from trainer_kit.errors import ExitCode, UsageError, suggestion
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, its ledger, what makes an evaluation the best, and how many are shown."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run")
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument(
-        "--name", help="of the ledger; default: validation, the training run's, or the only one that there is"
+        "--name", help="The ledger to read. Default: validation, the training run's, or the only one that there is."
     )
     ledgers.add_choice(parser)
-    parser.add_argument("--best", metavar="NAME", help="what the run keeps as the best of this name")
-    parser.add_argument("--top", type=int, metavar="K", help="how many of each dataset; default: 1; of --best all")
+    parser.add_argument(
+        "--best", metavar="NAME", help="Shows what the run keeps under this name of trainer.best_checkpoints."
+    )
+    parser.add_argument(
+        "--top",
+        type=int,
+        metavar="K",
+        help="How many evaluations of each dataset are shown. Default: 1, with --best all.",
+    )
     parser.add_argument(
         "--recompute",
         action="store_true",
-        help="make info.json and the weights again from the ledger and the checkpoints, when no process writes there",
+        help="Makes info.json and the weights again from ledger and checkpoints; no process may write there.",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON, with all digits")
+    parser.add_argument("--json", action="store_true", help="Prints JSON, with all digits.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,18 +9,20 @@ from trainer_kit.config.merge import Resolved
 from trainer_kit.config.resolve import Sources, resolve
 
 _REPEATED = {
-    "config_file": "YAML or JSON file with config values",
-    "gin_file": "gin file with bindings",
-    "gin_params": "a gin binding",
-    "params_override": "config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file",
+    "config_file": "Reads config values from a YAML or JSON file.",
+    "gin_file": "Reads gin bindings from a file.",
+    "gin_params": "Sets a gin binding, such as TrainerConfig.train_steps = 500.",
+    "params_override": "Sets config values: a.b=c,d=[1,2], YAML text, or the path of a YAML or JSON file.",
 }
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the experiment's name and the sources of its config."""
-    parser.add_argument("experiment", help="name of the experiment; `trainer-kit list` shows them")
+    parser.add_argument("experiment", help="The name of the experiment; `trainer-kit list` shows those that there are.")
     for name, meaning in _REPEATED.items():
-        parser.add_argument(f"--{name}", action="append", default=[], help=f"{meaning}; may be repeated, in order")
+        parser.add_argument(
+            f"--{name}", action="append", default=[], help=f"{meaning} It may be repeated; later ones win."
+        )
 
 
 def resolve_arguments(arguments: argparse.Namespace) -> Resolved:

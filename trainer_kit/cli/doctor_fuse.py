@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument(
         "--fuse_steps", action="append", type=int, default=[], metavar="N",
-        help="number of steps to try; may be repeated (default: the largest divisor of steps_per_loop up to 100)",
+        help="A number of steps to try; it may be repeated. Default: the largest divisor of steps_per_loop up to 100.",
     )  # fmt: skip
 
 

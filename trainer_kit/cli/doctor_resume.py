@@ -60,12 +60,14 @@ class Kill:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the experiment with the sources of its config, and the kills."""
     add_config_arguments(parser)
-    parser.add_argument("--kills", type=int, default=5, help="how often the run is killed (default 5)")
+    parser.add_argument("--kills", type=int, default=5, help="How often the run is killed. Default: 5.")
     parser.add_argument(
-        "--signal", choices=_SIGNALS, default="both", help="SIGKILL, SIGTERM or, as by default, in turn"
+        "--signal", choices=_SIGNALS, default="both", help="The signal that kills it. Default: both, in turn."
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and signals (default 0)")
-    parser.add_argument("--keep", action="store_true", help="keep the two folders, and say where they are")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="The seed of the moments at which the run is killed. Default: 0."
+    )
+    parser.add_argument("--keep", action="store_true", help="Keeps the two folders, and says where they are.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -18,11 +18,13 @@ from trainer_kit.telemetry.scalars import to_json_number
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, which of its ledgers, and what makes an evaluation the best."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run")
-    parser.add_argument("--name", help="of one ledger, evals/<name>.jsonl; default: all of them")
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
+    parser.add_argument("--name", help="The ledger to read, evals/<name>.jsonl. Default: all of them.")
     ledgers.add_choice(parser)
-    parser.add_argument("--all", action="store_true", help="also what a run that went back has superseded")
-    parser.add_argument("--json", action="store_true", help="as JSON, with all digits")
+    parser.add_argument(
+        "--all", action="store_true", help="Shows evaluations too that a run which went back has superseded."
+    )
+    parser.add_argument("--json", action="store_true", help="Prints JSON, with all digits.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from trainer_kit.errors import ExitCode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --all."""
-    parser.add_argument("--all", action="store_true", help="also those of other frameworks, such as tfm/mock")
+    parser.add_argument("--all", action="store_true", help="Lists those of other frameworks too, such as tfm/mock.")
 
 
 def run(arguments: argparse.Namespace) -> int:

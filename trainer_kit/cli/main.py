@@ -58,10 +58,15 @@ def _add_parsers(add_parser: Callable[..., argparse.ArgumentParser], modules: di
         help_text = (module.__doc__ or "").split("\n")[0]
         command = add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
         module.add_arguments(command)
-        command.add_argument("--import_module", action="append", default=[], metavar="MODULE",
-                             help="module or .py file that registers experiments; may be repeated")  # fmt: skip
-        command.add_argument("--debug", action="store_true", help="print the whole traceback of an error")
+        add_common_arguments(command)
         command.set_defaults(run=module.run)
+
+
+def add_common_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the arguments that all verbs take."""
+    imports = "Imports a module or .py file that registers experiments; it may be repeated."
+    command.add_argument("--import_module", action="append", default=[], metavar="MODULE", help=imports)
+    command.add_argument("--debug", action="store_true", help="Prints the whole traceback of an error.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,28 +1,70 @@
-"""Shows an experiment's config: every value and where it comes from."""
+"""Shows an experiment's config: every value and where it comes from; of values that are named, what they mean.
+
+On a terminal each value is followed by a sentence about it. In a pipe there is one line for each value.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
+from trainer_kit.cli.view.tables import terminal
 from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.field_docs import FieldDoc, docs_by_path
 from trainer_kit.config.resolve import describe
-from trainer_kit.errors import ExitCode
+from trainer_kit.errors import ExitCode, UsageError, suggestion
+
+_PATHS = "Values or sections to explain, such as trainer.train_steps; they follow the experiment's name."
+Value = tuple[str, Any, str]  # dotted path, plain value, origin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment, the sources of its config, and --diff."""
+    """Adds the experiment, what of it to explain, the sources of its config, and --diff."""
     add_config_arguments(parser)
-    parser.add_argument("--diff", action="store_true", help="only values that differ from the experiment's defaults")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=_PATHS)
+    parser.add_argument(
+        "--diff", action="store_true", help="Shows only values that differ from the experiment's defaults."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints one line per value: path, value, origin."""
+    """Prints one line per value, path, value and origin, and what is asked for of its meaning."""
     resolved = resolve_arguments(arguments)
-    lines = describe(resolved, against=get_experiment(arguments.experiment) if arguments.diff else None)
-    if not lines:
+    values = describe(resolved, against=get_experiment(arguments.experiment) if arguments.diff else None)
+    if not values:
         print("every value is the experiment's default")
-    left = max((len(f"{path} = {value!r}") for path, value, _ in lines), default=0)
-    for path, value, origin in lines:
+    chosen = _chosen(values, arguments.paths)
+    console = terminal(sys.stdout)
+    docs = docs_by_path(resolved.config) if arguments.paths or console else {}
+    left = max((len(f"{path} = {value!r}") for path, value, _ in chosen), default=0)
+    for path, value, origin in chosen:
         print(f"{f'{path} = {value!r}':<{min(left, 72)}}  # {origin}")
+        if path in docs:
+            for line in _explained(docs[path], bool(arguments.paths), min(console.width if console else 100, 100)):
+                console.print(line, style="dim", markup=False) if console else print(line)
     return ExitCode.DONE
+
+
+def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
+    """Returns the values at `paths` and in the sections there; all values without paths.
+
+    Raises:
+      UsageError: for a path at which there is nothing.
+    """
+    known = [path for path, _, _ in values]
+    for path in paths:
+        if not any(f"{one}.".startswith(f"{path}.") for one in known):
+            inside = {one.rpartition(".")[0] for one in known}
+            raise UsageError(f"{path}: there is no such value; {suggestion(path, [*known, *sorted(inside - {''})])}")
+    return [one for one in values if not paths or any(f"{one[0]}.".startswith(f"{path}.") for path in paths)]
+
+
+def _explained(doc: FieldDoc, whole: bool, width: int) -> Iterator[str]:
+    """Yields the lines about a value: one sentence, or all that there is about it."""
+    texts = [doc.text, f"It takes {doc.allowed}; the default is {doc.default}."] if whole else [doc.sentence]
+    for text in texts[: 2 if doc.default else 1]:
+        yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")

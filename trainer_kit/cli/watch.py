@@ -24,13 +24,13 @@ from trainer_kit.telemetry.report_lines import duration_text, number_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, how often it is looked at, and when to leave."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of a run, or one where a run will begin")
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run, or one where a run will begin.")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks; default: 1"
+        "--interval", type=float, default=1.0, metavar="S", help="Seconds between two looks. Default: 1."
     )
     leave = parser.add_mutually_exclusive_group()
-    leave.add_argument("--once", action="store_true", help="look once and leave")
-    leave.add_argument("--follow", action="store_true", help="stay when the run is finished and no sidecar is alive")
+    leave.add_argument("--once", action="store_true", help="Looks once and leaves.")
+    leave.add_argument("--follow", action="store_true", help="Stays when the run is finished and no sidecar is alive.")
 
 
 def run(arguments: argparse.Namespace) -> int:

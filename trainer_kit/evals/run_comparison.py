@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS
+from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import Ledger, active_records
 from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS

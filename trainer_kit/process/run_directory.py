@@ -18,8 +18,9 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
+from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.config.schema.evaluation import validation_sets
-from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS, ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError

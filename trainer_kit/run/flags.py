@@ -8,43 +8,14 @@ from typing import Any
 
 from absl import flags
 
-from trainer_kit.config.modes import MODES
 from trainer_kit.config.resolve import Sources
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.run.flag_texts import FLAGS
 from trainer_kit.run.preflight import Request
 
-TEXTS = {
-    "experiment": (None, "Name of the experiment; `trainer-kit list` shows those that there are."),
-    "mode": (None, "; ".join(f"{name}: {mode.meaning}" for name, mode in MODES.items())),
-    "model_dir": (None, "Folder of the run: checkpoints, records, summaries."),
-    "checkpoint": (
-        "latest",
-        "What mode eval evaluates: latest, best, initial (none), a step, or the path of a checkpoint.",
-    ),
-    "eval_name": ("continuous_eval", "Name of a continuous_eval sidecar and its files."),
-    "profile": (None, "Steps to trace for TensorBoard, the first and the last: 10:20. Into model_dir/train."),
-    "tpu": (None, "Name or address of the TPU; sets runtime.tpu."),
-    "tf_data_service": (
-        None,
-        "Address of a tf.data service, for tasks that read with one, as TF Model Garden's do.",
-    ),
-}
-REPEATED = {
-    "config_file": "YAML or JSON file with config values; later ones win.",
-    "gin_file": "gin file with bindings.",
-    "gin_params": "A gin binding.",
-    "params_override": "Config values: a.b=c,d=[1,2], YAML text, or a YAML or JSON file; later ones win.",
-    "import_module": "Module, dotted name or .py file, that registers experiments or gin names.",
-    "allow_config_change": "Path of a config value that may differ from the run in model_dir.",
-}
+REPEATED = tuple(name for name, flag in FLAGS.items() if flag.kind == "repeated")
 SUPERVISION, ONCE = "max_restarts", "from_step"
-FROM_STEP = "Go on from the checkpoint of this step; later ones are moved to archived/. 0: start again."
-PARTIAL = "Restore what fits of a checkpoint of another model or optimizer, and list what does not."
-RESTARTS = (
-    "Run under a supervisor, which restarts a run that was preempted, and one that crashed or stalled up to this many "
-    "times; 0: run in this process, once."
-)
 
 
 class _StepParser(flags.ArgumentParser):
@@ -74,15 +45,18 @@ class _StepParser(flags.ArgumentParser):
 def define_flags() -> flags.FlagValues:
     """Returns the flags of this command, which are defined nowhere else."""
     values = flags.FlagValues()
-    for name, (default, meaning) in TEXTS.items():
-        flags.DEFINE_string(name, default, meaning, flag_values=values)
-    for name, meaning in REPEATED.items():
-        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
-    flags.DEFINE_integer(SUPERVISION, 0, RESTARTS, lower_bound=0, flag_values=values)
-    flags.DEFINE(_StepParser(), ONCE, None, FROM_STEP, flag_values=values)
-    flags.DEFINE_boolean("allow_partial_restore", False, PARTIAL, flag_values=values)
-    flags.DEFINE_boolean("debug", False, "Print the whole traceback of an error.", flag_values=values)
-    flags.DEFINE_boolean("help", False, "Show this text.", short_name="h", flag_values=values)
+    for name, flag in FLAGS.items():
+        if flag.kind == "text":
+            flags.DEFINE_string(name, flag.default, flag.sentence, flag_values=values)
+        elif flag.kind == "repeated":
+            flags.DEFINE_multi_string(name, [], flag.sentence, flag_values=values)
+        elif flag.kind == "count":
+            flags.DEFINE_integer(name, int(flag.default or 0), flag.sentence, lower_bound=0, flag_values=values)
+        elif flag.kind == "step":
+            flags.DEFINE(_StepParser(), name, None, flag.sentence, flag_values=values)
+        elif flag.kind == "switch":
+            short = "h" if name == "help" else None
+            flags.DEFINE_boolean(name, False, flag.sentence, short_name=short, flag_values=values)
     return values
 
 

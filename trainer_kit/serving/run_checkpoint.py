@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS, TrainerConfig
+from trainer_kit.config.run_files import BEST_CHECKPOINTS
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import UsageError, near_names, suggestion
 from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder, newest_checkpoint

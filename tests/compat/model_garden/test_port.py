@@ -1,4 +1,4 @@
-"""The port in docs/from_model_garden.md: both programs and the command run, and go on with what the others began."""
+"""The port in docs/guides/porting.md: both programs and the command run, and go on with what the others began."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STEPS = "--params_override=trainer.train_steps={}"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with the files of the page."""
-    folder, page = tmp_path_factory.mktemp("port"), (ROOT / "docs" / "from_model_garden.md").read_text()
+    folder, page = tmp_path_factory.mktemp("port"), (ROOT / "docs" / "guides" / "porting.md").read_text()
     for name in ("rings.py", "before.py", "after.py"):
-        text = page.split(f"<!-- example: {name} -->")[1].split("```python\n")[1].split("```")[0]
+        text = page.split(f"<!-- port: {name} -->")[1].split("```python\n")[1].split("```")[0]
         (folder / name).write_text(text)
     return folder
 

@@ -25,7 +25,7 @@ from trainer_kit.inputs.train_data import TrainData
 EXAMPLES, SIX = 23, np.arange(6)
 PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=7)
 ONE_PASS = PARAMS.replace(is_training=False, drop_remainder=False)
-README = Path(__file__).parents[3] / "README.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "data.md"
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +187,8 @@ def test_stacked_batches_have_the_same_seeds() -> None:
     assert [tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()] == plain
 
 
-def test_the_example_of_the_readme_flips_each_image_by_its_seed() -> None:
-    text = README.read_text().split("<!-- example: seeds -->")[1].split("```python\n")[1].split("```")[0]
+def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
+    text = GUIDE.read_text().split("<!-- example: seeds -->")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"tf": tf}
     exec(text, names)
     images = np.random.default_rng(0).uniform(size=(EXAMPLES, 4, 4, 1)).astype(np.float32)

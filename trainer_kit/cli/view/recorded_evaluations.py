@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_kit.checkpoint_names import owner
 from trainer_kit.cli.view.run_status import Settings, listed, readable
-from trainer_kit.config.schema.experiment import BEST_CHECKPOINTS
+from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.evals.best.criterion import Criterion, Scored
 from trainer_kit.evals.best.info_json import INFO, read_info
@@ -56,8 +56,8 @@ class Choice:
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Adds the metric and the comparison that decide what is best."""
-    parser.add_argument("--metric", help="what decides; default: the run's trainer.best_checkpoint_eval_metric")
-    parser.add_argument("--comparison", choices=["higher", "lower"], help="which value of the metric is better")
+    parser.add_argument("--metric", help="The metric that decides. Default: the run's best_checkpoint_eval_metric.")
+    parser.add_argument("--comparison", choices=["higher", "lower"], help="Which value of the metric is better.")
 
 
 def choose(

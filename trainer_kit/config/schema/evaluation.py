@@ -37,8 +37,9 @@ class ValidationSetConfig(Config):
     """How one of several validation sets is evaluated.
 
     Attributes:
-      steps: batches in an evaluation; -1: all; None: trainer.validation_steps.
-      interval: steps between evaluations in train_and_eval; None: trainer.validation_interval.
+      steps: The number of batches in an evaluation of this set; -1 takes all of them, and unset means
+        trainer.validation_steps.
+      interval: Steps between evaluations of this set in mode train_and_eval; unset means trainer.validation_interval.
     """
 
     steps: StepsOrAll | None = None
@@ -55,10 +56,11 @@ class ContinuousEvalConfig(Config):
     """How evaluations beside a training run and the run itself get along.
 
     Attributes:
-      policy: all evaluates every checkpoint, in order; latest the newest one next, and says what it leaves out.
-      validation_sets: names of those of several validation sets that are evaluated; empty: all.
-      max_wait_checkpoints: how many checkpoints more than max_to_keep the training run keeps for a sidecar that has yet
-        to evaluate them.
+      policy: Which checkpoints a sidecar evaluates: `all` takes each one in order, `latest` takes the newest one next
+        and logs the ones that it leaves out.
+      validation_sets: Names of the validation sets that a sidecar evaluates; empty means all of them.
+      max_wait_checkpoints: How many checkpoints beyond trainer.max_to_keep the training run keeps for a sidecar that
+        has not evaluated them yet.
     """
 
     policy: Literal["all", "latest"] = "all"
@@ -71,13 +73,15 @@ class EarlyStoppingConfig(Config):
     """When a run ends before its last step: when evaluations bring no improvement any more.
 
     Attributes:
-      metric: of the evaluations, needed; `a|b` is the entry b of the nested metrics a.
-      metric_comp: whether a higher or a lower value is better.
-      patience: how many evaluations in a row may pass without an improvement; the last of them ends the run.
-      min_delta: by how much more than this a value has to be better than the best before. NaN never is.
-      start_step: evaluations before this step do not count.
-      eval_name: of the sidecar whose evaluations decide; when they come is a matter of the clock, and so is the step
-        at which the run ends. Empty: the run's own, whose last step is the same however often it is killed.
+      metric: The metric that decides whether an evaluation is an improvement; `a|b` is the entry b of the nested
+        metrics a. It has to be set.
+      metric_comp: Whether a higher or a lower value of the metric is better.
+      patience: How many evaluations in a row may pass without an improvement; the last of them ends the run.
+      min_delta: A value is an improvement if it is better than the best before it by more than this. NaN never is one.
+      start_step: Evaluations before this step do not count.
+      eval_name: The name of the sidecar whose evaluations decide; empty means those of the training run. A sidecar's
+        evaluations come at times that differ from run to run, and so does the step at which the run ends; with the
+        run's own it is the same step however often the run is killed.
     """
 
     metric: str = ""
@@ -100,10 +104,11 @@ class BestCheckpointConfig(Config):
     """What is kept as the best under a name of its own, in `best_checkpoints/<name>/`.
 
     Attributes:
-      metric: that decides; `a|b` is the entry b of the nested metrics a.
-      metric_comp: whether a higher or a lower value is better.
-      keep: how many are kept.
-      min_delta: once so many are kept, another has to be better than the worst of them by more than this.
+      metric: The metric that decides what is best; `a|b` is the entry b of the nested metrics a.
+      metric_comp: Whether a higher or a lower value of the metric is better.
+      keep: How many checkpoints are kept under this name.
+      min_delta: Once `keep` checkpoints are kept, another one has to be better than the worst of them by more than
+        this.
     """
 
     metric: str

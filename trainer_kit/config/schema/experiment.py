@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny
 
+from trainer_kit.config.run_files import RUN_NAMES
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.evaluation import (
     BestCheckpointConfig,
@@ -36,12 +37,6 @@ MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
 }
 
 ONE_REPLICA = "XLA cannot update variables that are mirrored"
-BEST_CHECKPOINTS = "best_checkpoints"  # the folder of those with names
-RUN_NAMES = (
-    "train", "evals", "workers", "checkpoint", "damaged", "archived", "diverged", BEST_CHECKPOINTS, "params.yaml",
-    "manifest.json", "metrics.jsonl", "metrics.superseded.jsonl", "final.json", "heartbeat.json",
-    "trainer.lock", "attempts.jsonl",
-)  # fmt: skip
 
 
 @configclass
@@ -49,23 +44,40 @@ class DataConfig(Config):
     """What a dataset is made of. All of it reaches `Task.build_inputs`; the readers in `inputs/` use what fits them.
 
     Attributes:
-      input_path: a path or glob, several separated by commas, a list of those, or a dict of those by name.
-      tfds_name, tfds_split, tfds_data_dir, tfds_as_supervised, tfds_skip_decoding_feature: for TensorFlow Datasets.
-      global_batch_size: examples in a batch, over all replicas.
-      is_training: whether to shuffle and repeat.
-      drop_remainder: whether a last batch that is not full is left out.
-      shuffle_buffer_size: examples; for readers that shuffle by buffer.
-      cache: keep decoded examples in memory.
-      cycle_length, block_length: how many files are read at once, and how many examples in a row from each.
-      ram_budget: gigabytes, for the tf.data service.
-      deterministic: whether the order is the same in each run (None: tf.data's default).
-      sharding: whether each worker reads its own part.
-      enable_tf_data_service, tf_data_service_address, tf_data_service_job_name,
-      enable_shared_tf_data_service_between_parallel_trainers, apply_tf_data_service_before_batching, trainer_id:
-        for the tf.data service.
-      seed: of the order and of random preprocessing.
-      prefetch_buffer_size: batches; None leaves it to tf.data.
-      autotune_algorithm: name in tf.data.experimental.AutotuneAlgorithm.
+      input_path: The files to read: a path or a glob, several of them separated by commas, a list of them, or a
+        mapping of those by name.
+      tfds_name: The name of a dataset of TensorFlow Datasets, for tasks that read one.
+      tfds_split: The split of the dataset of TensorFlow Datasets, such as train[:90%].
+      global_batch_size: The number of examples in a batch, summed over all replicas.
+      is_training: Whether the data is shuffled and repeated without end, as training needs it.
+      drop_remainder: Whether a last batch with fewer examples than global_batch_size is left out.
+      shuffle_buffer_size: The number of examples in a shuffle buffer, for readers that use one; ArraySource and
+        TFRecordSource shuffle the whole data without it.
+      cache: Whether decoded examples are kept in memory, for readers that can do so.
+      cycle_length: How many files are read at once, for readers that interleave files.
+      block_length: How many records in a row are read from one file; TFRecordSource keeps so many together in its
+        shuffled order.
+      ram_budget: The memory in gigabytes that the input pipeline may use, for readers that hand it to tf.data.
+      deterministic: Whether batches come in the same order in each run; unset leaves it to tf.data, whose default is
+        true.
+      sharding: Whether each worker reads only its own part of the files, for readers that split the files.
+      enable_tf_data_service: Whether batches come from a tf.data service, for tasks that read with one.
+      tf_data_service_address: The address of the tf.data service; the flag --tf_data_service sets it.
+      tf_data_service_job_name: The name of the job in the tf.data service, by which several trainers share one stream
+        of batches.
+      tfds_data_dir: The folder of the files of TensorFlow Datasets; empty means its default.
+      tfds_as_supervised: Whether TensorFlow Datasets returns pairs of features and label.
+      tfds_skip_decoding_feature: Names of features, separated by commas, that TensorFlow Datasets does not decode.
+      enable_shared_tf_data_service_between_parallel_trainers: Whether trainers that run at the same time share the
+        batches of one tf.data service.
+      apply_tf_data_service_before_batching: Whether the tf.data service hands out single examples, which are batched
+        by the trainer.
+      trainer_id: The name of this trainer among those that share a tf.data service.
+      seed: The seed of the order of examples and of random preprocessing; unset means 0 for ArraySource and
+        TFRecordSource.
+      prefetch_buffer_size: How many batches are made ahead; unset leaves the number to tf.data.
+      autotune_algorithm: The tuner of tf.data, a name in tf.data.experimental.AutotuneAlgorithm; unset turns it off in
+        ArraySource and TFRecordSource.
     """
 
     input_path: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = ""
@@ -105,14 +117,16 @@ class TaskConfig(Config):
     """What a task is configured by. Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
 
     Attributes:
-      init_checkpoint: a checkpoint, or a folder of them, to start from when model_dir has none; in mode
-        continuous_train_and_eval the folder of the run whose checkpoints are fine-tuned, each by a run of its own.
-      model: the model's own section; subclasses give it a type.
-      train_data: what is trained on.
-      validation_data: what is evaluated on: one dataset, or several as a dict by name, with names that can be folders.
-      name: of the task; default: the name of its class.
-      differential_privacy_config: not supported; has to be None.
-      allow_image_summary: whether tasks that can show images in TensorBoard do so.
+      init_checkpoint: A checkpoint, or a folder of checkpoints, whose weights a new run starts from. In mode
+        continuous_train_and_eval it is the folder of the run whose checkpoints are fine-tuned, each by a run of its
+        own.
+      model: The section of the model; a task's own config class gives it a type.
+      train_data: The data to train on.
+      validation_data: The data to evaluate on: one dataset, or several as a mapping by name. A name has to be one that
+        a folder can have.
+      name: The name of the task; unset means the name of its class.
+      differential_privacy_config: Differential privacy is not supported, so this has to be unset.
+      allow_image_summary: Whether tasks that can show images in TensorBoard do so.
     """
 
     one_or_several = ("validation_data",)
@@ -131,8 +145,8 @@ class CallbackConfig(Config):
     """A callback of a run, by name.
 
     Attributes:
-      name: that it is registered by with @trainer_kit.register_callback, or "module:Class".
-      args: the arguments of its class.
+      name: The name that the callback is registered by with @trainer_kit.register_callback, or "module:Class".
+      args: The arguments that the callback's class is called with.
     """
 
     name: str
@@ -144,47 +158,59 @@ class TrainerConfig(Config):
     """How long to train, and how often to report, save and evaluate. All intervals are in steps.
 
     Attributes:
-      optimizer_config: optimizer, learning rate, warm-up and moving average.
-      train_tf_function, train_tf_while_loop: run the training loop as a tf.function, with its loop inside.
-      eval_tf_function, eval_tf_while_loop: the same for evaluation. An evaluation that aggregates no logs is one graph
-        in any case. One that does goes step by step, with aggregate_logs in Python, unless eval_tf_while_loop asks for
-        one graph: for an aggregate_logs of TensorFlow operations, whose state is nested tensors of any shape. Where it
-        needs Python (numpy, strings, lists that grow), a warning says so and the evaluation goes step by step.
-      eval_recreate_iterator: start each evaluation at the first example; else go on where the last one stopped.
-      allow_tpu_summary: summaries from inside a TPU program; not supported, has to be False.
-      steps_per_loop: steps between two looks of Python at the run.
-      fuse_steps: so many steps, at most those of a loop, are one program of XLA, which is several times as fast for
-        small dense models and slower for convolutions on a CPU; 1: none is; `trainer-kit doctor fuse` measures what is
-        faster. For one replica. The numbers are those of separate steps to the last digits of float32; dropout draws
-        other masks. A stop waits for the end of a program.
-      summary_interval: steps between summaries that the task itself writes.
-      checkpoint_interval: steps between checkpoints.
-      max_to_keep: how many of the newest checkpoints stay.
-      continuous_eval: which checkpoints continuous_eval takes, and how long they are kept for it.
-      continuous_eval_timeout: seconds that continuous_eval waits for a checkpoint when nothing tells that the training
-        run is alive; None: for ever.
-      train_steps: the global step to train up to; -1: until the data is exhausted.
-      validation_steps: batches in an evaluation; -1: all.
-      validation_interval: steps between evaluations in train_and_eval.
-      validation_sets: by name, what is different for one of several validation sets.
-      best_checkpoint_export_subdir: folder, inside model_dir, of the best checkpoint; may be empty if none is kept.
-      best_checkpoint_eval_metric: the metric that decides what is best; empty: no best is kept.
-      best_checkpoint_metric_comp: whether a higher or a lower value is better.
-      early_stopping: when the run ends before train_steps; None: it does not.
-      best_checkpoints: further bests by name, each in a folder of its own.
-      callbacks: what is called around training steps, in this order; each has a name and args.
-      loss_upper_bound, recovery_begin_steps: a run has diverged when a weight or the loss is not finite, or the loss is
-        above the bound after so many steps.
-      recovery_max_trials: how often a run that has diverged goes back to its last sound checkpoint; 0: it ends;
-        -1: nothing is looked at.
-      recovery_policy: what is different after going back: skip, without the batch that made it diverge;
-        lower_learning_rate, at recovery_learning_rate_factor times the rate; retry, nothing (for faulty machines).
-      validation_summary_subdir: folder, inside model_dir, of the validation summaries.
-      preemption_on_demand_checkpoint: save when SIGTERM or Ctrl-C stops the run.
-      preemption_grace_seconds: how long after SIGTERM the process may last; it saves and ends within them.
-      hang_timeout_seconds: seconds without any progress after which the process ends, so that it can be started
-        again; None: never.
-      require_exact_resume: refuse to train when a resumed run would not be the same as one that was never stopped.
+      optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the weights.
+      train_tf_while_loop: Whether the steps of a training loop are a loop in the graph; false calls each step from
+        Python.
+      train_tf_function: Whether training steps run as a tf.function; false runs them eagerly.
+      eval_tf_function: Whether evaluation steps run as a tf.function; false runs them eagerly.
+      eval_tf_while_loop: Whether an evaluation that aggregates logs is one graph too; evaluations without
+        aggregate_logs always are. It is for an aggregate_logs made of TensorFlow operations, whose state is nested
+        tensors of any shape. Where it needs Python (NumPy, strings, lists that grow), a warning says so and the
+        evaluation goes step by step.
+      eval_recreate_iterator: Whether each evaluation starts at the first example; false goes on where the last one
+        stopped.
+      allow_tpu_summary: Summaries from inside a TPU program are not supported, so this has to be false.
+      steps_per_loop: The number of training steps in a loop; logs, checkpoints and evaluations come at the ends of
+        loops only.
+      fuse_steps: The number of training steps that XLA compiles into one program; 1 fuses none. It takes at most the
+        steps of a loop. Small dense models train several times as fast, convolutions on a CPU slower; `trainer-kit
+        doctor fuse` measures what is fastest. It is for one replica. Results equal those of separate steps to the last
+        digits of float32, but dropout draws other masks. A stop waits for the end of a program.
+      summary_interval: Steps between the summaries that the task itself writes.
+      checkpoint_interval: Steps between checkpoints.
+      max_to_keep: How many of the newest checkpoints are kept.
+      continuous_eval: Which checkpoints mode continuous_eval evaluates, and how long they are kept for it.
+      continuous_eval_timeout: Seconds that mode continuous_eval waits for a checkpoint without a sign of life of the
+        training run; unset waits without end.
+      train_steps: The global step at which training ends; -1 trains until the data is exhausted.
+      validation_steps: The number of batches in an evaluation; -1 takes all of them.
+      validation_interval: Steps between evaluations in mode train_and_eval.
+      validation_sets: What differs for one of several validation sets, by the name of the set.
+      best_checkpoint_export_subdir: The folder inside model_dir for the best weights; it may be empty if no best is
+        kept.
+      best_checkpoint_eval_metric: The metric that decides which weights are the best; empty keeps no best.
+      best_checkpoint_metric_comp: Whether a higher or a lower value of the metric is better.
+      early_stopping: When training ends before train_steps because evaluations no longer improve; unset never ends it
+        early.
+      best_checkpoints: Further best checkpoints by name, each in a folder of its own.
+      callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
+      loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
+        weight is not finite.
+      recovery_begin_steps: The step from which loss_upper_bound counts.
+      recovery_max_trials: How often a run that has diverged goes back to its last sound checkpoint; 0 ends the run,
+        and -1 turns all checks for divergence off.
+      recovery_policy: What changes after a run that diverged went back: `skip` leaves out the batch that made it
+        diverge, `lower_learning_rate` multiplies the rate by recovery_learning_rate_factor, `retry` changes nothing
+        (for faulty machines).
+      recovery_learning_rate_factor: The factor of the learning rate at each recovery with
+        recovery_policy=lower_learning_rate.
+      validation_summary_subdir: The folder inside model_dir for the TensorBoard summaries of evaluations.
+      preemption_on_demand_checkpoint: Whether a checkpoint is saved when SIGTERM or Ctrl-C stops the run.
+      preemption_grace_seconds: Seconds after SIGTERM within which the process saves and ends.
+      hang_timeout_seconds: Seconds without any progress after which the process ends with exit code 7, so that it can
+        be started again; unset never ends it.
+      require_exact_resume: Whether training is refused when a resumed run could differ from one that was never
+        stopped; false only warns.
     """
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
@@ -279,7 +305,13 @@ class TrainerConfig(Config):
 
 @configclass
 class ExperimentConfig(Config):
-    """All of an experiment: what is learned (task), for how long (trainer), on what (runtime)."""
+    """All of an experiment: what is learned (task), for how long (trainer), on what (runtime).
+
+    Attributes:
+      task: What is learned: the model, the data and what the task needs.
+      trainer: How long to train, and how often to report, save and evaluate.
+      runtime: What the experiment runs on: devices, threads, precision and seed.
+    """
 
     task: SerializeAsAny[TaskConfig] = TaskConfig()
     trainer: TrainerConfig = TrainerConfig()

@@ -24,9 +24,9 @@ class BaseOptimizerConfig(Config):
     """Clipping, which every optimizer can do.
 
     Attributes:
-      clipnorm: bound of the L2 norm of each gradient.
-      clipvalue: bound of the absolute value of each gradient's elements.
-      global_clipnorm: bound of the L2 norm of all gradients together.
+      clipnorm: The upper bound of the L2 norm of each gradient; unset means no bound.
+      clipvalue: The upper bound of the absolute value of each element of a gradient; unset means no bound.
+      global_clipnorm: The upper bound of the L2 norm of all gradients together; unset means no bound.
     """
 
     clipnorm: Above0 | None = None
@@ -42,7 +42,14 @@ class BaseOptimizerConfig(Config):
 
 @configclass
 class SGDConfig(BaseOptimizerConfig):
-    """Stochastic gradient descent, with momentum if asked for. `decay` has to be 0: use a learning-rate schedule."""
+    """Stochastic gradient descent, with momentum if asked for. `decay` has to be 0: use a learning-rate schedule.
+
+    Attributes:
+      name: The name of the Keras optimizer.
+      decay: A decay inside the optimizer is not supported, so this has to be 0; use a learning-rate schedule.
+      nesterov: Whether Nesterov momentum is used.
+      momentum: The share of the last update that is added to the next one; 0 means no momentum.
+    """
 
     name: str = "SGD"
     decay: Annotated[float, Field(ge=0, le=0)] = 0.0
@@ -52,7 +59,15 @@ class SGDConfig(BaseOptimizerConfig):
 
 @configclass
 class RMSPropConfig(BaseOptimizerConfig):
-    """RMSprop."""
+    """RMSprop.
+
+    Attributes:
+      name: The name of the Keras optimizer.
+      rho: The decay of the moving average of squared gradients.
+      momentum: The share of the last update that is added to the next one; 0 means no momentum.
+      epsilon: A small number that is added to a denominator, so that it is never 0.
+      centered: Whether gradients are divided by their estimated variance instead of their mean square.
+    """
 
     name: str = "RMSprop"
     rho: Fraction = 0.9
@@ -63,7 +78,13 @@ class RMSPropConfig(BaseOptimizerConfig):
 
 @configclass
 class AdagradConfig(BaseOptimizerConfig):
-    """Adagrad."""
+    """Adagrad.
+
+    Attributes:
+      name: The name of the Keras optimizer.
+      initial_accumulator_value: The value that the sums of squared gradients start from.
+      epsilon: A small number that is added to a denominator, so that it is never 0.
+    """
 
     name: str = "Adagrad"
     initial_accumulator_value: Rate = 0.1
@@ -72,7 +93,15 @@ class AdagradConfig(BaseOptimizerConfig):
 
 @configclass
 class AdamConfig(BaseOptimizerConfig):
-    """Adam."""
+    """Adam.
+
+    Attributes:
+      name: The name of the Keras optimizer.
+      beta_1: The decay of the moving average of gradients.
+      beta_2: The decay of the moving average of squared gradients.
+      epsilon: A small number that is added to a denominator, so that it is never 0.
+      amsgrad: Whether the AMSGrad variant is used, which keeps the largest moving average of squared gradients.
+    """
 
     name: str = "Adam"
     beta_1: Fraction = 0.9
@@ -86,10 +115,15 @@ class AdamWeightDecayConfig(BaseOptimizerConfig):
     """Adam with decoupled weight decay.
 
     Attributes:
-      weight_decay_rate: fraction of a weight that each step takes away, times the learning rate.
-      include_in_weight_decay: regular expressions; variables that match are decayed even if excluded.
-      exclude_from_weight_decay: regular expressions; variables that match are not decayed.
-      gradient_clip_norm: bound of the L2 norm of all gradients together; 0: none.
+      name: The name of the Keras optimizer.
+      beta_1: The decay of the moving average of gradients.
+      beta_2: The decay of the moving average of squared gradients.
+      epsilon: A small number that is added to a denominator, so that it is never 0.
+      amsgrad: Whether the AMSGrad variant is used, which keeps the largest moving average of squared gradients.
+      weight_decay_rate: The share of a weight that each step subtracts from it, times the learning rate.
+      include_in_weight_decay: Regular expressions of variables that are decayed even if they are excluded.
+      exclude_from_weight_decay: Regular expressions of variables that are not decayed.
+      gradient_clip_norm: The upper bound of the L2 norm of all gradients together; 0 means no bound.
     """
 
     name: str = "AdamWeightDecay"
@@ -108,9 +142,13 @@ class LAMBConfig(BaseOptimizerConfig):
     """LAMB: Adam with a trust ratio for each layer.
 
     Attributes:
-      weight_decay_rate: as in AdamWeightDecayConfig.
-      exclude_from_weight_decay: regular expressions of variables that are not decayed.
-      exclude_from_layer_adaptation: has to be None; Keras' LAMB adapts every layer.
+      name: The name of the Keras optimizer.
+      beta_1: The decay of the moving average of gradients.
+      beta_2: The decay of the moving average of squared gradients.
+      epsilon: A small number that is added to a denominator, so that it is never 0.
+      weight_decay_rate: The share of a weight that each step subtracts from it, times the learning rate.
+      exclude_from_weight_decay: Regular expressions of variables that are not decayed.
+      exclude_from_layer_adaptation: Keras' LAMB adapts every layer, so this has to be unset.
     """
 
     name: str = "LAMB"
@@ -127,11 +165,19 @@ class AdafactorConfig(BaseOptimizerConfig):
     """Adafactor, as Keras has it. What Keras' class cannot do has to keep its default.
 
     Attributes:
-      decay_rate: exponent of the second moment's decay.
-      clipping_threshold: bound of the root mean square of an update.
-      epsilon1, epsilon2: regularisers of squared gradients and of the parameter scale.
-      weight_decay: decoupled weight decay.
-      include_in_weight_decay: a regular expression; only variables that match are decayed.
+      name: The name of the Keras optimizer.
+      factored: Keras' Adafactor always factors the second moment, so this has to be true.
+      multiply_by_parameter_scale: Keras' Adafactor always scales updates by the size of the weights, so this has to be
+        true.
+      beta1: Keras' Adafactor has no first moment, so this has to be unset.
+      decay_rate: The exponent of the decay of the second moment.
+      step_offset: Keras' Adafactor counts from step 0, so this has to be 0.
+      clipping_threshold: The upper bound of the root mean square of an update.
+      min_dim_size_to_factor: Keras' Adafactor does not use this size, so it has to be 128.
+      epsilon1: A small number that is added to squared gradients.
+      epsilon2: The lower bound of the scale of a weight, by which its updates are multiplied.
+      weight_decay: The share of a weight that each step subtracts from it; unset means no decay.
+      include_in_weight_decay: A regular expression of the variables that are decayed; unset decays all of them.
     """
 
     name: str = "Adafactor"
@@ -153,10 +199,12 @@ class EMAConfig(BaseOptimizerConfig):
     """Exponential moving average of the weights, used in evaluation and in the best checkpoint.
 
     Attributes:
-      trainable_weights_only: average only trainable weights; else batch statistics too.
-      average_decay: how much of the average each step keeps.
-      start_step: the step at which averaging begins.
-      dynamic_decay: keep less at first: min(average_decay, (1 + n) / (10 + n)) after n averaged steps.
+      name: The name of the moving average; it changes nothing in training.
+      trainable_weights_only: Whether only trainable weights are averaged; false averages batch statistics too.
+      average_decay: The share of the average that each step keeps.
+      start_step: The step at which averaging begins.
+      dynamic_decay: Whether the average keeps less at first: min(average_decay, (1 + n) / (10 + n)) after n averaged
+        steps.
     """
 
     name: str = "ExponentialMovingAverage"
@@ -168,7 +216,18 @@ class EMAConfig(BaseOptimizerConfig):
 
 @configclass
 class OptimizerConfig(OneOfConfig):
-    """Which optimizer."""
+    """Which optimizer.
+
+    Attributes:
+      type: Which of the optimizers below is used; unset means that the task makes its own.
+      sgd: The settings of stochastic gradient descent.
+      adam: The settings of Adam.
+      adamw: The settings of Adam with decoupled weight decay.
+      lamb: The settings of LAMB.
+      rmsprop: The settings of RMSprop.
+      adagrad: The settings of Adagrad.
+      adafactor: The settings of Adafactor.
+    """
 
     type: Literal["sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "adafactor"] | None = None
     sgd: SGDConfig | None = None
@@ -182,7 +241,12 @@ class OptimizerConfig(OneOfConfig):
 
 @configclass
 class ConstantLrConfig(Config):
-    """The same learning rate at every step."""
+    """The same learning rate at every step.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      learning_rate: The learning rate of every step.
+    """
 
     name: str = "Constant"
     learning_rate: Rate = 0.1
@@ -190,6 +254,14 @@ class ConstantLrConfig(Config):
 
 @configclass
 class _PiecewiseConfig(Config):
+    """Learning rates and the steps between them.
+
+    Attributes:
+      boundaries: The steps at which the learning rate changes, in increasing order.
+      values: The learning rates between or at the boundaries.
+      offset: The number of steps by which the schedule starts later.
+    """
+
     boundaries: tuple[Steps, ...] | None = None
     values: tuple[Rate, ...] | None = None
     offset: int = 0
@@ -201,7 +273,12 @@ class _PiecewiseConfig(Config):
 
 @configclass
 class StepwiseLrConfig(_PiecewiseConfig):
-    """`values[i]` until step `boundaries[i]`; one more value than boundaries."""
+    """`values[i]` until step `boundaries[i]`; one more value than boundaries.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      values: The learning rates, one more than boundaries: values[i] is used up to step boundaries[i].
+    """
 
     name: str = "PiecewiseConstantDecay"
 
@@ -214,7 +291,13 @@ class StepwiseLrConfig(_PiecewiseConfig):
 
 @configclass
 class StepCosineLrConfig(_PiecewiseConfig):
-    """Cosine from `values[i]` at `boundaries[i]`, of which the first is usually 0, to the next; then the last value."""
+    """Cosine from `values[i]` at `boundaries[i]`, of which the first is usually 0, to the next; then the last value.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      values: The learning rates at the boundaries, as many as there are boundaries; the rate follows half a cosine
+        between two of them.
+    """
 
     name: str = "StepCosineDecayWithOffset"
 
@@ -227,7 +310,17 @@ class StepCosineLrConfig(_PiecewiseConfig):
 
 @configclass
 class ExponentialLrConfig(Config):
-    """initial_learning_rate * decay_rate ** ((step - offset) / decay_steps)."""
+    """initial_learning_rate * decay_rate ** ((step - offset) / decay_steps).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps in which the learning rate is multiplied by decay_rate once.
+      decay_rate: The factor of the learning rate for each decay_steps steps.
+      staircase: Whether the learning rate changes only every decay_steps steps; unset means false, which changes it at
+        each step.
+      offset: The number of steps by which the schedule starts later.
+    """
 
     name: str = "ExponentialDecay"
     initial_learning_rate: Rate | None = None
@@ -239,7 +332,17 @@ class ExponentialLrConfig(Config):
 
 @configclass
 class PolynomialLrConfig(Config):
-    """From initial_learning_rate to end_learning_rate in decay_steps, by a power."""
+    """From initial_learning_rate to end_learning_rate in decay_steps, by a power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps until the learning rate is end_learning_rate.
+      end_learning_rate: The learning rate at the end of the schedule.
+      power: The exponent of the polynomial; 1 is a straight line.
+      cycle: Whether the schedule starts over with more steps when it has ended.
+      offset: The number of steps by which the schedule starts later.
+    """
 
     name: str = "PolynomialDecay"
     initial_learning_rate: Rate | None = None
@@ -252,7 +355,15 @@ class PolynomialLrConfig(Config):
 
 @configclass
 class CosineLrConfig(Config):
-    """Half a cosine from initial_learning_rate to alpha times it in decay_steps."""
+    """Half a cosine from initial_learning_rate to alpha times it in decay_steps.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps until the learning rate is at its lowest.
+      alpha: The lowest learning rate, as a share of initial_learning_rate.
+      offset: The number of steps by which the schedule starts later.
+    """
 
     name: str = "CosineDecay"
     initial_learning_rate: Rate | None = None
@@ -263,7 +374,13 @@ class CosineLrConfig(Config):
 
 @configclass
 class DirectPowerLrConfig(Config):
-    """initial_learning_rate * step ** power."""
+    """initial_learning_rate * step ** power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at step 1.
+      power: The exponent of the step.
+    """
 
     name: str = "DirectPowerDecay"
     initial_learning_rate: Rate | None = None
@@ -272,7 +389,17 @@ class DirectPowerLrConfig(Config):
 
 @configclass
 class PowerAndLinearDecayLrConfig(Config):
-    """initial_learning_rate * step ** power, times a linear way down to 0 over the last part of total_decay_steps."""
+    """initial_learning_rate * step ** power, times a linear way down to 0 over the last part of total_decay_steps.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at step 1.
+      total_decay_steps: The step at which the learning rate reaches 0.
+      power: The exponent of the step.
+      linear_decay_fraction: The last share of total_decay_steps, in which the learning rate also falls to 0 in a
+        straight line.
+      offset: The number of steps by which the schedule starts later.
+    """
 
     name: str = "PowerAndLinearDecay"
     initial_learning_rate: Rate | None = None
@@ -284,7 +411,16 @@ class PowerAndLinearDecayLrConfig(Config):
 
 @configclass
 class PowerDecayWithOffsetLrConfig(Config):
-    """pre_offset_learning_rate up to `offset`, then initial_learning_rate * (step - offset) ** power."""
+    """pre_offset_learning_rate up to `offset`, then initial_learning_rate * (step - offset) ** power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The factor of the power of the step: the learning rate one step after `offset`, if that is
+        below pre_offset_learning_rate.
+      power: The exponent of the step, which is counted from `offset`.
+      offset: The step at which the power begins to apply.
+      pre_offset_learning_rate: The learning rate up to step `offset`, and the upper bound after it.
+    """
 
     name: str = "PowerDecayWithOffset"
     initial_learning_rate: Rate | None = None
@@ -295,7 +431,20 @@ class PowerDecayWithOffsetLrConfig(Config):
 
 @configclass
 class LrConfig(OneOfConfig):
-    """Which learning-rate schedule."""
+    """Which learning-rate schedule.
+
+    Attributes:
+      type: Which of the learning-rate schedules below is used; an optimizer needs one.
+      constant: The settings of a learning rate that never changes.
+      stepwise: The settings of a learning rate that changes at given steps.
+      exponential: The settings of an exponential decay.
+      polynomial: The settings of a polynomial decay.
+      cosine: The settings of a decay by half a cosine.
+      power: The settings of a decay by a power of the step.
+      power_linear: The settings of a decay by a power of the step that ends in a straight line to 0.
+      power_with_offset: The settings of a decay by a power of the step that begins at a given step.
+      step_cosine_with_offset: The settings of half cosines between given steps.
+    """
 
     type: (
         Literal[
@@ -324,7 +473,13 @@ class LrConfig(OneOfConfig):
 
 @configclass
 class LinearWarmupConfig(Config):
-    """From warmup_learning_rate to the schedule's value, in a straight line over warmup_steps."""
+    """From warmup_learning_rate to the schedule's value, in a straight line over warmup_steps.
+
+    Attributes:
+      name: The name of the warm-up; it changes nothing in training.
+      warmup_learning_rate: The learning rate at step 0.
+      warmup_steps: The number of steps of the warm-up; it has to be set.
+    """
 
     name: str = "linear"
     warmup_learning_rate: Rate = 0.0
@@ -333,7 +488,13 @@ class LinearWarmupConfig(Config):
 
 @configclass
 class PolynomialWarmupConfig(Config):
-    """(step / warmup_steps) ** power times the schedule's value at the end of the warm-up."""
+    """(step / warmup_steps) ** power times the schedule's value at the end of the warm-up.
+
+    Attributes:
+      name: The name of the warm-up; it changes nothing in training.
+      power: The exponent of the share of the warm-up that is done; 1 is a straight line.
+      warmup_steps: The number of steps of the warm-up; it has to be set.
+    """
 
     name: str = "polynomial"
     power: float = 1.0
@@ -342,7 +503,13 @@ class PolynomialWarmupConfig(Config):
 
 @configclass
 class WarmupConfig(OneOfConfig):
-    """Which warm-up, if any."""
+    """Which warm-up, if any.
+
+    Attributes:
+      type: Which of the warm-ups below is used; unset means none.
+      linear: The settings of a warm-up in a straight line.
+      polynomial: The settings of a warm-up by a power of the step.
+    """
 
     type: Literal["linear", "polynomial"] | None = None
     linear: LinearWarmupConfig | None = None
@@ -357,7 +524,14 @@ class WarmupConfig(OneOfConfig):
 
 @configclass
 class OptimizationConfig(Config):
-    """Optimizer, learning rate, warm-up and moving average; off until they get a `type` or, for ema, a section."""
+    """Optimizer, learning rate, warm-up and moving average; off until they get a `type` or, for ema, a section.
+
+    Attributes:
+      optimizer: The optimizer and its settings.
+      ema: The exponential moving average of the weights; unset means that evaluations use the weights themselves.
+      learning_rate: The learning-rate schedule and its settings.
+      warmup: The warm-up of the learning rate and its settings.
+    """
 
     optimizer: OptimizerConfig = OptimizerConfig()
     ema: EMAConfig | None = None

@@ -16,28 +16,42 @@ class RuntimeConfig(Config):
     """On what the experiment runs.
 
     Attributes:
-      distribution_strategy: auto (what the machine has), off, one_device, mirrored, multi_worker_mirrored,
-        parameter_server or tpu.
-      virtual_cpus: splits the CPU into so many devices, for real multi-replica runs without accelerators; 0: not.
-      executor: how TensorFlow runs the operations of a loop: default, on all threads; single_threaded, one after the
-        other, which is faster for tiny models on one CPU (steps of less than 0.2 ms) and slower for all others. Its
-        bits are always the same, and not those of default: a sum of several parts is added up in another order.
-      random_seed: of Python, NumPy, TensorFlow and Keras.
-      deterministic_ops: use TensorFlow's deterministic kernels, where there is a choice.
-      inter_op_threads, intra_op_threads: TensorFlow's thread counts; 0: those that the run was started with, at first
-        one for each core. Another count can give a sum other last bits.
-      enable_xla: compile the train step with XLA.
-      gpu_thread_mode, per_gpu_thread_count: TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT.
-      dataset_num_private_threads: threads that the input pipeline has for itself.
-      tpu: name or address of the TPU.
-      num_gpus: how many GPUs to use; 0 leaves it to the strategy (auto and mirrored: all there are).
-      worker_hosts, task_index: comma-separated host:port list and our place in it, for multi_worker_mirrored.
-      all_reduce_alg, num_packs: how mirrored strategies sum gradients (nccl, hierarchical_copy; ring for workers).
-      mixed_precision_dtype: float32, float16 or bfloat16, also spelt as Keras' policy names.
-      loss_scale: 'dynamic' or a fixed number; for float16.
-      run_eagerly: run tf.functions eagerly, to debug.
-      batchnorm_spatial_persistent: cuDNN's faster batch normalisation.
-      tpu_enable_xla_dynamic_padder, num_cores_per_replica, default_shard_dim, use_tpu_mp_strategy: for TPUs.
+      distribution_strategy: The tf.distribute strategy; `auto` chooses by the devices of the machine, and `off` uses
+        TensorFlow's default strategy.
+      enable_xla: Whether XLA compiles the training step; this needs one replica.
+      gpu_thread_mode: How GPUs share host threads, the value of TF_GPU_THREAD_MODE; unset leaves it to TensorFlow.
+      dataset_num_private_threads: The number of threads that the input pipeline has for itself; unset lets it share
+        TensorFlow's.
+      per_gpu_thread_count: The number of host threads for each GPU, the value of TF_GPU_THREAD_COUNT; 0 means
+        TensorFlow's default of 2. It needs gpu_thread_mode=gpu_private or gpu_shared.
+      tpu: The name or address of the TPU; the flag --tpu sets it.
+      num_gpus: The number of GPUs to use; 0 leaves it to the strategy, of which auto and mirrored take all of them.
+      worker_hosts: The addresses of all workers as host:port, separated by commas, for multi_worker_mirrored.
+      task_index: The position of this process in worker_hosts, counted from 0; -1 means that it is not set.
+      all_reduce_alg: The algorithm that sums gradients over replicas: nccl or hierarchical_copy for mirrored, ring or
+        nccl for multi_worker_mirrored; unset leaves it to TensorFlow.
+      num_packs: The number of packs that gradients are split into for nccl and hierarchical_copy.
+      mixed_precision_dtype: The precision of computation: float32, float16 or bfloat16, or Keras' name of the same
+        policy; unset leaves Keras' policy as it is.
+      loss_scale: The factor of the loss under float16: `dynamic` or a fixed number.
+      run_eagerly: Whether every tf.function runs eagerly, for debugging.
+      batchnorm_spatial_persistent: Whether cuDNN uses its faster batch normalisation.
+      tpu_enable_xla_dynamic_padder: Whether XLA pads tensors of unknown shape on a TPU; unset leaves it to TensorFlow.
+      num_cores_per_replica: The number of TPU cores for one replica; only 1 is supported.
+      default_shard_dim: The dimension by which a replica's input is split over TPU cores; only -1 is supported.
+      use_tpu_mp_strategy: Whether a TPU strategy with model parallelism is used; only false is supported.
+      virtual_cpus: The number of devices that the CPU is split into, for runs on several replicas without
+        accelerators; 0 does not split it.
+      executor: How TensorFlow runs the operations of a loop: `default` on all threads, `single_threaded` one after the
+        other. The second is faster for tiny models on one CPU, with steps of less than 0.2 ms, and slower for all
+        others. Its bits are always the same, but they are not those of `default`, which adds up a sum of several parts
+        in another order.
+      random_seed: The seed of Python, NumPy, TensorFlow and Keras.
+      deterministic_ops: Whether TensorFlow uses deterministic kernels where it has a choice.
+      inter_op_threads: The number of threads that run operations side by side; 0 means as many as at the run's first
+        start, then one for each core. Another number can change the last bits of a sum.
+      intra_op_threads: The number of threads that share the work of one operation; 0 means as many as at the run's
+        first start, then one for each core. Another number can change the last bits of a sum.
     """
 
     distribution_strategy: Literal[

@@ -1,0 +1,204 @@
+"""Writes the reference pages of the documentation, docs/reference/*.md, from the code.
+
+    python -m scripts.reference
+
+tests/docs/test_reference.py fails when a page is not what this writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scripts.source_files import ROOT
+from trainer_kit.cli.main import CHECKS, VERBS, add_common_arguments
+from trainer_kit.config.allowed_values import show
+from trainer_kit.config.field_docs import FieldDoc, field_docs, summary
+from trainer_kit.config.modes import MODES
+from trainer_kit.config.run_files import RUN_FILES
+from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import EXIT_CODES
+from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, SOURCES_NOTE, described, usage
+
+FOLDER = ROOT / "docs" / "reference"
+_MADE = "<!-- Made from the code. Do not edit: change the code, then run `python -m scripts.reference`. -->"
+
+
+def config_page() -> str:
+    """Returns the page of the config: each section with its fields, outer sections first."""
+    lines = [
+        "Values are written with their path, such as `trainer.train_steps=500` in `--params_override`, or nested in a "
+        'YAML file. "Unset" is `null` in YAML and `None` in Python. A task may have a config class of its own, with '
+        "further fields: `trainer-kit show EXPERIMENT` lists those of an experiment.",
+    ]
+    known: dict[type[Config], str] = {}
+    for path, config_class, value in _sections("", ExperimentConfig, ExperimentConfig()):
+        lines += ["", f"## `{path}`" if path else "## The whole config", ""]
+        if config_class in known:
+            lines += [_as_before(known[config_class], config_class, value)]
+        else:
+            lines += [f"{summary(config_class)} Class: `{config_class.__name__}`.", "", *_fields(path, config_class)]
+        known.setdefault(config_class, path)
+    return _page("Config", lines)
+
+
+def command_line_page() -> str:
+    """Returns the page of the commands: the flags of the training command, then the verbs of trainer-kit."""
+    lines = ["## python -m trainer_kit.train", "", "```bash"]
+    lines += ["\n\n".join(f"# {comment}\n{command}" for comment, command in EXAMPLES.items()), "```", ""]
+    rows = [
+        (f"`{usage(name)}`{' *' if flag.kind == 'repeated' else ''}", described(name)) for name, flag in FLAGS.items()
+    ]
+    lines += [*_table(("flag", "meaning"), rows), "", SOURCES_NOTE.replace("*", "\\*"), "", "### Modes", ""]
+    lines += _table(("mode", "what it does"), [(f"`{name}`", _sentence(mode.meaning)) for name, mode in MODES.items()])
+    lines += ["", "The exit codes are in [a table of their own](exit_codes.md)."]
+    for name, module in {**VERBS, **{f"doctor {check}": module for check, module in CHECKS.items()}}.items():
+        text = (module.__doc__ or "").split("\n")[0]
+        lines += ["", f"## trainer-kit {name}", "", text, "", *_arguments(module)]
+    return _page("Command line", lines)
+
+
+def run_directory_page() -> str:
+    """Returns the page of the files of a run."""
+    rows = [
+        (
+            f"`{one.path}`",
+            one.content + (f" Its name is `{one.named_by}`." if one.named_by else ""),
+            one.writer,
+            one.when,
+        )
+        for one in RUN_FILES
+    ]
+    lines = [
+        "All files of a run lie in its `--model_dir`, a local folder or one that is mounted. A file is complete when "
+        "it has its name: it is written under another name and then renamed. Only `.jsonl` files grow, by lines.",
+        "",
+        *_table(("path", "what is in it", "who writes it", "when"), rows),
+    ]
+    return _page("Run directory", lines)
+
+
+def exit_codes_page() -> str:
+    """Returns the page of the exit codes."""
+    rows = [(str(code.value), f"`{code.name}`", meaning) for code, meaning in EXIT_CODES.items()]
+    lines = [
+        "`python -m trainer_kit.train` and `trainer-kit` end with these codes. In Python they are "
+        "`trainer_kit.errors.ExitCode`, and an error has its own in the attribute `exit_code`.",
+        "",
+        *_table(("code", "name", "meaning"), rows),
+    ]
+    return _page("Exit codes", lines)
+
+
+PAGES = {
+    "config.md": config_page,
+    "command_line.md": command_line_page,
+    "run_directory.md": run_directory_page,
+    "exit_codes.md": exit_codes_page,
+}
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Writes all pages into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
+
+def _page(title: str, lines: Iterable[str]) -> str:
+    return "\n".join([f"# {title}", "", _MADE, "", *lines]) + "\n"
+
+
+def _sections(path: str, config_class: type[Config], value: Any) -> Iterator[tuple[str, type[Config], Any]]:
+    """Yields path, class and default of a section and all that are inside it; that of a model is the task's own."""
+    yield path, config_class, value
+    for name, doc in field_docs(config_class).items():
+        if doc.section is not None and doc.section is not Config:
+            yield from _sections(f"{path}.{name}{_several(doc)}".lstrip("."), doc.section, getattr(value, name, None))
+
+
+def _as_before(path: str, config_class: type[Config], value: Any) -> str:
+    """Returns the text for a section of a class that the page has already, with the defaults that differ."""
+    others = {
+        name: show(getattr(value, name))
+        for name, doc in field_docs(config_class).items()
+        if isinstance(value, Config) and doc.default and show(getattr(value, name)) != doc.default
+    }
+    differing = "".join(f" Here the default of `{name}` is `{other}`." for name, other in others.items())
+    return f"The fields are those of [{path}](#{_anchor(path)}). Class: `{config_class.__name__}`.{differing}"
+
+
+def _several(doc: FieldDoc) -> str:
+    """Returns what stands for the name or the number of one of several sections."""
+    return ".<name>" if doc.allowed.startswith("a mapping") else "[<n>]" if doc.allowed.startswith("a list") else ""
+
+
+def _fields(path: str, config_class: type[Config]) -> list[str]:
+    rows = []
+    for name, doc in field_docs(config_class).items():
+        inside = doc.section is not None and doc.section is not Config
+        link = f"[`{name}`](#{_anchor(f'{path}.{name}{_several(doc)}'.lstrip('.'))})" if inside else f"`{name}`"
+        rows.append((link, doc.text, doc.allowed, f"`{doc.default}`" if doc.default else ""))
+    return _table(("field", "meaning", "takes", "default"), rows)
+
+
+def _anchor(heading: str) -> str:
+    """Returns the anchor that mkdocs makes of a heading."""
+    return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in "_-")
+
+
+class _Recorder(argparse.ArgumentParser):
+    """A parser that notes how its arguments are written and what they mean.
+
+    Attributes:
+      noted: pairs of both.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False)
+        self.noted: list[tuple[str, str]] = []
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Adds an argument, and notes it."""
+        choices = options.get("choices")
+        value = options.get("metavar") or (" or ".join(choices) if choices else names[0].lstrip("-").upper())
+        takes_none = options.get("action") == "store_true"
+        shown = f"{names[0]}={value}" if names[0].startswith("-") and not takes_none else names[0]
+        self.noted.append((f"`{shown if names[0].startswith('-') else value}`", options.get("help", "")))
+        return super().add_argument(*names, **options)
+
+    def add_mutually_exclusive_group(self, **options: Any) -> Any:
+        """Returns the parser itself, so that the arguments of the group are noted too."""
+        return self
+
+
+def _arguments(verb: ModuleType) -> list[str]:
+    """Returns the table of a verb's arguments."""
+    recorder = _Recorder()
+    verb.add_arguments(recorder)
+    add_common_arguments(recorder)
+    return _table(("argument", "meaning"), recorder.noted)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a Markdown table."""
+    cells = [[_escaped(cell) for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in [headers, ["---"] * len(headers), *cells]]
+
+
+def _escaped(cell: str) -> str:
+    """Returns a cell in which a bar is no border, and `<name>` is no HTML outside of code."""
+    parts = cell.replace("|", "\\|").split("`")
+    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
+
+
+if __name__ == "__main__":
+    write()

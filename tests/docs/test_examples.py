@@ -1,0 +1,89 @@
+"""The examples of README.md and docs/ run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.examples import Command, Page, files_of, read_page, read_pages
+from scripts.source_files import ROOT
+
+PAGES = read_pages()
+_BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
+
+
+def _run(page: Page, pages: list[Page], folder: Path) -> None:
+    """Writes the page's files into `folder` and runs its commands there, in order."""
+    for shared in ("experiments", "configs"):  # what commands find in the checkout
+        (folder / shared).symlink_to(ROOT / shared)
+    for name, text in files_of(page, pages).items():
+        (folder / name).write_text(text)
+    environment = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for command in page.commands:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command.text], cwd=folder, env=environment, text=True, timeout=300,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == command.code, f"{page.path}, {command.name}: {command.text}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES if page.commands])
+def test_the_commands_of_a_page_end_as_it_says(page: Page, tmp_path: Path) -> None:
+    _run(page, PAGES, tmp_path)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES])
+def test_markers_stand_before_blocks_that_can_be_read(page: Page) -> None:
+    assert page.lost == ()
+    for name, text in files_of(page, PAGES).items():
+        compile(text, f"{page.path}:{name}", "exec")
+
+
+_TEXT = """
+<!-- needs: other.py -->
+
+<!-- example: mine.py -->
+```python
+import other
+print(other.NUMBER)
+```
+
+<!-- example: part -->
+```python
+    not whole
+```
+
+<!-- run: two, exit 3 -->
+```bash
+test "$(python mine.py)" = 7
+exit 3
+```
+"""
+
+
+def test_a_page_is_read_as_files_and_commands() -> None:
+    page = read_page("docs/a.md", _TEXT)
+    assert page.files == {"mine.py": "import other\nprint(other.NUMBER)\n"}
+    assert page.commands == (Command("two", 'test "$(python mine.py)" = 7\nexit 3\n', 3),)
+    assert (page.needs, page.lost) == (("other.py",), ())
+
+
+def test_an_example_uses_a_file_of_another_page(tmp_path: Path) -> None:
+    other = read_page("b.md", "<!-- example: other.py -->\n```python\nNUMBER = 7\n```\n")
+    page = read_page("a.md", _TEXT)
+    _run(page, [page, other], tmp_path)
+
+
+def test_a_command_that_fails_is_told_with_its_output(tmp_path: Path) -> None:
+    page = read_page("a.md", "<!-- run: broken -->\n```bash\necho before\nfalse | true\necho after\n```\n")
+    with pytest.raises(AssertionError, match=r"a\.md, broken: echo before\n"):
+        _run(page, [page], tmp_path)
+
+
+def test_a_marker_without_its_block_is_noticed() -> None:
+    text = "<!-- run: one -->\n\n```bash\ntrue\n```\n<!-- example: two.py -->\n```bash\n```\n"
+    assert read_page("a.md", text).lost == ("<!-- run: one -->", "<!-- example: two.py -->")

@@ -1,0 +1,48 @@
+"""The reference pages are what the code says today."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.reference import FOLDER, PAGES, write
+from trainer_kit.config.field_docs import docs_by_path
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import EXIT_CODES
+from trainer_kit.run.flags import define_flags
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_checked_in_page_is_the_generated_one(name: str) -> None:
+    page = FOLDER / name
+    assert page.is_file() and page.read_text() == PAGES[name](), f"{page} is old; run `python -m scripts.reference`"
+
+
+def test_there_are_no_other_reference_pages(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_the_config_page_has_every_field() -> None:
+    page = PAGES["config.md"]()
+    names = {path.rpartition(".")[2] for path in docs_by_path(ExperimentConfig())}
+    assert [name for name in names if f"`{name}`" not in page] == []
+    assert "Here the default of `drop_remainder` is `false`." in page
+
+
+def test_the_command_line_page_has_every_flag_and_verb() -> None:
+    page = PAGES["command_line.md"]()
+    assert [name for name in define_flags() if name != "h" and f"`--{name}" not in page] == []
+    assert all(f"## trainer-kit {verb}\n" in page for verb in ("list", "show", "watch", "doctor resume"))
+    assert "`--follow`" in page  # of a group of arguments that exclude each other
+
+
+def test_every_exit_code_is_in_its_table() -> None:
+    page = PAGES["exit_codes.md"]()
+    assert all(f"| {code.value} | `{code.name}` |" in page for code in EXIT_CODES)
+
+
+def test_names_in_angle_brackets_are_no_html() -> None:
+    cells = "".join(page() for page in PAGES.values()).split("`")[::2]  # what is not code
+    assert [cell for cell in cells if "<" in cell.replace("<!--", "")] == []

@@ -1,0 +1,35 @@
+"""The files that a real run writes are those of the table in `trainer_kit/config/run_files.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer_kit.config.run_files import RUN_FILES
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import tiny_experiment
+
+
+def _unknown(folder: Path) -> set[str]:
+    paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return {path for path in paths if not any(one.matches(path) for one in RUN_FILES)}
+
+
+def test_every_file_of_a_run_and_its_sidecar_is_in_the_table(tmp_path: Path) -> None:
+    bests = {"lowest": {"metric": "validation_loss", "metric_comp": "lower"}}
+    config = tiny_experiment(best_checkpoint_eval_metric="accuracy").replace(trainer={"best_checkpoints": bests})
+    launch(config, "train_and_eval", str(tmp_path), records=lambda: {"operative_config.train_and_eval.gin": ""})
+    launch(config, "continuous_eval", str(tmp_path), eval_name="fast")
+    launch(config, "eval", str(tmp_path))
+    assert _unknown(tmp_path) == set()
+    missing = {one.path for one in RUN_FILES if not any(one.matches(p.relative_to(tmp_path).as_posix())
+               for p in tmp_path.rglob("*") if p.is_file())}  # fmt: skip
+    assert missing == {
+        "ckpt-<step>.pin", ".saving-ckpt-<step>.<run>", "ckpt-<step>_temp/", "metrics.superseded.jsonl",
+        "errors/<time>-<pid>.txt", "stacks-<time>.txt", "diverged/", "damaged/", "archived/", "foreign/",
+        "attempts.jsonl", "workers/<n>/", "finetune-<step>/", "metrics-<step>.json",
+    }  # fmt: skip
+
+
+def test_a_file_that_is_not_in_the_table_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "strange.txt").touch()
+    assert _unknown(tmp_path) == {"strange.txt"}

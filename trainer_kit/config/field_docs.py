@@ -1,0 +1,85 @@
+"""What each config field means: the sentences under `Attributes:` in the docstrings of the config classes.
+
+They are the only place of these sentences. `trainer-kit show` and the reference pages take them from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+
+from pydantic.fields import FieldInfo
+
+from trainer_kit.config.allowed_values import describe, show
+from trainer_kit.config.fields import fields_of, listed_class, named_class, section_class, sections
+from trainer_kit.config.schema.base import Config
+from trainer_kit.config.sources.layer import join
+
+_ENTRY = re.compile(r"  (\w+): ")
+_NEXT_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
+
+
+@dataclass(frozen=True)
+class FieldDoc:
+    """A field as a reader meets it.
+
+    Attributes:
+      text: The whole entry of the docstring; empty if the class has none for the field.
+      allowed: What the field takes, in words.
+      default: The default as a config file would show it; empty for a section and for a field without a default.
+      section: The config class of the field if it is a section, or holds sections; else None.
+    """
+
+    text: str
+    allowed: str
+    default: str
+    section: type[Config] | None
+
+    @property
+    def sentence(self) -> str:
+        """The first sentence of the text, which makes sense alone."""
+        return _NEXT_SENTENCE.split(self.text, maxsplit=1)[0]
+
+
+def field_docs(config_class: type[Config]) -> dict[str, FieldDoc]:
+    """Returns the docs of a class's fields by name, inherited fields too."""
+    texts: dict[str, str] = {}
+    for cls in reversed(config_class.__mro__):
+        texts.update(_entries(vars(cls).get("__doc__") or ""))
+    return {name: _doc(field, texts.get(name, "")) for name, field in fields_of(config_class).items()}
+
+
+def docs_by_path(config: Config) -> dict[str, FieldDoc]:
+    """Returns the docs of every field of `config` by dotted path, those of branches that are not chosen included."""
+    return {
+        join(path, name): doc
+        for path, config_class, _ in sections(config)
+        for name, doc in field_docs(config_class).items()
+    }
+
+
+def summary(config_class: type[Config]) -> str:
+    """Returns what a class's docstring says before its attributes, as one paragraph."""
+    return " ".join(inspect.cleandoc(config_class.__doc__ or "").split("\n\nAttributes:\n")[0].split())
+
+
+def _entries(docstring: str) -> dict[str, str]:
+    """Returns the entries below `Attributes:` by name; an entry goes on in the lines that are indented further."""
+    entries: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(docstring).partition("\nAttributes:\n")[2].splitlines():
+        if found := _ENTRY.match(line):
+            name = found[1]
+            entries[name] = line[found.end() :]
+        elif line.startswith("    ") and name:
+            entries[name] += f" {line.strip()}"
+    return entries
+
+
+def _doc(field: FieldInfo, text: str) -> FieldDoc:
+    annotation = field.annotation
+    section = section_class(annotation) or listed_class(annotation) or named_class(annotation)
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    shown = "" if field.is_required() or isinstance(value, Config) else show(list(value) if value == () else value)
+    return FieldDoc(text, describe(annotation, tuple(field.metadata)), shown, section)

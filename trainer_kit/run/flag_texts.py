@@ -1,0 +1,130 @@
+"""What the flags of `python -m trainer_kit.train` mean: the one table of them, and the text of --help."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer_kit.config.modes import MODES
+
+EXAMPLES = {
+    "Train an experiment of the folder experiments/, evaluate it on the way, and keep its files in runs/digits:": (
+        "python -m trainer_kit.train --experiment=digits --mode=train_and_eval --model_dir=runs/digits"
+    ),
+    "The same with an experiment of your own, from the file my_task.py, and with another value in its config:": (
+        "python -m trainer_kit.train --import_module=my_task.py --experiment=rings --mode=train_and_eval \\\n"
+        "      --model_dir=runs/rings --params_override=trainer.train_steps=2000"
+    ),
+}
+NEEDED = ("experiment", "mode", "model_dir")
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class FlagText:
+    """A flag as a reader meets it.
+
+    Attributes:
+      value: What stands for its value, such as FILE; empty for a switch.
+      sentence: What it does.
+      default: Its value when it is not given; None if it has none.
+      kind: text; repeated, each use adds a value; count, a number of 0 or more; step; switch; absl: defined by absl.
+    """
+
+    value: str
+    sentence: str
+    default: str | None = None
+    kind: Literal["text", "repeated", "count", "step", "switch", "absl"] = "text"
+
+
+FLAGS: dict[str, FlagText] = {
+    "experiment": FlagText("NAME", "The experiment to run; `trainer-kit list` shows those that there are."),
+    "mode": FlagText("MODE", "What the run does; the modes are listed below."),
+    "model_dir": FlagText("FOLDER", "The folder of the run, for its checkpoints, records and summaries."),
+    "config_file": FlagText("FILE", "Reads config values from a YAML or JSON file.", kind="repeated"),
+    "gin_file": FlagText("FILE", "Reads gin bindings from a file.", kind="repeated"),
+    "gin_params": FlagText("BINDING", "Sets a gin binding, such as TrainerConfig.train_steps = 500.", kind="repeated"),
+    "params_override": FlagText(
+        "VALUES",
+        "Sets config values, given as a.b=c,d=[1,2], as YAML text, or as the path of a YAML or JSON file.",
+        kind="repeated",
+    ),
+    "import_module": FlagText(
+        "MODULE",
+        "Imports a module, by dotted name or .py file, that registers experiments, callbacks or gin names.",
+        kind="repeated",
+    ),
+    "checkpoint": FlagText(
+        "WHICH",
+        "The checkpoint that mode eval evaluates: latest, best, initial (none), a step, or the path of a checkpoint.",
+        default="latest",
+    ),
+    "eval_name": FlagText("NAME", "The name of a continuous_eval sidecar and of its files.", default="continuous_eval"),
+    "allow_config_change": FlagText(
+        "PATH", "Lets a resumed run differ from its beginning in the config value at this path.", kind="repeated"
+    ),
+    "allow_partial_restore": FlagText(
+        "",
+        "Restores what fits of a checkpoint of another model or optimizer, and lists what does not.",
+        default="false",
+        kind="switch",
+    ),
+    "from_step": FlagText(
+        "STEP",
+        "Resumes from the checkpoint of this step and moves later ones to archived/; 0 starts again.",
+        kind="step",
+    ),
+    "max_restarts": FlagText(
+        "N",
+        "Runs under a supervisor, which restarts the run when it is preempted, and up to N times when it crashes or "
+        "stalls; 0 runs once in this process.",
+        default="0",
+        kind="count",
+    ),
+    "profile": FlagText("A:B", "Traces the steps A to B for TensorBoard, into the folder train of model_dir."),
+    "tpu": FlagText("NAME", "The name or address of the TPU; it sets runtime.tpu."),
+    "tf_data_service": FlagText(
+        "ADDRESS", "The address of a tf.data service, for tasks that read with one, as TF Model Garden's do."
+    ),
+    "debug": FlagText("", "Prints the whole traceback of an error.", default="false", kind="switch"),
+    "help": FlagText("", "Shows this text and ends.", default="false", kind="switch"),
+    "flagfile": FlagText("FILE", "Reads further flags from a file, one on a line.", kind="absl"),
+}
+SOURCES_NOTE = (
+    "A flag marked * may be repeated. Config values come from the experiment, then from --config_file, the gin flags "
+    "and --params_override; later ones win."
+)
+
+
+def help_text() -> str:
+    """Returns the text of --help: two commands to copy, then the flags and the modes."""
+    lines = [line for comment, command in EXAMPLES.items() for line in (f"  # {comment}", f"  {command}", "")]
+    lines += ["flags:"]
+    for name, flag in FLAGS.items():
+        lines += [f"  {usage(name)}{' *' if flag.kind == 'repeated' else ''}", *_indented(described(name), 6)]
+    lines += ["", *_indented(SOURCES_NOTE, 2), "", "modes:"]
+    for mode, needs in MODES.items():
+        lines += [f"  {mode}", *_indented(f"{needs.meaning[0].upper()}{needs.meaning[1:]}.", 6)]
+    return "\n".join(["Runs an experiment:", "", *lines])
+
+
+def usage(name: str) -> str:
+    """Returns how a flag is written: --model_dir=FOLDER."""
+    if name == "help":
+        return "--help, -h"
+    return f"--{name}={FLAGS[name].value}" if FLAGS[name].value else f"--{name}"
+
+
+def described(name: str) -> str:
+    """Returns the sentence of a flag, with whether it is needed, or its default if it has one that says something."""
+    flag = FLAGS[name]
+    more = " It is needed." if name in NEEDED else ""
+    if flag.default and flag.kind != "switch":
+        more = f" Default: {flag.default}."
+    return flag.sentence + more
+
+
+def _indented(text: str, by: int) -> Iterator[str]:
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=" " * by, subsequent_indent=" " * by)
