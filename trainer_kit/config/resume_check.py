@@ -102,7 +102,11 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
 
 
 def check_resume(
-    old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str], chosen_fuse_steps: int | None = None
+    old_yaml_text: str,
+    new: ExperimentConfig,
+    allowed_paths: Sequence[str],
+    chosen_fuse_steps: int | None = None,
+    kept_executor: str | None = None,
 ) -> list[Change]:
     """Returns the changes since a run began that it can be resumed with: the safe ones and those allowed.
 
@@ -112,6 +116,7 @@ def check_resume(
       allowed_paths: values of --allow_config_change: dotted paths of values or of whole sections.
       chosen_fuse_steps: the number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the old
         config; None: not known, so that any number fits.
+      kept_executor: the executor that runtime.executor=auto stands for in the old config; None: not known.
 
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
@@ -120,6 +125,7 @@ def check_resume(
     if not isinstance(old, dict):
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
     replace_auto_fuse_steps(old, chosen_fuse_steps or new.trainer.fuse_steps)
+    _replace_executor(old, new.runtime.executor, kept_executor)
     changes = compare(old, new)
     refused = [
         change
@@ -138,6 +144,20 @@ def check_resume(
             for change in refused
         )
     return changes
+
+
+def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:
+    """Puts into the old config what does not differ from `new`: a run keeps the executor that it was begun with.
+
+    auto is the default value since it exists; runs of earlier releases were begun with the value default.
+    """
+    runtime = old.get("runtime")
+    if not isinstance(runtime, dict) or "executor" not in runtime:
+        return
+    if new == "auto" and runtime["executor"] == "default":
+        runtime["executor"] = "auto"
+    elif new != "auto" and runtime["executor"] == "auto" and kept:
+        runtime["executor"] = kept
 
 
 def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:

@@ -98,11 +98,16 @@ class RunDirectory:
             "packages": {name: _version(name) for name in PACKAGES},
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
+            "executor": _executor(before, config),
         }
         _tell_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
+
+    def keep_executor(self, name: str) -> None:
+        """Notes in the manifest which executor runtime.executor=auto stands for in this run."""
+        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), "executor": name}, point="manifest")
 
     def is_recorded(self) -> bool:
         """Whether a run has been recorded here, which may be gone on with."""
@@ -200,7 +205,8 @@ def check_model_dir(
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    return check_resume(_read_params(directory.params), config, tuple(allowed), kept_fuse_steps(directory.path))
+    kept = (kept_fuse_steps(directory.path), kept_executor(directory.path))
+    return check_resume(_read_params(directory.params), config, tuple(allowed), *kept)
 
 
 def read_run_id(model_dir: str) -> str:
@@ -242,6 +248,19 @@ def kept_fuse_steps(model_dir: str) -> int | None:
     """Returns the number that a run begun with trainer.fuse_steps=auto, a value of earlier releases, has chosen."""
     steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("fuse_steps")
     return steps if type(steps) is int and steps > 0 else None
+
+
+def kept_executor(model_dir: str) -> str | None:
+    """Returns the executor that the run in `model_dir` keeps to; None when it has not chosen one."""
+    name = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("executor")
+    return name if name in ("default", "single_threaded") else None
+
+
+def _executor(before: Mapping[str, Any], config: ExperimentConfig) -> str:
+    """Returns the executor for the manifest; that of runs which were begun by earlier releases is the default."""
+    if config.runtime.executor != "auto":
+        return config.runtime.executor
+    return str(before.get("executor", "default" if before else "auto"))
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:

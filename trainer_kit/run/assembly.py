@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
+from trainer_kit.callbacks.keep_executor import KeepExecutor
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
@@ -156,7 +157,9 @@ def build_controller(
 ) -> Any:
     """Returns what drives the trainer: a Controller, or a caller's orbit.Controller, with the callbacks of the run."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    run, users = Run(trainer, directory.path, plan.chief), plan.callbacks
+    keeps = plan.trains and plan.config.runtime.executor == "auto"
+    run = Run(trainer, directory.path, plan.chief)
+    users = [*([KeepExecutor(directory)] if keeps else []), *plan.callbacks]
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):

@@ -10,10 +10,11 @@ import tensorflow as tf
 from trainer_kit.distribution.tensorflow_internals import functions_called
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_ELEMENTS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 _NOTES = ("_class", "_output_shapes")  # attributes that name other nodes, or shapes that the body may know better
 
 
-def with_calls_inlined(graph: Any) -> tf.Graph:
+def with_calls_inlined(graph: Any, batch_size: int | None = None) -> tf.Graph:
     """Returns a graph that calls no functions, to be looked at and not to be run; `graph` itself if it has no calls.
 
     Eager, on the host. A layer with a tf.function and a loaded SavedModel are calls. Variables are handles that know
@@ -22,13 +23,16 @@ def with_calls_inlined(graph: Any) -> tf.Graph:
 
     Args:
       graph: of a concrete function.
+      batch_size: the first dimension of the elements of iterators, where it is not known; None: it stays unknown.
     """
-    if not any(operation.type in CALLS for operation in graph.get_operations()):
+    if batch_size is None and not any(operation.type in CALLS for operation in graph.get_operations()):
         return graph
     definition = tf.compat.v1.GraphDef()
     definition.library.CopyFrom(graph.as_graph_def().library)
     definition.node.extend(_nodes(graph, "", {}, {}))
     _know_shapes(definition, graph)
+    if batch_size is not None:
+        _know_batches(definition, batch_size)
     result = tf.Graph()
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
@@ -45,6 +49,15 @@ def _know_shapes(definition: Any, graph: Any) -> None:
             node.CopyFrom(type(node)(name=node.name, op="VarHandleOp"))
             node.attr["dtype"].type = variable.dtype.as_datatype_enum
             node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
+
+
+def _know_batches(definition: Any, batch_size: int) -> None:
+    """Gives the elements of iterators a first dimension where they have none."""
+    for node in definition.node:
+        if node.op in _ELEMENTS:
+            for shape in node.attr["output_shapes"].list.shape:
+                if shape.dim and shape.dim[0].size < 0:
+                    shape.dim[0].size = batch_size
 
 
 def _nodes(graph: Any, prefix: str, given: dict[str, str], known: dict[str, tf.Graph]) -> Iterator[Any]:

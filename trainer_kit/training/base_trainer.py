@@ -29,6 +29,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       evaluated_batches: a counter of batches evaluated, for the watchdog; None: there is none.
       eval_seconds: that each validation set took in the last evaluation.
       batch_spec: the spec of what a replica is trained on; None before it is known.
+      executor: TensorFlow's executor that runs its training loops; auto until one is chosen.
       best_is_kept_by_run: whether the run calls keep_best when the evaluation is on record; else `evaluate` keeps it.
     """
 
@@ -44,6 +45,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     evaluated_batches: Any = None
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
+    executor: str = "default"
     best_is_kept_by_run: bool = False
 
     @property

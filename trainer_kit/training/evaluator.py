@@ -250,8 +250,9 @@ class Evaluator(BaseTrainer):
         section = f"task.validation_data.{one.name}".rstrip(".")
         described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
         self.state.remember_generators()
+        chosen = executor(getattr(self.config.runtime, "executor", "default"))
         try:
-            with executor(self.config.runtime), described, reporting_damage(lambda: [one.feed.dataset]):
+            with chosen, described, reporting_damage(lambda: [one.feed.dataset]):
                 if has_state:
                     state = loop(iterator, num_steps, state, self.eval_reduce)
                 else:

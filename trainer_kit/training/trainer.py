@@ -32,8 +32,14 @@ from trainer_kit.optimizers.moving_average import create_average
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.checks.model_and_config import check_model, check_sections, tell_dropped_assertions
+from trainer_kit.training.checks.model_and_config import (
+    check_model,
+    check_sections,
+    problem_of_one_thread,
+    tell_dropped_assertions,
+)
 from trainer_kit.training.evaluator import Evaluator
+from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
 from trainer_kit.training.loops.read_before_write import writes_after
@@ -135,6 +141,9 @@ class Trainer(Evaluator):
         self._fuse_steps, self._stack = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1, Stack()
         check_fusing(self._fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(self._fuse_steps)
+        self.executor = getattr(config.runtime, "executor", "default")
+        if self.executor == "auto" and (self._fuse_steps > 1 or problem_of_one_thread(self._strategy)):
+            self.executor = "default"
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -264,21 +273,45 @@ class Trainer(Evaluator):
         self.between_steps = False
         described = batch_described("task.train_data", spec, self.task, self.model)
         refusals = reporting_refusal(self._fuse_steps)
-        with described, self._ended_with_data(), self.data.reporting_damage(), refusals, executor(self.config.runtime):
+        with described, self._ended_with_data(), self.data.reporting_damage(), refusals:
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
-                    self._search.look_into(graph := loop.graph(iterator))
-                    if self._fuse_steps > 1:
-                        tell_dropped_assertions(graph)
-                        tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
-                self._run_in_parts(loop, iterator, num_steps)
+                    loop = self._look_into(loop, iterator)
+                with executor(self.executor):
+                    self._run_in_parts(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
                     self._train_set.reset()  # our own loops do so inside the graph
-                loop(iterator, num_steps)
+                with executor(self.executor):
+                    loop(iterator, num_steps)
         self.between_steps = True
         self._task_attributes.look()
         return self.train_loop_end()
+
+    def _look_into(self, loop: TrainLoop | FusedLoop, iterator: Any) -> TrainLoop | FusedLoop:
+        """Looks into the graph of the loop before its first step; returns the loop, or another that is to be run."""
+        if self.executor == "auto":
+            loop = self._choose_executor(loop, iterator)
+        with executor(self.executor):
+            graph = loop.graph(iterator)
+        self._search.look_into(graph)
+        if self._fuse_steps > 1:
+            tell_dropped_assertions(graph)
+            tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
+        return loop
+
+    def _choose_executor(self, loop: TrainLoop | FusedLoop, iterator: Any) -> TrainLoop | FusedLoop:
+        """Chooses the executor of the loop by the size of a step; a loop is traced for the executor that runs it."""
+        batch_size = getattr(getattr(self.config.task, "train_data", None), "global_batch_size", 0)
+        choice = executor_by_weights(self.model.trainable_variables, batch_size)
+        if choice is None:
+            with executor("single_threaded"):
+                choice = executor_by_graph(loop.graph(iterator), batch_size)
+            if choice.name == "default":
+                loop = self._train_loop = self._new_loop()
+        self.executor = choice.name
+        _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
+        return loop
 
     def _run_in_parts(self, loop: TrainLoop | FusedLoop, iterator: Any, num_steps: Any) -> None:
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.cut_short)
@@ -311,7 +344,7 @@ class Trainer(Evaluator):
             after_step=lambda: self.stop_flag.agree(self._global_step),
             use_tf_function=self.config.trainer.train_tf_function,
             use_tf_while_loop=self.config.trainer.train_tf_while_loop,
-            exact_waits=self.config.runtime.executor != "default",
+            exact_waits=self.executor != "default",
         )
 
     def forget_train_loop(self) -> None:
