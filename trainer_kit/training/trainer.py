@@ -23,7 +23,6 @@ from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
-from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.factory import build_optimizers
@@ -35,18 +34,16 @@ from trainer_kit.training.checks.method_signatures import check_methods
 from trainer_kit.training.checks.model_and_config import (
     check_model,
     check_sections,
-    problem_of_one_thread,
-    tell_dropped_assertions,
 )
 from trainer_kit.training.evaluator import Evaluator
-from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
+from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
 from trainer_kit.training.task import step_loss
+from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
@@ -73,6 +70,7 @@ class Trainer(Evaluator):
       inputs_class: the class that opens the data of the task.
       inputs: of that class.
       data: the training data.
+      new_loops: makes the training loops.
       loop_parts: runs the loops, and splits them where something is done between two steps.
 
     Raises:
@@ -138,12 +136,12 @@ class Trainer(Evaluator):
         self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
         self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
         self._train_loop: Any = None
-        self._fuse_steps, self._stack = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1, Stack()
-        check_fusing(self._fuse_steps, self.problem_of_fusing())
-        self.data.put_in_stacks(self._fuse_steps)
-        self.executor = getattr(config.runtime, "executor", "default")
-        if self.executor == "auto" and (self._fuse_steps > 1 or problem_of_one_thread(self._strategy)):
-            self.executor = "default"
+        fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
+        check_fusing(fuse_steps, self.problem_of_fusing())
+        self.data.put_in_stacks(fuse_steps)
+        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag)
+        self.new_loops = NewLoops(config, *parts, self._global_step, fuse_steps)
+        self.executor = self.new_loops.executor
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -180,12 +178,12 @@ class Trainer(Evaluator):
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
-        check_fusing(self._fuse_steps, self.problem_of_fusing())
+        check_fusing(self.fuse_steps, self.problem_of_fusing())
 
     @property
     def fuse_steps(self) -> int:
         """How many training steps are one program of XLA; 1: none is."""
-        return self._fuse_steps
+        return self.new_loops.fuse_steps
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
@@ -238,7 +236,7 @@ class Trainer(Evaluator):
         self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
-        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty, give_up=give_up)
+        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.new_loops.stack.empty, give_up=give_up)
 
     def after_restore(self, path: str | None = None) -> None:
         """Brings data, metrics and average in line with the restored variables. Called after every restore.
@@ -272,11 +270,13 @@ class Trainer(Evaluator):
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         self.between_steps = False
         described = batch_described("task.train_data", spec, self.task, self.model)
-        refusals = reporting_refusal(self._fuse_steps)
+        refusals = reporting_refusal(self.fuse_steps)
         with described, self._ended_with_data(), self.data.reporting_damage(), refusals:
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
-                    loop = self._look_into(loop, iterator)
+                    given = (self.executor, self.model.trainable_variables, self._search.look_into)
+                    loop, self.executor = self.new_loops.traced(loop, iterator, *given)
+                    self._train_loop = loop
                 with executor(self.executor):
                     self._run_in_parts(loop, iterator, num_steps)
             else:
@@ -287,31 +287,6 @@ class Trainer(Evaluator):
         self.between_steps = True
         self._task_attributes.look()
         return self.train_loop_end()
-
-    def _look_into(self, loop: TrainLoop | FusedLoop, iterator: Any) -> TrainLoop | FusedLoop:
-        """Looks into the graph of the loop before its first step; returns the loop, or another that is to be run."""
-        if self.executor == "auto":
-            loop = self._choose_executor(loop, iterator)
-        with executor(self.executor):
-            graph = loop.graph(iterator)
-        self._search.look_into(graph)
-        if self._fuse_steps > 1:
-            tell_dropped_assertions(graph)
-            tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
-        return loop
-
-    def _choose_executor(self, loop: TrainLoop | FusedLoop, iterator: Any) -> TrainLoop | FusedLoop:
-        """Chooses the executor of the loop by the size of a step; a loop is traced for the executor that runs it."""
-        batch_size = getattr(getattr(self.config.task, "train_data", None), "global_batch_size", 0)
-        choice = executor_by_weights(self.model.trainable_variables, batch_size)
-        if choice is None:
-            with executor("single_threaded"):
-                choice = executor_by_graph(loop.graph(iterator), batch_size)
-            if choice.name == "default":
-                loop = self._train_loop = self._new_loop()
-        self.executor = choice.name
-        _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
-        return loop
 
     def _run_in_parts(self, loop: TrainLoop | FusedLoop, iterator: Any, num_steps: Any) -> None:
         self.loop_steps = self.loop_parts.run(loop, iterator, num_steps, not self.cut_short)
@@ -332,20 +307,8 @@ class Trainer(Evaluator):
     def create_train_loop_fn(self) -> Any:
         """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
         if self._workers.are_there:
-            return self._workers.scheduled(self._new_loop().whole)
-        return self._new_loop()
-
-    def _new_loop(self) -> TrainLoop | FusedLoop:
-        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag.variable)
-        if self._fuse_steps > 1:
-            return FusedLoop(*parts, self._stack, self._fuse_steps)
-        return TrainLoop(
-            *parts,
-            after_step=lambda: self.stop_flag.agree(self._global_step),
-            use_tf_function=self.config.trainer.train_tf_function,
-            use_tf_while_loop=self.config.trainer.train_tf_while_loop,
-            exact_waits=self.executor != "default",
-        )
+            return self._workers.scheduled(self.new_loops.make().whole)
+        return self.new_loops.make()
 
     def forget_train_loop(self) -> None:
         """Has the training loop traced again, because something it was traced with has changed."""
@@ -389,7 +352,7 @@ class Trainer(Evaluator):
     def next_batch(self) -> Any:
         """Takes the next batch out of the training data; eager, on the host."""
         iterator = self.data.iterator()
-        return self._stack.next_batch(iterator) if self._fuse_steps > 1 else next(iterator)
+        return self.new_loops.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
 
     def is_out_of_data(self) -> bool:
         """Whether the training data has ended, which a loop may have kept to itself; takes a batch if it has not.

@@ -44,7 +44,7 @@ class RuntimeConfig(Config):
         accelerators; 0 does not split it.
       executor: How TensorFlow runs the operations of a training loop: `default` on all threads, `single_threaded` one
         after the other, and `auto` whichever of the two is faster. One thread is faster for steps of up to 8 MFLOP on
-        one CPU, and slower for larger ones. `auto` decides before the first step, and the run keeps to it. Each executor
+        one CPU, and slower for larger ones. `auto` decides before the first step, and the run keeps to it. An executor
         gives the same bits every time, but not the bits of the other, which adds up a sum of several parts in another
         order. Evaluations use one thread with `single_threaded` only.
       random_seed: The seed of Python, NumPy, TensorFlow and Keras.

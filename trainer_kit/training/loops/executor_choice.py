@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.executor import executor
 from trainer_kit.telemetry.flops import count_loop_flops
 
 # Floating-point operations in a training step. On two cores one thread is 1.27 times as fast as the default executor at
@@ -27,6 +28,29 @@ class ExecutorChoice:
 
     name: str
     reason: str
+
+
+def loop_for_one_device(make: Callable[[], Any], iterator: Any, weights: Sequence[Any], batch_size: int) -> Any:
+    """Returns a training loop and the choice of the executor that it is traced for. Eager, on the host.
+
+    TensorFlow traces branches and loops in another form for one thread, so a loop is traced for the executor that runs
+    it. A loop whose weights are few is traced for one thread first.
+
+    Args:
+      make: returns a loop that is not traced yet; its method `graph` takes an iterator.
+      iterator: over the training data.
+      weights: the trainable variables.
+      batch_size: examples in a step.
+
+    Returns:
+      (loop, ExecutorChoice)
+    """
+    if choice := executor_by_weights(weights, batch_size):
+        return make(), choice
+    loop = make()
+    with executor("single_threaded"):
+        choice = executor_by_graph(loop.graph(iterator), batch_size)
+    return (loop if choice.name == "single_threaded" else make()), choice
 
 
 def executor_by_weights(weights: Sequence[Any], batch_size: int) -> ExecutorChoice | None:
