@@ -166,7 +166,7 @@ MISTAKES = [
         files=(("my.py", "import sys\nsys.exit(0)\n"),),
     ),
     _override("parameter servers", "runtime.distribution_strategy=parameter_server", "use multi_worker_mirrored"),
-    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500; 0 starts again"),
+    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500, or 0 to start again"),
     Mistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
     Mistake("a checkpoint that is not there", {"from_step": "7"}, "there is no checkpoint of step 7"),
     Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is what"),

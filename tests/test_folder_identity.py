@@ -123,13 +123,13 @@ def test_the_message_names_the_new_place_and_the_newest_checkpoint(folder: Path)
     with FolderIdentity(folder) as held:
         _moved(folder)
         assert held.lost == ""
-        assert f"it is {folder.with_name('elsewhere')} now, with checkpoints up to step 30. Move" in held.look()
-        assert "left alone" not in held.look()
+        assert f"it is now at {folder.with_name('elsewhere')}, with checkpoints up to step 30. Move" in held.look()
+        assert "was not changed" not in held.look()
     with FolderIdentity(folder.with_name("elsewhere")) as held:
         _replaced(folder.with_name("elsewhere").rename(folder))
         folder.rename(folder.with_name("again"))
         shutil.rmtree(folder.parent)
-        assert "nothing is left of it" in held.look()
+        assert "none of its checkpoints was found" in held.look()
 
 
 def test_a_folder_that_was_seen_to_be_lost_stays_lost(folder: Path) -> None:

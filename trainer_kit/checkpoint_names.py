@@ -48,8 +48,8 @@ def require_step(step: int, there: Iterable[int]) -> None:
     """Raises UsageError, with those that exist, when --from_step names a checkpoint that is not among `there`."""
     steps = sorted(there)
     if step not in steps:
-        listed = f"there are: {', '.join(map(str, steps))}" if steps else "there is none at all"
-        raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; 0 starts again")
+        listed = f"there are: {', '.join(map(str, steps))}" if steps else "model_dir holds no checkpoint"
+        raise UsageError(f"--from_step: there is no checkpoint of step {step}; {listed}; give 0 to start again")
 
 
 def pointer_text(names: Sequence[str], times: Sequence[float] = (), preserved: float | None = None) -> str:

@@ -125,19 +125,19 @@ class FolderIdentity:
         with contextlib.suppress(OSError):
             steps = [step_of(str(owner(name))) for name in self._names() if _is_index(name)]
         what = f"{self.path} was moved or removed during the run"
-        other = "; what is at that path now was left alone" if os.path.exists(self._absolute) else ""
+        other = "; the folder that is at that path now was not changed" if os.path.exists(self._absolute) else ""
         if place := self._new_place():
             held = f", with checkpoints up to step {max(steps)}" if steps else ""
             return (
-                f"{what}: it is {place} now{held}{other}. Move it back, then run the same command again, or give the "
-                "new path"
+                f"{what}: it is now at {place}{held}{other}. Move it back, then run the same command again, or give "
+                "the new path"
             )
         if steps:
             return (
                 f"{what}{other}. The folder held checkpoints up to step {max(steps)}. Move it back, then run the same "
                 "command again"
             )
-        return f"{what}: nothing is left of it{other}. Run the same command again to start from step 0"
+        return f"{what}: none of its checkpoints was found{other}. Run the same command again to start from step 0"
 
 
 def _is_index(name: str) -> bool:

@@ -210,7 +210,7 @@ def test_what_a_sidecar_found_before_it_was_changed_or_the_run_went_back_counts_
 def test_a_sidecar_that_does_not_report_the_metric_is_told_of_with_what_it_reports(tmp_path: Path) -> None:
     early, _ = _early(tmp_path, metric="scor")
     _beside(tmp_path, (10, 0.5))
-    with pytest.raises(UsageError, match=r"'scor' is nothing that evals/side.jsonl reports .*did you mean score\?"):
+    with pytest.raises(UsageError, match=r"evals/side.jsonl reports no .* called 'scor'; did you mean score\?"):
         early.reason(10)
 
 
@@ -220,7 +220,7 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
     for step in (10, 20):
         assert early.reason(step) == ""  # its set may be evaluated next
         side.append(step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1})
-    with pytest.raises(UsageError, match=r"'dev\|score' is nothing that evals/side.jsonl .*hard\|score"):
+    with pytest.raises(UsageError, match=r"evals/side.jsonl reports no .* called 'dev\|score'; .*hard\|score"):
         early.reason(20)
 
 
@@ -261,7 +261,7 @@ def test_another_start_has_nothing_to_do_until_patience_is_raised(
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, again = _run(run, _tiny())
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
-    assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to train on" in caplog.text
+    assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue" in caplog.text
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
     _run(run, _tiny(patience=4))
@@ -359,13 +359,13 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", ["train", "train_and_post_eval"])
 def test_a_mode_that_does_not_evaluate_while_it_trains_is_refused(tmp_path: Path, mode: str) -> None:
-    with pytest.raises(ConfigError, match=f"the mode {mode} evaluates nothing while it trains; use train_and_eval"):
+    with pytest.raises(ConfigError, match=f"the mode {mode} does not evaluate during training; use train_and_eval"):
         _run(tmp_path / "run", _tiny(), mode=mode)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_metric_that_no_evaluation_reports_is_told_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'validation_los' is nothing .* did you mean validation_loss"):
+    with pytest.raises(UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"):
         _run(tmp_path / "run", _tiny(metric="validation_los"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"):
@@ -418,7 +418,7 @@ def test_a_stop_from_anything_but_an_action_is_an_error_that_says_who_can(tmp_pa
     config = _scripted([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
     with pytest.raises(
-        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* only callbacks, train_actions"
+        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* raise it in a callback"
     ):
         _run(tmp_path, config)
 
@@ -435,5 +435,5 @@ def test_with_orbits_own_controller_an_action_ends_the_run_saved_and_the_config_
     with pytest.raises(UsageError, match="Controller keeps no ledger"):
         _run(tmp_path, _tiny(), controller_cls=orbit.Controller)
     _, logs = _run(tmp_path, tiny_experiment(), controller_cls=orbit.Controller, train_actions=[_stop_at(15, 5)])
-    assert logs == {} and "Controller has no evaluation at the end" in caplog.text
+    assert logs == {} and "Controller does not evaluate at the end" in caplog.text
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)

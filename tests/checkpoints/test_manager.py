@@ -195,7 +195,7 @@ def test_a_checkpoint_that_is_gone_is_a_storage_error_with_its_path(tmp_path: Pa
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = _Run(tmp_path / "file" / "below", asynchronous=False)
-    with pytest.raises(StorageError, match=r"below/ckpt-0 was not written: .* give a folder that can be written"):
+    with pytest.raises(StorageError, match=r"below/ckpt-0 was not written: .* give a writable folder"):
         run.manager.save(run.step)
 
 
@@ -221,7 +221,7 @@ def test_a_folder_that_goes_during_a_save_is_not_made_again(tmp_path: Path, asyn
         folder.rename(tmp_path / "elsewhere")
 
     run = _Run(folder, asynchronous=asynchronous, before_save=lose)
-    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is now"):
         run.train()
         run.manager.save()
         run.manager.sync()
@@ -239,7 +239,7 @@ def test_a_folder_that_goes_while_a_save_is_written_is_not_made_again(tmp_path: 
         raise OSError("gone")
 
     run.manager._commit = lose
-    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is now"):
         run.train()
         run.manager.save()
     assert not folder.exists()

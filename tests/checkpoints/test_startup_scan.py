@@ -234,18 +234,18 @@ def test_what_a_dead_process_was_going_back_to_is_known_until_it_is_done(folder:
     assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
     done_going_back(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
-    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N once more"):
+    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N again"):
         going_back(str(folder))
 
 
 def test_to_go_on_from_a_step_that_was_not_saved_lists_those_that_were(folder: Path, tmp_path: Path) -> None:
     before = names(folder)
     with pytest.raises(
-        UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; 0 starts"
+        UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; give 0"
     ):
         check_from_step(str(folder), 7)
     assert names(folder) == before
-    with pytest.raises(UsageError, match="there is none at all"):
+    with pytest.raises(UsageError, match="model_dir holds no checkpoint"):
         check_from_step(str(tmp_path / "nowhere"), 7)
     assert check_from_step(str(tmp_path / "nowhere"), 0) is None
     assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")

@@ -174,9 +174,7 @@ def test_a_run_whose_folder_is_moved_ends_and_names_the_new_place(folder: Path, 
     (folder / "old").rename(folder / "new")
     ended = child.wait()
     assert ended.code == 6, ended.text
-    told = (
-        rf"old was moved or removed during the run: it is {folder}/new now, with checkpoints up to step \d+\. Move it"
-    )
+    told = rf"old was moved or removed during the run: it is now at {folder}/new, with checkpoints up to step \d+"
     assert re.search(told, ended.text) and "Traceback" not in ended.text
     assert not (folder / "old").exists()
 

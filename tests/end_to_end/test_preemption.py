@@ -161,7 +161,7 @@ def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(
 def test_a_run_that_is_still_being_built_ends_within_seconds(server: ForkServer, tmp_path: Path) -> None:
     ended = _stop(server, tmp_path / "run", "build", (INT, TERM), seconds=60)
     assert ended.code == 75 and ended.seconds < 30, ended.text
-    assert "stopped by SIGTERM before the first step; the same command starts it again" in ended.text
+    assert "stopped by SIGTERM before the first step; the same command starts the run again" in ended.text
     assert not (tmp_path / "run").exists()
 
 

@@ -82,7 +82,7 @@ def test_a_variable_that_is_made_from_values_of_a_step_is_advised_on(capsys: pyt
         step.get_concrete_function(tf.TensorSpec([2]))
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
-    assert "make variables in build_model, and those of an optimizer by optimizer.build(variables)\n" in report
+    assert "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n" in report
 
 
 def _leaving(value: tf.Tensor) -> tf.Tensor:

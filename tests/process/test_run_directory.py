@@ -219,7 +219,7 @@ def test_checking_and_reading_write_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket"])
 def test_a_remote_folder_is_refused_with_what_to_do(folder: str) -> None:
-    message = f"--model_dir: '{folder}' is a remote folder; only local ones are allowed, .* give the path"
+    message = f"--model_dir: '{folder}' is a remote folder; only local and mounted folders are allowed: .* path"
     with pytest.raises(UsageError, match=message) as error:
         RunDirectory(folder, TrainerConfig())
     assert error.value.exit_code == ExitCode.USAGE == 2

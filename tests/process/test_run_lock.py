@@ -196,7 +196,7 @@ def test_after_kill_9_the_next_takes_over_5_times_of_5(tmp_path: Path, start: Ca
         assert _heartbeat(tmp_path)["pid"] == trainer.pid
         said = trainer.kill()
         assert said == (
-            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat told of step {step - 1}\n"
+            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat reported step {step - 1}\n"
         )
         dead = trainer.pid
     assert len(list(tmp_path.glob(".heartbeat.json.*"))) <= 1  # what the last one left
@@ -290,7 +290,7 @@ def test_a_trainer_on_another_machine_that_beats_no_more_is_taken_over(
         assert time.monotonic() - begun >= 0.4
         assert _heartbeat(tmp_path)["host"] == "here"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat told of step 70"]
+    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat reported step 70"]
 
 
 def test_a_trainer_on_another_machine_that_ends_meanwhile_is_followed_at_once(
@@ -544,7 +544,7 @@ def test_a_disk_that_fills_costs_one_warning_and_the_heart_goes_on_when_it_is_fr
         full_disk(False)
         _wait_until(lambda: _heartbeat(tmp_path)["beat"] != beat)
     assert [record.getMessage() for record in caplog.records] == [
-        "no heartbeat, others cannot tell that this run is alive: "
+        "the heartbeat cannot be written, so others cannot see that this run is alive: "
         f"{tmp_path}/heartbeat.json cannot be written: No space left on device"
     ]
 

@@ -67,7 +67,7 @@ def test_no_more_than_the_limit_are_kept_waiting_and_the_first_loss_is_told(
             assert leases.needed(STEPS) == {10, 30, 40}
             assert leases.needed([*STEPS, 50]) == {10, 40, 50}
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "ckpt-20 goes before side has evaluated it"
+        "ckpt-20 is removed before side has evaluated it"
     ]
 
 

@@ -53,8 +53,8 @@ def test_all_of_the_grace_time_is_given_unless_all_is_saved(
     process.send_signal(signal.SIGTERM)
     told, errors = process.communicate(timeout=20)
     assert (process.returncode, told) == (code, output), errors
-    assert ("of the grace time, 1.2 s" in errors) == (code == 75)
-    how = "nothing is lost" if saves == "saves" else "what came after the last checkpoint is lost"
+    assert ("of the grace time, which is 1.2 s" in errors) == (code == 75)
+    how = "nothing is lost" if saves == "saves" else "the steps after the last checkpoint are lost"
     assert (how in errors) == (code == 75)
     least, most = seconds
     assert least <= time.monotonic() - begin < most + 3  # a busy machine

@@ -64,7 +64,7 @@ def test_a_stall_ends_with_7_a_warning_before_and_the_stacks_of_all_threads(
     warning, error = done.stderr.splitlines()
     assert warning == (
         f"no progress for 0.4 s in phase '{phase}' (step 120); "
-        "ends with exit code 7 after 1 s (trainer.hang_timeout_seconds)"
+        "the process ends with exit code 7 after 1 s (trainer.hang_timeout_seconds)"
     )
     (stacks,) = folder.iterdir()
     assert re.fullmatch(r"stacks-\d{8}T\d{6}\.\d{6}Z\.txt", stacks.name)
@@ -213,7 +213,7 @@ def test_without_a_timeout_each_stall_is_warned_of_once_and_its_end_is_told(tmp_
             records.wait_for(count)
             step += 1
             records.wait_for(count + 1)
-    warning = "no progress for 0.05 s in phase 'train' (step {}); it may last for ever"
+    warning = "no progress for 0.05 s in phase 'train' (step {}); the process is never ended for it"
     again = r"progress again after \d+ s in phase 'train' \(step {}\)"
     for step, (stall, end) in enumerate([records.messages[0:2], records.messages[2:4]], start=1):
         assert stall.startswith(warning.format(step))

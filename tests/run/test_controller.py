@@ -415,7 +415,7 @@ def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> No
 
 def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
-    with pytest.raises(UsageError, match=r"go back to step 5 \(to try again\), of which .* holds no checkpoint"):
+    with pytest.raises(UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"):
         controller.train(20)
 
 
@@ -440,4 +440,4 @@ def test_checkpoints_are_evaluated_in_order_and_a_damaged_one_is_skipped(
     (tmp_path / "ckpt-8.index").write_bytes(b"broken")
     assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
-    assert "skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
+    assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text

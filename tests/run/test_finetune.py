@@ -308,8 +308,8 @@ def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing_behind(pretrain
 
 def test_what_belongs_to_one_run_is_refused(pretrained: Path, tmp_path: Path) -> None:
     config = _config(pretrained)
-    with pytest.raises(UsageError, match="from_step is of one run"):
+    with pytest.raises(UsageError, match="from_step belongs to a single run"):
         launch(config, MODE, str(tmp_path), from_step=10)
-    with pytest.raises(UsageError, match=r"start it by trainer_kit\.launch"):
+    with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
         run_experiment(None, TinyTask(TinyConfig()), MODE, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -62,7 +62,7 @@ def test_fuse_steps_of_auto_are_refused_with_the_number_that_the_run_in_model_di
     assert new.value.exit_code == 2
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "manifest.json").write_text(json.dumps({"fuse_steps": 20}))
-    with pytest.raises(ConfigError, match=r"; set trainer\.fuse_steps=20, which this run was started with$"):
+    with pytest.raises(ConfigError, match=r"; set trainer\.fuse_steps=20, the value that this run was started with$"):
         _check(name, tmp_path, sources=sources)
 
 
@@ -70,7 +70,7 @@ def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar
     overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
     sources = Sources(params_overrides=(overrides,))
     for mode in ("train", "train_and_post_eval"):
-        with pytest.raises(ConfigError, match=f"trainer.early_stopping: the mode {mode} evaluates nothing while"):
+        with pytest.raises(ConfigError, match=f"trainer.early_stopping: the mode {mode} does not evaluate"):
             _check(name, tmp_path, mode, sources=sources)
     for mode in ("train_and_eval", "continuous_eval"):
         assert _check(name, tmp_path, mode, sources=sources).trainer.early_stopping is not None
@@ -85,7 +85,7 @@ def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar
     [
         ("train", "10", "--profile: '10' is no window of steps; write the first and the last one, as in 10:20"),
         ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
-        ("eval", "1:5", "--profile: traces training steps, and the mode eval does not train; leave it out"),
+        ("eval", "1:5", "--profile: it traces training steps, but the mode eval does not train; leave it out"),
     ],
 )
 def test_steps_to_profile_are_a_window_in_a_mode_that_trains(
@@ -125,7 +125,7 @@ def test_a_foreign_index_file_is_no_checkpoint_to_evaluate_or_to_go_on_from(name
         (tmp_path / "run" / file).touch()
     with pytest.raises(UsageError, match="holds no checkpoint"):
         _check(name, tmp_path, "eval")
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there is none at all; 0 starts again"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; model_dir holds no checkpoint; give 0 to start"):
         _check(name, tmp_path, from_step=5)
 
 
@@ -135,7 +135,7 @@ def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None
         (tmp_path / "run" / f"ckpt-{step}.index").touch()
     for step in (20, 0):
         _check(name, tmp_path, from_step=step)
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; 0 starts again"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; give 0 to start again"):
         _check(name, tmp_path, from_step=5)
 
 
@@ -153,7 +153,7 @@ def test_a_step_to_go_on_from_is_refused_where_nothing_is_trained(
 def test_fine_tunings_have_no_step_to_go_on_from_and_need_a_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         _check(name, tmp_path, "continuous_train_and_eval", from_step=5)
-    assert "--from_step: is of one run, and continuous_train_and_eval has one for each" in str(error.value)
+    assert "--from_step: it belongs to a single run, but continuous_train_and_eval starts one" in str(error.value)
     assert "task.init_checkpoint: is needed in mode continuous_train_and_eval" in str(error.value)
 
 

@@ -84,7 +84,7 @@ def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
     assert _run("save", 5, 0)[0].total_of("saving") is None
     training, _ = _run("train", 5, 0)
     training.controller.run.total = 20
-    assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)
+    assert training.of_activity() == ("compiling the training loop and running its first step", 5, 5, 7)
     training.trainer.global_step.assign_add(1)
     assert training.of_activity() == ("training", 5, 6, 7)
     training.controller.running = (6, 11)

@@ -350,7 +350,7 @@ def test_a_run_that_an_action_takes_back_to_a_checkpoint_ends_with_the_same_bits
 
 
 def test_a_recovery_that_a_controller_of_orbit_would_leave_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller does not go back"):
+    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller cannot rewind the run"):
         _run(tmp_path, config=tiny_experiment(recovery_max_trials=1), controller_cls=orbit.Controller)
 
 

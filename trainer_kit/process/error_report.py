@@ -36,9 +36,9 @@ _NO_REASON = re.compile(
     r"Could not automatically infer the output shape)|[\s~^]*$"
 )
 _ADVICE = {  # by what TensorFlow says
-    "OOM when allocating": "the device is out of memory: make task.train_data.global_batch_size smaller, or the model",
-    "Unable to lift tensor": "the step makes a variable, and its first value depends on the step: make variables in "
-    "build_model, and those of an optimizer by optimizer.build(variables)",
+    "OOM when allocating": "the device is out of memory: reduce task.train_data.global_batch_size or the model",
+    "Unable to lift tensor": "the step creates a variable whose initial value depends on the step: create variables "
+    "in build_model, and those of an optimizer with optimizer.build(variables)",
 }
 _END = re.compile(r"\n\s*\[\[|\n\s*Arguments received by")
 _FRAME = re.compile(r'(\s*)File "')
@@ -119,7 +119,7 @@ def _without_user(error: BaseException) -> str:
     ours, last = our_frames(error), traceback.extract_tb(error.__traceback__)[-1:]
     if ours and last and ours[-1].file == last[0].filename:
         return "no line of your code is in this traceback, so it may be a bug in trainer_kit"
-    return "no line of your code is in this traceback; trainer_kit called what failed"
+    return "no line of your code is in this traceback; trainer_kit called the code that failed"
 
 
 def described_values(values: Mapping[str, Any]) -> str:
@@ -181,4 +181,4 @@ def _keep(error: BaseException, model_dir: str | None) -> str:
             files.write_text(place, text, point="error")
             return place
     print(text, file=sys.stderr)
-    return "above, as no file can be written"
+    return "above, because no file can be written"

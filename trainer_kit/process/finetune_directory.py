@@ -68,13 +68,14 @@ class FinetuneDirectory:
 def pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:
     """Returns what is wrong with task.init_checkpoint, which names the folder of the run to fine-tune from."""
     path, folder = "task.init_checkpoint", config.task.init_checkpoint
-    advice = "name the folder of the run whose checkpoints are to be fine-tuned; it may be yet to come"
+    advice = "give the folder of the run whose checkpoints are to be fine-tuned; it need not exist yet"
     if not folder:
         return [Mistake(path, "is needed in mode continuous_train_and_eval", advice)]
     if files.is_remote(folder):
-        return [Mistake(path, f"{folder!r} is a remote folder", "mount it, and give the path that it is mounted at")]
+        return [Mistake(path, f"{folder!r} is a remote folder", "mount it and give the path of the mount")]
     if os.path.isfile(folder) or (os.path.exists(f"{folder}.index") and not os.path.isdir(folder)):
-        return [Mistake(path, f"{folder!r} is no folder", f"{advice}; mode train_and_eval takes a single checkpoint")]
+        advice += "; to fine-tune a single checkpoint, use mode train_and_eval"
+        return [Mistake(path, f"{folder!r} is not a folder", advice)]
     if os.path.realpath(folder) == os.path.realpath(model_dir):
-        return [Mistake(path, f"{folder!r} is --model_dir itself", "give the fine-tuning a folder of its own")]
+        return [Mistake(path, f"{folder!r} is --model_dir itself", "give another --model_dir to the fine-tuning")]
     return []

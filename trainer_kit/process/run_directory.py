@@ -49,8 +49,8 @@ class RunDirectory:
             raise UsageError("model_dir must be specified, but got None")
         if files.is_remote(model_dir):
             raise UsageError(
-                f"--model_dir: {model_dir!r} is a remote folder; only local ones are allowed, mounted ones included: "
-                "mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
+                f"--model_dir: {model_dir!r} is a remote folder; only local and mounted folders are allowed: "
+                "mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
         self.evals = os.path.join(model_dir, "evals")
         own = os.path.join(self.evals, sidecar) if sidecar else ""

@@ -227,7 +227,7 @@ class RunLock:
             who = f"{there['host']} pid {there['pid']}"
             if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
-            _LOG.warning("taking over from %s, whose last heartbeat told of step %d", who, there["step"])
+            _LOG.warning("taking over from %s, whose last heartbeat reported step %d", who, there["step"])
         for path in self._folder.glob(
             f".{self._heartbeat_name}.*.tmp"
         ):  # of trainers that were killed while they wrote
@@ -249,8 +249,8 @@ class RunLock:
                     f"{self._folder / self._lock_name} cannot be locked: {error.strerror or error}"
                 ) from error
             _LOG.warning(
-                "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
-                "and not when two start at the same moment",
+                "%s: the file system has no locks (%s); only %s shows whether another trainer runs there, "
+                "and two trainers that start at the same moment are not noticed",
                 self._folder,
                 error.strerror,
                 self._heartbeat_name,
@@ -278,7 +278,7 @@ class RunLock:
     def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
         """Watches a heartbeat: True when it has stopped, False when its run ends meanwhile; raises when it beats."""
         seconds = _BEATS_TO_WATCH * self._seconds
-        _LOG.warning("%s was in use by %s; watching for %g s whether it still is", self._folder, who, seconds)
+        _LOG.warning("%s was in use by %s; watching for %g s whether it is still in use", self._folder, who, seconds)
         give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             time.sleep(self._seconds / 10)
@@ -293,8 +293,8 @@ class RunLock:
         other = "or give another --model_dir"
         if holder is None:
             return ModelDirInUseError(
-                f"{self._folder} is in use by another trainer; {HEARTBEAT} does not tell which: "
-                f"`fuser -v {self._folder / LOCK}` does; wait until it ends, stop it, {other}"
+                f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name; "
+                f"`fuser -v {self._folder / LOCK}` shows its pid; wait until it ends, stop it, {other}"
             )
         host, pid = holder["host"], holder["pid"]
         return ModelDirInUseError(
@@ -308,7 +308,7 @@ class RunLock:
         if not self._held.look():
             self._try_to_write()
         elif not self._left.is_set():
-            _LOG.warning("%s is gone; no heartbeat is written any more", self._folder)
+            _LOG.warning("%s is gone; the heartbeat is no longer written", self._folder)
             self._on_lost()
 
     def _try_to_write(self) -> None:
@@ -316,7 +316,7 @@ class RunLock:
             self._write()
         except StorageError as error:
             if not self._failed:
-                _LOG.warning("no heartbeat, others cannot tell that this run is alive: %s", error)
+                _LOG.warning("the heartbeat cannot be written, so others cannot see that this run is alive: %s", error)
             self._failed = True
 
     def _write(self) -> None:
@@ -372,7 +372,7 @@ def _open(path: Path, times: int = _TIMES) -> int:
         if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
             return _open(path, times - 1)  # whoever trained there may have just removed the folder
         raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write"
+            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write to"
         ) from error
 
 

@@ -78,8 +78,8 @@ class Lease(RunLock):
     def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
         who = f"{holder['host']} pid {holder['pid']}, since {holder['started']}" if holder else "another process"
         return ModelDirInUseError(
-            f"a continuous_eval called {self.name!r} runs beside {self._folder.parent} already ({who}); "
-            "wait until it ends, stop it, or give this one another --eval_name"
+            f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already ({who}); "
+            "wait until it ends, stop it, or give another --eval_name to this one"
         )
 
 
@@ -138,10 +138,11 @@ class Leases:
         for step, name in lost.items():
             if name not in self._told:
                 self._told.add(name)
+                sidecar = name.removesuffix(LEASE)
                 _LOG.warning(
-                    "ckpt-%d goes before %s has evaluated it: it is more than %d checkpoints behind "
-                    "(trainer.continuous_eval.max_wait_checkpoints); later ones are removed without a word",
-                    *(step, name.removesuffix(LEASE), self._max_wait),
+                    "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints behind "
+                    "(trainer.continuous_eval.max_wait_checkpoints); later removals are not reported",
+                    *(step, sidecar, sidecar, self._max_wait),
                 )
 
 

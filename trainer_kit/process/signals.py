@@ -22,11 +22,11 @@ from trainer_kit.errors import InterruptedRunError, PreemptedError
 from trainer_kit.process.startup_signals import exit_code, stop_signals
 
 _LOG = logging.getLogger(__name__)
-_SAVED, _LOST = "nothing is lost", "what came after the last checkpoint is lost"
+_SAVED, _LOST = "nothing is lost", "the steps after the last checkpoint are lost"
 _MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
 _BUILDING = 1.0  # seconds in which a run that is still being built may end by itself, and remove what it has made
 _GLANCE = 0.05  # seconds between two looks at whether it has
-BEFORE_FIRST_STEP = "before the first step; the same command starts it again"
+BEFORE_FIRST_STEP = "before the first step; the same command starts the run again"
 KEY_PRESSES_APART = 1.0  # seconds; two SIGINT that are closer are one key press, which was forwarded
 
 
@@ -139,16 +139,16 @@ class StopSignals:
             if self._interrupted is None:
                 self._interrupted = now
             elif now - self._interrupted >= KEY_PRESSES_APART:
-                self._leave("left at once: what came after the last checkpoint is lost")
+                self._leave("left at once: the steps after the last checkpoint are lost")
         before = self._received
         with _telling:
             for one in (self, *(inner for inner in _entered if inner is not self)):
                 one._hear(number)
         if before is None:
-            again = "; Ctrl-C once more, after a second, leaves at once" if number == signal.SIGINT else ""
+            again = "; press Ctrl-C again after a second to end without saving" if number == signal.SIGINT else ""
             _LOG.warning("%s: stopping%s", number.name, again)
         elif before != self._received:
-            _LOG.warning("%s came as well: the exit code will be %d", number.name, exit_code(number))
+            _LOG.warning("%s has arrived too: the exit code will be %d", number.name, exit_code(number))
 
     def _hear(self, number: signal.Signals) -> None:
         first, self._received = self._received is None, deciding(self._received, number)
@@ -179,7 +179,7 @@ class StopSignals:
         if self._left.wait(_MOMENT):
             return
         self._leave(
-            f"ended after {time.monotonic() - begin:.1f} s of the grace time, {self._grace:g} s "
+            f"ended after {time.monotonic() - begin:.1f} s of the grace time, which is {self._grace:g} s "
             f"(trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
         )
 

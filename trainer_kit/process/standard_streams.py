@@ -58,5 +58,5 @@ class _Lasting(io.FileIO):
             os.dup2(nothing, self.fileno())  # for all that writes there, TensorFlow's own messages included
             os.close(nothing)
             if self.fileno() == 1:  # the log goes to the other one
-                _LOG.warning("nobody reads the standard output any more; the run goes on without it")
+                _LOG.warning("nobody reads the standard output any more; the run continues without it")
             return memoryview(data).nbytes

@@ -190,8 +190,9 @@ class Watchdog:
 
     def _prospect(self) -> str:
         if self._timeout is None:
-            return "it may last for ever (trainer.hang_timeout_seconds is null)"
-        return f"ends with exit code {ExitCode.STALLED:d} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
+            return "the process is never ended for it (trainer.hang_timeout_seconds is null)"
+        code = f"exit code {ExitCode.STALLED:d}"
+        return f"the process ends with {code} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
 
     def _say(self, text: str) -> None:
         # The stalled thread may hold the lock of the log.

@@ -67,13 +67,13 @@ def _check_controller(plan: RunPlan) -> None:
         return
     if options.recovery_max_trials > 0:
         raise UsageError(
-            f"trainer.recovery_max_trials: {kind.__name__} does not go back after a divergence; give a "
-            "controller_cls that is a trainer_kit.run.controller.Controller, or set trainer.recovery_max_trials=0"
+            f"trainer.recovery_max_trials: {kind.__name__} cannot rewind the run after a divergence; give a subclass "
+            "of trainer_kit.run.controller.Controller as controller_cls, or set trainer.recovery_max_trials=0"
         )
     if options.early_stopping is not None:
         raise UsageError(
-            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, by which it stops; "
-            "give a controller_cls that is a trainer_kit.run.controller.Controller, or remove trainer.early_stopping"
+            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, which early stopping reads; give "
+            "a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove trainer.early_stopping"
         )
 
 

@@ -57,8 +57,8 @@ class RunCheckpoints:
         is_there = int(step in complete_checkpoints(source))
         if not broadcast_from_chief(self._strategy, is_there):
             raise UsageError(
-                f"the run is to go back to step {step} ({reason}), of which {source} holds no checkpoint; name one of "
-                "the run's own"
+                f"the run cannot go back to step {step} ({reason}): {source} holds no checkpoint of that step; request "
+                "a step that has a checkpoint"
             )
         return os.path.join(source, f"ckpt-{step}")
 

@@ -368,7 +368,7 @@ class Controller:
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
-                _LOG.warning("skipped: %s", error)
+                _LOG.warning("a checkpoint is skipped: %s", error)
                 continue
             output = self.evaluate(steps)
         self._phases.now = "end"

@@ -90,7 +90,7 @@ def finished_logs(
         return None
     how = f"stopped early at step {step}: {reason}" if stopped else f"finished at step {step}"
     change = "trainer.early_stopping.patience, or remove trainer.early_stopping," if stopped else "trainer.train_steps"
-    _LOG.info("nothing to do: %s was %s; raise %s to train on", directory.path, how, change)
+    _LOG.info("nothing to do: %s was %s; raise %s to continue the training", directory.path, how, change)
     return dict(final["metrics"]) if evaluates else {}
 
 
@@ -110,7 +110,7 @@ def conclude(
     check_held(directory.own)
     trainer = controller.trainer or controller.evaluator
     for name, count in controller.callbacks.errors.items():
-        _LOG.warning("the callback %s has failed %d time%s; the run went on", name, count, "s" * (count > 1))
+        _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
     if stopped(signals, trainer):
         if writers.history is not None:
             _tell(_spent_time(trainer, config, writers.times)[1])
@@ -170,7 +170,7 @@ def stopped(signals: StopSignals, trainer: Any) -> bool:
 
 
 def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
-    where = f"at step {int(trainer.global_step.numpy())}; the same command goes on from the last checkpoint"
+    where = f"at step {int(trainer.global_step.numpy())}; the same command resumes from the last checkpoint"
     signals.check(where)
     if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")

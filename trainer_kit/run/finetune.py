@@ -44,7 +44,7 @@ from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
 NewTask = Callable[[ExperimentConfig, str], Any]
-_BETWEEN = "between two checkpoints; the same command goes on"
+_BETWEEN = "between two checkpoints; the same command continues with the next one"
 _OF_ONE_RUN = ("trainer", "summary_manager", "eval_summary_manager", "from_step")
 
 
@@ -97,7 +97,8 @@ def finetune_checkpoints(
         signals.check(_BETWEEN)
         last = max(each.directory.done(), default=0)
         directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
-        _LOG.info("finished: %s has no more checkpoints; fine-tuned are %s", pretraining.path, each.told_done())
+        done = each.told_done()
+        _LOG.info("finished: %s saves no more checkpoints; fine-tuned checkpoints: %s", pretraining.path, done)
         return each.model, each.directory.metrics(last)
 
 
@@ -133,8 +134,8 @@ class Pretraining(Sidecar):
         self._ledger.lineage = max([before, *(item["lineage"] for item in self._ledger.records())])
         if self._ledger.lineage > before and (done := self._each.directory.done()):
             _LOG.warning(
-                "%s has gone back to an earlier step; what was fine-tuned stays (%s): remove metrics-<step>.json and "
-                "finetune-<step>/ of what is to be done again",
+                "%s has gone back to an earlier step; the finished fine-tunings stay (steps %s): to repeat one, remove "
+                "its metrics-<step>.json and finetune-<step>/",
                 *(self.path, ", ".join(map(str, sorted(done)))),
             )
         return None
@@ -151,9 +152,7 @@ class Pretraining(Sidecar):
                 self._leased = True
             except (StorageError, ModelDirInUseError) as error:
                 self._refused = True
-                _LOG.warning(
-                    "%s cannot be told which checkpoints are needed, and may remove them: %s", self.path, error
-                )
+                _LOG.warning("%s may remove checkpoints before they are fine-tuned: %s", self.path, error)
         if self._leased:
             super().need(after, reads)
 
@@ -218,7 +217,7 @@ class Finetuning:
         own = RunDirectory(folder, config.trainer)
         if not _has_ended(own.read_final(), config.trainer.train_steps):
             if step not in self.directory.begun() and (wrong := problem(checkpoint)):
-                _LOG.warning("skipped: %s is damaged: %s", checkpoint, wrong)
+                _LOG.warning("a checkpoint is skipped: %s is damaged: %s", checkpoint, wrong)
                 return
             self._train(step, folder, config)
         self._record(step, checkpoint, own.read_final() or {})
@@ -263,7 +262,8 @@ def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, A
         )
     if given := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
         raise UsageError(
-            f"{given[0]} is of one run, and {CONTINUOUS_FINETUNE} has one for each checkpoint: leave it out"
+            f"{given[0]} belongs to a single run, but {CONTINUOUS_FINETUNE} starts a run for each checkpoint; "
+            "leave it out"
         )
 
 

@@ -21,7 +21,7 @@ SUPERVISION, ONCE = "max_restarts", "from_step"
 class _StepParser(flags.ArgumentParser):
     """Takes a step, or the name of its checkpoint."""
 
-    syntactic_help = "a step, or ckpt-<step>"
+    syntactic_help = "a step or ckpt-<step>"
 
     def parse(self, argument: Any) -> int:
         """Returns the step.
@@ -32,9 +32,9 @@ class _StepParser(flags.ArgumentParser):
         text = str(argument).strip().removeprefix("ckpt-")
         if text.isascii() and text.isdecimal():
             return int(text)
-        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts again"
+        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500, or 0 to start again"
         if os.sep in text:
-            advice += "; to begin with the weights of another run set task.init_checkpoint"
+            advice += "; to start from the weights of another run, set task.init_checkpoint"
         raise ValueError(f"it is not a whole number of 0 or more; {advice}")
 
     def flag_type(self) -> str:

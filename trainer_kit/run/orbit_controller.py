@@ -59,8 +59,8 @@ class OrbitController:
         self._begun = 0  # the step at which the training loop under way began
         if wanting := [one.name for one in callbacks.members if one.every]:
             raise UsageError(
-                f"{kind.__name__} does not cut loops, which {', '.join(wanting)} asks for by `every`; give a "
-                "controller_cls that is a trainer_kit.run.controller.Controller, or remove `every`"
+                f"{kind.__name__} cannot end training loops at the steps that {', '.join(wanting)} sets by `every`; "
+                "give a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove `every`"
             )
         stop = [] if trainer is None else [StockLoops(trainer, lambda: stopping() or trainer.stop_requested)]
         self._inner = kind(
@@ -124,7 +124,7 @@ class OrbitController:
             if not self._stopping():
                 self.run.stop_reason = str(stop)
                 kind = type(self._inner).__name__
-                _LOG.warning("%s has no evaluation at the end of a run that an action stops", kind)
+                _LOG.warning("%s does not evaluate at the end of a run that an action has stopped", kind)
             return {}
 
     def _loop_end(self, logs: Any) -> None:
@@ -149,6 +149,7 @@ class OrbitController:
     def _stop_if_asked(self) -> None:
         asked = self.callbacks.take_requests()
         if asked.save or asked.evaluate or asked.rewind is not None:
-            _LOG.warning("%s carries out no requests of callbacks but to stop", type(self._inner).__name__)
+            kind = type(self._inner).__name__
+            _LOG.warning("%s ignores the requests of callbacks to save, evaluate or rewind; it can only stop", kind)
         if self.run.stop_reason:
             raise StopTraining(self.run.stop_reason)

@@ -151,8 +151,8 @@ def _single_mode(mode: str, profile: str | None) -> Mode:
     kind = lookup_mode(mode)
     if not kind.single:
         raise UsageError(
-            f"mode {mode} needs a new task for each checkpoint: start it by trainer_kit.launch(config, {mode!r}, "
-            "model_dir), or by python -m trainer_kit.train"
+            f"mode {mode} needs a new task for each checkpoint: start it with trainer_kit.launch(config, {mode!r}, "
+            "model_dir) or with python -m trainer_kit.train"
         )
     if mistakes := profile_mistakes(profile, mode):
         raise ConfigError(mistakes)

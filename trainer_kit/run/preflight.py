@@ -87,7 +87,7 @@ def check_request(request: Request) -> Resolved:
 def _with_chosen_fuse_steps(mistakes: Sequence[Mistake], model_dir: str | None) -> list[Mistake]:
     """Returns the mistakes; one about trainer.fuse_steps names the number that a run begun with auto has chosen."""
     kept = kept_fuse_steps(model_dir) if model_dir else None
-    advice = f"set trainer.fuse_steps={kept}, which this run was started with"
+    advice = f"set trainer.fuse_steps={kept}, the value that this run was started with"
     return [
         replace(one, advice=advice) if kept and one.path == "trainer.fuse_steps" and "'auto'" in one.problem else one
         for one in mistakes
@@ -99,7 +99,7 @@ def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
     early = options.early_stopping
     if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
         return []
-    problem = f"the mode {mode} evaluates nothing while it trains"
+    problem = f"the mode {mode} does not evaluate during training"
     advice = "use train_and_eval, name a sidecar in trainer.early_stopping.eval_name, or remove trainer.early_stopping"
     return [Mistake("trainer.early_stopping", problem, advice)]
 
@@ -113,7 +113,7 @@ def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
     except UsageError as error:
         return [Mistake("--profile", str(error))]
     if mode in MODES and not MODES[mode].trains:
-        return [Mistake("--profile", f"traces training steps, and the mode {mode} does not train", "leave it out")]
+        return [Mistake("--profile", f"it traces training steps, but the mode {mode} does not train", "leave it out")]
     return []
 
 
@@ -136,10 +136,10 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
 
 def _from_step_mistake(mode: str, step: int) -> Mistake:
     if mode == CONTINUOUS_FINETUNE:
-        advice = "remove metrics-<step>.json and finetune-<step>/ of what is to be done again"
-        return Mistake("--from_step", f"is of one run, and {mode} has one for each checkpoint", advice)
+        advice = "to repeat a fine-tuning, remove its metrics-<step>.json and finetune-<step>/"
+        return Mistake("--from_step", f"it belongs to a single run, but {mode} starts one for each checkpoint", advice)
     instead = f"--checkpoint={step} evaluates that step" if mode == "eval" else "leave it out"
-    return Mistake("--from_step", f"is where training goes on, and the mode {mode} does not train", instead)
+    return Mistake("--from_step", f"training resumes from this step, but the mode {mode} does not train", instead)
 
 
 def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:

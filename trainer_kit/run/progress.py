@@ -132,7 +132,7 @@ class Progress:
         begun = self.controller.running[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
             self._has_trained = step > begun
-            what = TRAINING if self._has_trained else "compiling the training loop, and its first step"
+            what = TRAINING if self._has_trained else "compiling the training loop and running its first step"
         return what, begun, step, self._evaluated()
 
     def total_of(self, what: str) -> int | None:
@@ -157,12 +157,12 @@ class Progress:
         if self._phase not in ("train", "evaluate", BETWEEN):
             return False
         if trainer.stop_agreed is not None:
-            _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
+            _LOG.warning("the workers have not finished a step together, so no checkpoint is saved now")
             return False  # a save takes all workers
         step, saved = int(trainer.global_step.numpy()), controller.checkpoint_manager.saved_step
         if controller.phase == "train":
             if step > max(saved, 0):
-                _LOG.warning("a training step takes long: if it takes longer, the steps after %d are lost", saved)
+                _LOG.warning("a training step takes long: unless it ends in time, the steps after %d are lost", saved)
             return False
         trainer.end_averaging()
         if step > max(saved, 0):

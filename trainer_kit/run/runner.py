@@ -156,6 +156,6 @@ def _log_start(plan: RunPlan, trainer: Any) -> int:
     """Logs what is about to be done, and returns the step that it begins with."""
     start = int(trainer.global_step.numpy())
     evaluated = f"of {plan.checkpoint or 'the initial weights'}"
-    what = {"eval": evaluated, "continuous_eval": "of what is there and what comes"}.get(plan.mode)
+    what = {"eval": evaluated, "continuous_eval": "of the checkpoints that exist and will come"}.get(plan.mode)
     _LOG.info("%s %s; %s", plan.mode, what or f"from step {start}", count_parameters(trainer.model))
     return start

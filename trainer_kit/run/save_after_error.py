@@ -27,8 +27,8 @@ def saved_after_errors(controller: Any) -> Iterator[None]:
             yield
     except StopTraining as stop:
         raise TrainerKitError(
-            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; only callbacks, train_actions "
-            "and eval_actions, which are called after them, can end a run"
+            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; raise it in a callback, or in "
+            "train_actions or eval_actions, which run after a loop or an evaluation"
         ) from stop
     except Exception as error:
         if not isinstance(error, (DivergedError, StorageError)):
@@ -67,4 +67,4 @@ def _save_what_is_sound(controller: Any, error: Exception, alone: bool) -> None:
         trainer.sound = None
     controller.save_checkpoint()
     controller.sync()
-    _LOG.info("saved step %d after the error; the same command goes on from there", step)
+    _LOG.info("saved step %d after the error; the same command resumes from there", step)

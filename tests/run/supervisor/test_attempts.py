@@ -118,7 +118,7 @@ def test_each_decision_is_one_line_of_the_log(ends: Ends, caplog: pytest.LogCapt
 
 def test_when_the_restarts_are_used_up_the_code_of_the_last_crash_is_returned(ends: Ends, tmp_path: Path) -> None:
     assert ends("1@1", "75@2", "7@3", max_restarts=1) == 7
-    assert _attempts(tmp_path, "decision")[-1] == ("end: no restart left of 1",)
+    assert _attempts(tmp_path, "decision")[-1] == ("end: no restart is left of 1",)
 
 
 def test_a_run_that_is_killed_is_restarted_and_its_step_is_known(ends: Ends, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_crashes_count_where_no_step_is_ever_told(tmp_path: Path) -> None:
     assert _attempts(tmp_path, "decision")[1:] == [
         ("restart 2 of 3 in 0.002 s",),
         ("restart 3 of 3 in 0.004 s",),
-        ("end: no restart left of 3",),
+        ("end: no restart is left of 3",),
     ]
 
 
@@ -241,7 +241,7 @@ def test_a_run_whose_folder_was_moved_is_not_restarted(
     (tmp_path / "latest").symlink_to("run")
     command = [sys.executable, "-S", "-c", _MOVED, str(tmp_path / "latest"), str(code)]
     assert supervise(command, max_restarts=3, log_dir=tmp_path / "latest", backoff_seconds=0.001) == 6
-    assert f"{tmp_path}/run was moved or removed during the run: it is {tmp_path}/moved" in caplog.text
+    assert f"{tmp_path}/run was moved or removed during the run: it is now at {tmp_path}/moved" in caplog.text
     assert not (tmp_path / "run").exists()
 
 
@@ -259,7 +259,7 @@ def test_a_record_that_cannot_be_written_does_not_stop_the_run(
         ([], {}, r"\[\] is not a list of a program and its arguments"),
         ("python train.py", {}, "'python train.py' is not a list of a program and its arguments"),
         (["true"], {"max_restarts": -1}, "max_restarts: -1 is not a number of restarts; give 0 or more"),
-        (["true"], {"log_dir": "gs://bucket/run"}, "'gs://bucket/run' is a remote folder; only local ones are allowed"),
+        (["true"], {"log_dir": "gs://bucket/run"}, "'gs://bucket/run' is a remote folder; only local and mounted"),
         (["no-such-program"], {}, "'no-such-program' cannot be started: No such file"),
     ],
 )
@@ -283,7 +283,7 @@ def test_outside_the_main_thread_it_is_refused_and_nothing_stays_open(tmp_path: 
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    assert isinstance(errors[0], UsageError) and "only its main thread can; call it there" in str(errors[0])
+    assert isinstance(errors[0], UsageError) and "only the main thread of a process can do; call it there" in str(errors[0])
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -345,5 +345,5 @@ def test_a_supervisor_that_is_asked_to_stop_while_it_waits_starts_no_other(tmp_p
     supervisor.send_signal(signal.SIGTERM)
     _, log = supervisor.communicate(timeout=20)
     assert supervisor.returncode == 75
-    assert log == "attempt 2 is not made: asked to stop by SIGTERM\n"
+    assert log == "attempt 2 is not started: asked to stop by SIGTERM\n"
     assert json.loads((tmp_path / "attempts.jsonl").read_text())["exit_code"] == 1

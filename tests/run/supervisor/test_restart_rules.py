@@ -50,7 +50,7 @@ def test_crashes_wait_and_count_until_none_is_left() -> None:
     policy = Policy(3, 1.0, 60.0)
     assert _seconds(policy, (1, 10), (7, 5), (-9, 8)) == [1, 2, 4]
     last = policy.after(1, 40)
-    assert not last.restart and "no restart left of 3" in last.text
+    assert not last.restart and "no restart is left of 3" in last.text
 
 
 def test_without_restarts_the_first_crash_is_the_last_and_preemptions_go_on() -> None:
@@ -80,7 +80,7 @@ def test_a_preemption_that_waits_tells_why() -> None:
     assert texts == [
         "restart in 1 s: its step is not known",
         "restart at once",
-        "restart in 1 s: it has not got beyond step 30",
+        "restart in 1 s: no step after 30 was reached",
     ]
 
 
@@ -120,7 +120,7 @@ def test_crashes_of_what_never_tells_its_step_are_not_at_the_same_one() -> None:
     policy = Policy(3, 1.0, 60.0)
     verdicts = [policy.after(1, None, silent=True) for _ in range(4)]
     assert [verdict.seconds for verdict in verdicts if verdict.restart] == [1, 2, 4]
-    assert verdicts[-1].text == "end: no restart left of 3"
+    assert verdicts[-1].text == "end: no restart is left of 3"
 
 
 def test_of_what_never_tells_its_step_an_attempt_that_lasted_has_come_further() -> None:

@@ -102,7 +102,7 @@ def supervise(
                 _LOG.error("%s", lost)
                 return ExitCode.STORAGE
             if wakeups.stop is not None:
-                _LOG.info("attempt %d is not made: asked to stop by %s", number + 1, wakeups.stop.name)
+                _LOG.info("attempt %d is not started: asked to stop by %s", number + 1, wakeups.stop.name)
                 return exit_code(wakeups.stop)
 
 
@@ -185,7 +185,7 @@ class _StepReader:
 def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
     """Logs what an attempt has come to, and appends it to attempts.jsonl; a disk that fails does not stop the run."""
     cause = outcome(attempt.code)[0]
-    heard = ", last heard of" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old
+    heard = ", last reported" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old
     where = "" if attempt.step is None else f"{heard} at step {attempt.step}"
     level = logging.WARNING if attempt.code else logging.INFO
     _LOG.log(level, "attempt %d: %s%s after %.1f s; %s", number, cause, where, attempt.seconds, verdict.text)
@@ -216,13 +216,13 @@ def _final_code(code: int, stop: signal.Signals | None) -> int:
 
 def _check(command: Sequence[str], max_restarts: int, log_dir: str | os.PathLike[str]) -> None:
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("supervise takes the signals of this process, which only its main thread can; call it there")
+        raise UsageError("supervise handles signals, which only the main thread of a process can do; call it there")
     if isinstance(command, str) or not command:
         raise UsageError(f"command: {command!r} is not a list of a program and its arguments")
     if max_restarts < 0:
         raise UsageError(f"max_restarts: {max_restarts} is not a number of restarts; give 0 or more")
     if files.is_remote(log_dir):
         raise UsageError(
-            f"log_dir, the run's model_dir: {os.fspath(log_dir)!r} is a remote folder; only local ones are allowed, "
-            "mounted ones included: mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
+            f"log_dir, the run's model_dir: {os.fspath(log_dir)!r} is a remote folder; only local and "
+            "mounted folders are allowed: mount it (gcsfuse, s3fs, ...) and give the path of the mount"
         )

@@ -221,11 +221,11 @@ def _wait(process: subprocess.Popen[bytes], wakeups: Wakeups, grace_seconds: flo
         watch()
         left = kill_at - time.monotonic()
         if left <= 0:
-            _LOG.warning("not stopped within %g s: it is killed", grace_seconds)
+            _LOG.warning("the command did not stop within %g s: it is killed", grace_seconds)
             _signal_group(process.pid, signal.SIGKILL)
             kill_at = left = math.inf
         for number in wakeups.wait(min(left, _WATCH_SECONDS)):
-            _LOG.info("%s is passed on; %g s to save and stop", number.name, grace_seconds)
+            _LOG.info("%s is sent to the command, which has %g s to save and stop", number.name, grace_seconds)
             _signal_group(process.pid, number)
             kill_at = min(kill_at, time.monotonic() + grace_seconds)
     return code

@@ -113,7 +113,7 @@ class Policy:
         if not self._idle:
             return Verdict(True, 0.0, "restart at once")
         seconds = backoff(self._idle, self._first, self._most)
-        reason = "its step is not known" if step is None else f"it has not got beyond step {self._furthest}"
+        reason = "its step is not known" if step is None else f"no step after {self._furthest} was reached"
         return Verdict(True, seconds, f"restart in {seconds:g} s: {reason}")
 
     def _after_crash(self, step: int | None, gained: bool, comparable: bool) -> Verdict:
@@ -124,7 +124,7 @@ class Policy:
             where = "before its first step" if step is None else f"at step {step}"
             return Verdict(False, 0.0, f"end: the second crash in a row {where}; another attempt would fail there too")
         if count > self._max_restarts:
-            return Verdict(False, 0.0, f"end: no restart left of {self._max_restarts}")
+            return Verdict(False, 0.0, f"end: no restart is left of {self._max_restarts}")
         self._fruitless = 1 if gained else self._fruitless + 1
         seconds = backoff(self._fruitless, self._first, self._most)
         return Verdict(True, seconds, f"restart {count} of {self._max_restarts} in {seconds:g} s")
