@@ -87,7 +87,7 @@ def test_the_error_of_a_required_callback_goes_through_and_that_of_an_optional_o
         listed.call("loop_end", {})
     assert called == ["samples.loop_end", "b.loop_end"] * 2
     assert listed.errors == {"samples": 2}
-    assert caplog.text.count("the callback samples failed at step 7, and the run goes on: no space") == 2
+    assert caplog.text.count("the callback samples failed at step 7, and the run continues: no space") == 2
     with pytest.raises(OSError):
         _listed(_Noting(called, "b", OSError())).call("loop_end", {})
 
@@ -201,7 +201,7 @@ def test_a_method_with_almost_the_name_of_an_event_is_told(caplog: pytest.LogCap
         def on_loop_end(self, run: Run, logs: Any) -> None: ...
 
     _listed(Keras())
-    assert "on_loop_end is no event, and is never called; did you mean loop_end?" in caplog.text
+    assert "the method on_loop_end is never called; did you mean loop_end?" in caplog.text
 
 
 def test_a_state_that_cannot_be_saved_is_told_when_training_begins() -> None:
@@ -301,7 +301,7 @@ def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptu
     run = _listed().run
     CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
     assert "the callback _Reporting failed" in caplog.text and run.reported == {}
-    assert "accuracy is a metric of the run already" in caplog.text
+    assert "the run already has a metric called accuracy" in caplog.text
 
 
 class _Early(Callback):
@@ -316,7 +316,7 @@ def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
     run, called = _listed().run, list[str]()
     listed = CallbackList(run, [_Early(), _Noting(called)])
     listed.call("loop_begin", 10)
-    with pytest.raises(UsageError, match=r"callback _Early: run\.report: accuracy is a metric of the run already"):
+    with pytest.raises(UsageError, match=r"callback _Early: run\.report: the run already has a metric called accuracy"):
         listed.call("loop_end", {"accuracy": 0.5})
 
 

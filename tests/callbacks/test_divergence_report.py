@@ -156,6 +156,6 @@ class _GraphOnly(TinyTask):
 def test_a_step_that_cannot_run_eagerly_has_no_norms_but_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_GraphOnly)
     assert gradient_norms(trainer) == {}
-    assert "the norms of the gradients cannot be told: tf.gradients is not supported when eager" in caplog.text
+    assert "the norms of the gradients could not be computed: tf.gradients is not supported when eager" in caplog.text
     trainer.train(tf.constant(1))  # in graph again
     assert int(trainer.global_step) == 1

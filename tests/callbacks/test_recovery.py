@@ -125,7 +125,7 @@ def _finite(folder: Path) -> bool:
 
 
 def test_nothing_that_is_not_finite_is_saved_and_the_run_ends_within_a_loop(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"at step 15\b.*nothing of this loop is saved"):
+    with pytest.raises(DivergedError, match=r"at step 15\b.*this loop is not saved"):
         _run(tmp_path, _NanGradient)
     assert list(complete_checkpoints(str(tmp_path))) == [10]
     assert _finite(tmp_path)
@@ -163,7 +163,7 @@ def test_several_bad_batches_between_two_checkpoints_are_all_left_out(
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
-    assert "back to step 0 (trial 1 of" in caplog.text  # to the initial weights
+    assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
     assert all(f"batch {one}, of step" in caplog.text for one in Several.bad)
     assert _finite(tmp_path)
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_whose_optimizer_is_not_finite_is_no_place_to_go_back_to(
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, _HugeGradient, recovery_max_trials=1)
     assert "ckpt-20 holds weights that are not finite; it was moved to diverged/" in caplog.text
-    assert "back to step 10 (trial 1 of 1)" in caplog.text
+    assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
     for prefix in complete_checkpoints(str(tmp_path)).values():
         reader = tf.train.load_checkpoint(prefix)
         names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_floating]
@@ -231,10 +231,10 @@ def test_a_divergence_that_cannot_be_explained_is_a_divergence_still(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
-    with pytest.raises(DivergedError, match="nothing of this loop is saved; lower"):
+    with pytest.raises(DivergedError, match="this loop is not saved; lower"):
         _run(tmp_path, _Poisoned, "train")
     assert list(complete_checkpoints(str(tmp_path))) == [10]
-    assert "no more can be told of the divergence" in caplog.text
+    assert "the report of the divergence could not be written" in caplog.text
 
 
 def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Pat
 
 def test_the_batch_that_poisons_is_found_and_left_out(recovered: tuple[Path, Any, Any, str]) -> None:
     folder, _, logs, told = recovered
-    assert "back to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
+    assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"]) and _finite(folder)
     history = active_history(folder / "metrics.jsonl")
@@ -293,7 +293,7 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, cap
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Once, recovery_max_trials=1)
-    assert "it did not happen again step by step; nothing is left out" in caplog.text
+    assert "the divergence did not happen again step by step, so no batch is left out" in caplog.text
     assert _finite(tmp_path)
 
 

@@ -58,7 +58,7 @@ def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
 
 @pytest.mark.parametrize("value", ["three", [1, 2], None])
 def test_only_numbers_can_be_reported(value: Any) -> None:
-    with pytest.raises(Exception, match=r"run.report\('samples'\): .* is no single number"):
+    with pytest.raises(Exception, match=r"run.report\('samples'\): .* is not a single number"):
         _run().report("samples", value)
 
 

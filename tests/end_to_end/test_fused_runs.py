@@ -174,7 +174,7 @@ def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -
     config = tiny_experiment(fuse_steps=5)
     task = TinyTask(config.task)
     parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
-    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop makes its loop itself"):
+    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop builds its own training loop"):
         OwnLoop(config, *parts)
     trainer = Trainer(config, *parts)
     distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))

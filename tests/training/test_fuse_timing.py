@@ -148,7 +148,7 @@ class _EmptyTask(_ShortTask):
 
 
 def test_data_that_ends_or_is_empty_is_told() -> None:
-    with pytest.raises(DataError, match=r"task\.train_data ended after 7 steps.*; let the data repeat"):
+    with pytest.raises(DataError, match=r"task\.train_data ended after 7 steps.*; repeat the data"):
         FuseTimer(_creator(_ShortTask)).time(5)
     with pytest.raises(DataError, match=r"task\.train_data has no batch"):
         FuseTimer(_creator(_EmptyTask))

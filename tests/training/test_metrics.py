@@ -117,8 +117,8 @@ def test_the_metrics_of_a_compiled_model_have_names_after_its_first_batch() -> N
 
 @pytest.mark.parametrize(
     ("made", "told"),
-    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is no metric"),
-     ([keras.metrics.Mean], "the class Mean, which is no metric")],
+    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is not a metric"),
+     ([keras.metrics.Mean], "the class Mean, which is not a metric")],
 )  # fmt: skip
 def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
     class Wrong(TinyTask):

@@ -183,7 +183,7 @@ class _VectorLoss(TinyTask):
 
 @pytest.mark.parametrize("given", [None, "mse", {"loss": 0.5}, [0.5, "mse"]])
 def test_a_loss_that_is_no_number_is_refused(given: Any) -> None:
-    told = f"T.build_losses has to return a scalar; it returned {given!r}, which is no number"
+    told = f"T.build_losses has to return a scalar; it returned {given!r}, which is not a number"
     with pytest.raises(UsageError, match=f"^{re.escape(told)}$"):
         scalar_loss(given, "T.build_losses")
 

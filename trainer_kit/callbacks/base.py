@@ -142,7 +142,7 @@ class Run:
         """
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "biuf":
-            raise UsageError(f"run.report({name!r}): {value!r:.60} is no single number; report one number by each name")
+            raise UsageError(f"run.report({name!r}): {value!r:.60} is not a single number; report one number per name")
         self.reported[name] = number.reshape(()).item()
 
     def save(self) -> None:

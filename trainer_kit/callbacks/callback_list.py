@@ -137,7 +137,7 @@ class CallbackList:
             if member.every and not callable(steps_per_loop) and member.every % steps_per_loop:
                 _LOG.info(
                     "the callback %s is called every %d steps: training loops are shortened to end at these steps "
-                    "(trainer.steps_per_loop is %d); a loop takes the host about half a millisecond beside its steps",
+                    "(trainer.steps_per_loop is %d); each loop costs about half a millisecond on top of its steps",
                     *(member.name, member.every, steps_per_loop),
                 )
 
@@ -202,7 +202,7 @@ class CallbackList:
             raise error
         self.errors[member.name] = count = self.errors.get(member.name, 0) + 1
         _LOG.warning(
-            "the callback %s failed at step %d, and the run goes on: %s",
+            "the callback %s failed at step %d, and the run continues: %s",
             *(member.name, self.run.step, error),
             exc_info=error if count == 1 else None,
         )
@@ -211,7 +211,7 @@ class CallbackList:
         """Refuses what a member has reported under the name of a metric of the loop or evaluation that it goes with."""
         for name in sorted(self.run.reported.keys() & self._logs.keys()):
             del self.run.reported[name]
-            problem = f"run.report: {name} is a metric of the run already; report under another name"
+            problem = f"run.report: the run already has a metric called {name}; report the number under another name"
             self._failed(self._reporters[name], UsageError(problem))
 
     def _with_states(self) -> Iterator[tuple[str, Callback]]:
@@ -263,7 +263,7 @@ def _check(member: Callback) -> None:
     for name in dir(type(member)):
         near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
         if near and not hasattr(Callback, name):
-            _LOG.warning("callback %s: %s is no event, and is never called; did you mean %s?", member.name, name, *near)
+            _LOG.warning("callback %s: the method %s is never called; did you mean %s?", member.name, name, *near)
 
 
 def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -> None:

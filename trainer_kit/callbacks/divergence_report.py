@@ -61,8 +61,8 @@ def explain_divergence(
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
     if step is None:
         record["hint"] = (
-            "the step, its batch and its gradients are found by taking the steps since a checkpoint again: there was "
-            "none, or it took too long; trainer.recovery_max_trials=1 saves one at the start"
+            "to find the step, its batch and its gradients, the steps since a checkpoint are repeated: there was no "
+            "checkpoint, or the search took too long; trainer.recovery_max_trials=1 saves a checkpoint at the start"
         )
     record["command"] = command(model_dir, path, step or end)
     target = os.path.join(model_dir, DIVERGED, f"step-{record.get('step', end)}.json")
@@ -105,7 +105,7 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
         trainer.train_step(OneElement(trainer.next_batch()))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the file is still worth it.
-        _LOG.warning("the norms of the gradients cannot be told: %s", (str(error).splitlines() or [""])[0])
+        _LOG.warning("the norms of the gradients could not be computed: %s", (str(error).splitlines() or [""])[0])
     finally:
         gradients.on_gradients = None
         tf.config.run_functions_eagerly(eagerly)

@@ -67,7 +67,7 @@ def check_metric(metric: str, names: Iterable[str], where: str) -> None:
     known = sorted(names)
     if metric not in known:
         raise UsageError(
-            f"trainer.early_stopping.metric: {metric!r} is nothing that {where} reports as a single number; "
+            f"trainer.early_stopping.metric: {where} reports no single number called {metric!r}; "
             f"{suggestion(metric, known)} (all: {', '.join(known)})"
         )
 

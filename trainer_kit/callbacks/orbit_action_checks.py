@@ -15,7 +15,7 @@ INSTEAD = {
     "CSVLogger": "leave it out: model_dir/metrics.jsonl has the metrics of each loop and evaluation",
     "TerminateOnNaN": "leave it out: a run ends when it diverges; see trainer.recovery_max_trials",
     "LearningRateScheduler": "set trainer.optimizer_config.learning_rate",
-    "ProgbarLogger": "leave it out: progress is shown by itself",
+    "ProgbarLogger": "leave it out: a run shows its progress",
 }
 
 
@@ -32,14 +32,14 @@ def _listed(name: str, actions: Any) -> list[Any]:
     if actions is None:
         return []
     if isinstance(actions, (str, Mapping)) or not isinstance(actions, Iterable):
-        raise UsageError(f"{name}: {type(actions).__name__} is not a list; give a list of functions of the logs")
+        raise UsageError(f"{name}: {type(actions).__name__} is not a list; give a list of functions that take the logs")
     listed = list(actions)
     for action in listed:
         if kind := keras_callback(action):
-            instead = INSTEAD.get(kind, "give a function of the logs, which is called after each loop or evaluation")
-            raise UsageError(f"{name}: {kind} is a Keras callback, and these are not supported; {instead}")
+            instead = INSTEAD.get(kind, "give a function that takes the logs of each loop or evaluation")
+            raise UsageError(f"{name}: {kind} is a Keras callback, and Keras callbacks are not supported; {instead}")
         if not callable(action):
-            raise UsageError(f"{name}: {action!r:.60} cannot be called; an action is a function of the logs")
+            raise UsageError(f"{name}: {action!r:.60} cannot be called; an action is a function that takes the logs")
     return listed
 
 

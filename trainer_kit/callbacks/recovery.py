@@ -74,7 +74,8 @@ class Recovery(Callback):
         self.trials += 1
         self._last_sound()
         step = run.step
-        _LOG.warning("%s: back to step %d (trial %d of %d)", error, step, self.trials, options.recovery_max_trials)
+        trials = options.recovery_max_trials
+        _LOG.warning("%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials)
         self._change_after_rewind = lambda: "nothing is changed"
         if options.recovery_policy == "skip":
             bad = self.first_bad_step(step, end)
@@ -88,7 +89,7 @@ class Recovery(Callback):
         """Changes what is to be different on the next way, once the run has gone back."""
         change, self._change_after_rewind = self._change_after_rewind, lambda: ""
         if told := change():
-            _LOG.warning("going on from step %d; %s", step, told)
+            _LOG.warning("training resumes from step %d; %s", step, told)
 
     def restore_checkpoint(self, path: str) -> int:
         """Restores the checkpoint at `path` and returns its step; eager, in scope."""
@@ -97,7 +98,7 @@ class Recovery(Callback):
 
     def _leave_out(self, step: int | None, batch: int | None) -> str:
         if step is None or batch is None:
-            return "it did not happen again step by step; nothing is left out"
+            return "the divergence did not happen again step by step, so no batch is left out"
         self._trainer.data.leave_out(batch)
         return f"batch {batch}, of step {step}, is left out"
 
@@ -129,18 +130,19 @@ class Recovery(Callback):
                 return path
             _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
             path = self._manager.discard(path)
-        raise DivergedError(f"no checkpoint in {self._manager.source} is sound; there is nothing to go back to")
+        source = self._manager.source
+        raise DivergedError(f"every checkpoint in {source} holds values that are not finite, so the run cannot go back")
 
     def _give_up(self, error: DivergedError, begun: int, end: int) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
-        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back and try otherwise"
+        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
         try:
-            more = f" ({self._explain(self, error, begun, end)} tells more)"
+            more = f" (see {self._explain(self, error, begun, end)})"
         except Exception as second:  # the exit code has to be that of the divergence: another try would not help
-            _LOG.warning("no more can be told of the divergence: %s", str(second).partition("\n")[0])
+            _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
             more = ""
         raise DivergedError(
-            f"{error}{tried}; nothing of this loop is saved{more}; lower the learning rate or clip "
+            f"{error}{tried}; this loop is not saved{more}; lower the learning rate or clip "
             f"gradients (global_clipnorm){otherwise}"
         ) from error
 

@@ -141,7 +141,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def problem_of_fusing(self) -> str:
         """Returns why training steps cannot be one program of XLA; "" if they can."""
-        return f"{type(self).__name__} makes its loops itself"
+        return f"{type(self).__name__} builds its own training loops"
 
     def evaluation_batches(self) -> int | None:
         """Returns how many batches an evaluation has, if that is known."""

@@ -259,8 +259,8 @@ class Evaluator(BaseTrainer):
                     loop(iterator, num_steps)
         except (tf.errors.OutOfRangeError, StopIteration) as end:  # of a loop that a subclass makes
             raise DataError(
-                f"{section} has no more batches, and the evaluation loop asked for one; set trainer.validation_steps "
-                "to no more than there are"
+                f"{section} has no more batches, but the evaluation loop asked for another one; set "
+                "trainer.validation_steps to at most the number of batches"
             ) from end
         self._workers.join()
         with self.state.in_use:

@@ -132,7 +132,7 @@ def _train(trainer: Any, steps: int) -> None:
     if trainer.data_ended:
         raise DataError(
             f"task.train_data ended after {int(trainer.global_step.numpy())} steps, before both forms of the loop were "
-            "timed; let the data repeat"
+            "timed; repeat the data"
         )
 
 
@@ -148,4 +148,4 @@ def _refusals_told(fuse_steps: int) -> Iterator[None]:
             raise
         raise CannotFuseError(f"XLA cannot compile the training step: {reason}") from error
     except tf.errors.ResourceExhaustedError as error:
-        raise CannotFuseError(f"{fuse_steps} steps in one program take more memory than there is") from error
+        raise CannotFuseError(f"{fuse_steps} steps in one program need more memory than there is") from error

@@ -41,7 +41,7 @@ class MetricSet:
         self.metrics = list(metrics)
         names = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in names.items() if count > 1]:
-            raise UsageError(f"several metrics are called {', '.join(twice)}; give each a name of its own")
+            raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
 
     @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
@@ -128,8 +128,8 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
         if isinstance(one, type) or not hasattr(one, "result"):
             kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
             raise UsageError(
-                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is no metric; give each as "
-                "an object, such as keras.metrics.SparseCategoricalAccuracy()"
+                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is not a metric; return "
+                "metric objects, such as keras.metrics.SparseCategoricalAccuracy()"
             )
     return list(made)
 

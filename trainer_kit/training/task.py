@@ -240,11 +240,11 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
     except (TypeError, ValueError):  # None, a dict
         given = None
     if given is None or given.dtype in (tf.string, tf.bool):
-        returned = f"{loss!r:.80}, which is no number"
+        returned = f"{loss!r:.80}, which is not a number"
     elif given.shape.rank in (0, None):
         return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
     else:
-        returned = f"a tensor of shape {given.shape}: take tf.reduce_mean of it"
+        returned = f"a tensor of shape {given.shape}; reduce it with tf.reduce_mean"
     raise UsageError(f"{method} has to return a scalar; it returned {returned}")
 
 
@@ -263,7 +263,7 @@ def step_loss(task: Any, logs: Any) -> tf.Tensor:
         given = f"a dict of {', '.join(map(str, logs)) or 'nothing'}" if isinstance(logs, Mapping) else repr(logs)
         raise TrainerKitError(f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}")
     loss = logs[task.loss]
-    return scalar_loss(loss, f"as {task.loss!r}, {method}") if isinstance(task, Task) else loss
+    return scalar_loss(loss, f"under the key {task.loss!r}, {method}") if isinstance(task, Task) else loss
 
 
 @tf.autograph.experimental.do_not_convert

@@ -424,4 +424,7 @@ class Trainer(Evaluator):
         metrics = self._train_set.variables()
         self.cut_short = state is not None and put_replica_values(metrics, self._strategy, state)
         if state is not None and not self.cut_short:
-            _LOG.warning("the metrics are not those of the run before: the first ones reported leave out a few steps")
+            _LOG.warning(
+                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
+                "leave out a few steps"
+            )

@@ -60,8 +60,8 @@ def check_trainer(trainer: Any) -> None:
     """Raises UsageError when a ready-made trainer is none that the engine can drive, such as a trainer of Orbit."""
     if not isinstance(trainer, BaseTrainer):
         raise UsageError(
-            f"trainer: {type(trainer).__name__} is no trainer_kit.Trainer; inherit from trainer_kit.Trainer, or start "
-            "it by trainer_kit.compat.model_garden.run_experiment, which drives trainers of Orbit and Model Garden too"
+            f"trainer: {type(trainer).__name__} is not a trainer_kit.Trainer; inherit from trainer_kit.Trainer, or "
+            "call trainer_kit.compat.model_garden.run_experiment, which also runs trainers of Orbit and Model Garden"
         )
 
 

@@ -31,8 +31,8 @@ def load_initial_weights(model: Any, path: str) -> str:
     prefix = checkpoint_of_folder(path) if tf.io.gfile.isdir(path) else path
     if not prefix or not tf.io.gfile.exists(f"{prefix}.index"):
         raise UsageError(
-            f"task.init_checkpoint: there is no checkpoint at {path}; give the prefix of one (without .index), "
-            "or a folder that holds some"
+            f"task.init_checkpoint: there is no checkpoint at {path}; give the prefix of a checkpoint (without "
+            ".index), or a folder that holds checkpoints"
         )
     saved = saved_shapes(str(prefix), all_names=True)
     items = {
@@ -40,7 +40,7 @@ def load_initial_weights(model: Any, path: str) -> str:
     }
     advice = (
         f"task.init_checkpoint: {prefix} does not hold all weights of this model; give a checkpoint of the same model, "
-        "or build the model as it was there. To take a part of the weights (an encoder's, for example), override "
+        "or build the model as that run built it. To take a part of the weights (an encoder's, for example), override "
         "initialize() of the task and load that part into model (--allow_partial_restore is only for the checkpoints "
         "of this run)"
     )

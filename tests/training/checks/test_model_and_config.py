@@ -52,7 +52,7 @@ def test_the_single_threaded_executor_is_refused_on_several_replicas() -> None:
     model, replicas = tf.Module(), SimpleNamespace(num_replicas_in_sync=2)
     model.weight = tf.Variable(1.0)
     one_thread = RuntimeConfig(executor="single_threaded")
-    with pytest.raises(UsageError, match=r"it is for one device, and there are 2 replicas; set executor=default"):
+    with pytest.raises(UsageError, match=r"one device only, and there are 2 replicas; set executor=default"):
         check_model(model, one_thread, replicas)
     check_model(model, one_thread, tf.distribute.get_strategy())
 

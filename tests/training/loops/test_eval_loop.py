@@ -192,12 +192,12 @@ def _nothing(state: Any, outputs: Any) -> Any:
     ("reduce_fn", "reason"),
     [
         (_sums, "'SymbolicTensor' object has no attribute 'numpy'"),
-        (_texts, "no tensor that follows from the logs"),
+        (_texts, "no tensor that is computed from the logs"),
         (_list_of_tensors, "changes its structure from step to step"),
         (_dict_by_batch, "changes its structure from step to step"),
         (_floats, "holds a float"),
         (_changing_type, "int64.* after one step and .*float32"),
-        (_nothing, "no tensor that follows from the logs"),
+        (_nothing, "no tensor that is computed from the logs"),
     ],
 )
 def test_what_no_graph_can_do_goes_step_by_step_after_one_warning(
@@ -209,7 +209,7 @@ def test_what_no_graph_can_do_goes_step_by_step_after_one_warning(
         assert float(counter.total) == 45.0  # each batch counted once
         assert (done, _plain(state)) == (4, _plain(by_step(iter(batches()), -1, None, reduce_fn)[1]))
     (warning,) = [record.getMessage() for record in caplog.records if "step by step" in record.getMessage()]
-    assert re.search(f"{reason}.*; trainer.eval_tf_while_loop=false silences this$", warning)
+    assert re.search(f"{reason}.*; trainer.eval_tf_while_loop=false silences this warning$", warning)
 
 
 class _Remembering:
@@ -284,4 +284,4 @@ def test_an_evaluation_without_a_batch_is_an_error_and_one_with_fewer_than_asked
     check_evaluated(3, 3, stopped=False)
     assert not caplog.text
     check_evaluated(3, 4, stopped=False)
-    assert "evaluated 3 batches of the 4 asked for" in caplog.text
+    assert "the evaluation used 3 batches of the 4 asked for" in caplog.text

@@ -41,7 +41,7 @@ def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCa
         assert caplog.text == ""
         assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
     assert "the training loop is traced again" in caplog.text
-    assert "its batches are int64(4,), float32(4,), and were int64(2,), float32(2,);" in caplog.text
+    assert "its batches are now int64(4,), float32(4,), and were int64(2,), float32(2,) before;" in caplog.text
 
 
 def test_several_iterators_go_into_one_graph_and_each_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:

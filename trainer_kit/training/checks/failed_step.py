@@ -49,10 +49,10 @@ def loss_message(step: int, saved: int, checkpoint: str | None, alone: bool) -> 
       alone: whether the run has one worker.
     """
     why = (
-        "the training step that failed may have written some of its variables" if alone else "a save takes all workers"
+        "the training step that failed may have written some of its variables" if alone else "a save needs all workers"
     )
     lost = step - max(saved, 0)
-    where = "there is no checkpoint, so the same command begins again at step 0"
+    where = "there is no checkpoint, so the same command starts again from step 0"
     if saved >= 0:
-        where = f"the same command goes on from step {saved} ({checkpoint})"
+        where = f"the same command resumes from step {saved} ({checkpoint})"
     return f"nothing was saved after the error: {why}; {where}, and {lost} step{' is' if lost == 1 else 's are'} lost"

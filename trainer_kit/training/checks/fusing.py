@@ -29,9 +29,9 @@ def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any,
     if config.runtime.run_eagerly:
         return "runtime.run_eagerly is true"
     if own_loop:
-        return f"{own_loop} makes its loop itself, by create_train_loop_fn"
+        return f"{own_loop} builds its own training loop in create_train_loop_fn"
     if given is not None and not isinstance(given, tf.data.Dataset):
-        return "the ready-made dataset is distributed already, and not a tf.data.Dataset"
+        return "the ready-made dataset is already distributed, and fused steps need a tf.data.Dataset"
     return ""
 
 

@@ -62,8 +62,8 @@ class CountedLoops:
         if not self._warned and not (reached < end and stopped) and reached > before:
             self._warned = True
             _LOG.warning(
-                "a loop was asked for %d steps, and %s moved global_step by %d; the run follows global_step, which "
-                "train_steps, the intervals and the position of the data are counted by",
+                "a loop was asked for %d steps, but %s moved global_step by %d; the run counts train_steps, the "
+                "intervals and the position of the data by global_step",
                 *(end - before, _described(trainer), reached - before),
             )
         return logs or {}, reached
@@ -105,7 +105,7 @@ class StockLoops:
 def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
         f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, "
-        "and such a run never ends; call self.global_step.assign_add(1) in each training step"
+        "so the run would never end; call self.global_step.assign_add(1) in each training step"
     )
 
 

@@ -46,9 +46,9 @@ def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
     That executor hands nothing from device to device.
     """
     if strategy.num_replicas_in_sync > 1:
-        return f"it is for one device, and there are {strategy.num_replicas_in_sync} replicas"
+        return f"this executor works on one device only, and there are {strategy.num_replicas_in_sync} replicas"
     if accelerators := [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("TPU")]:
-        return f"it is for one CPU, and there is {accelerators[0].name}"
+        return f"this executor works on one CPU only, and TensorFlow also sees the device {accelerators[0].name}"
     return ""
 
 
@@ -56,8 +56,8 @@ def tell_dropped_assertions(graph: tf.Graph) -> None:
     """Warns when the graph of a fused loop holds assertions: XLA leaves them out, and what they guard goes on."""
     if any(node.op == "Assert" for node in nodes(graph.as_graph_def())):
         _LOG.warning(
-            "the training step has assertions, such as tf.debugging.assert_less, which XLA leaves out: with "
-            "trainer.fuse_steps above 1 what they would stop goes on"
+            "the training step has assertions, such as tf.debugging.assert_less, and XLA leaves them out: with "
+            "trainer.fuse_steps above 1 a failed assertion does not stop the run"
         )
 
 
@@ -76,9 +76,9 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     if not found:
         return
     text = (
-        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may not be the "
-        "same as one that was never stopped; draw from a keras.random.SeedGenerator or a tf.random.Generator that the "
-        "model holds, and compute in TensorFlow"
+        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may differ from "
+        "one that was never stopped; draw random numbers from a keras.random.SeedGenerator or a tf.random.Generator "
+        "that the model holds, and compute in TensorFlow"
     )
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}")

@@ -124,7 +124,7 @@ class StatefulEvalLoop:
             self._in_graph = False
             _LOG.warning(
                 "the evaluation runs step by step, because its logs cannot be aggregated in a graph: %s; "
-                "trainer.eval_tf_while_loop=false silences this",
+                "trainer.eval_tf_while_loop=false silences this warning",
                 reason,
             )
             return None
@@ -134,6 +134,6 @@ class StatefulEvalLoop:
 def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
     """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
     if done == 0 and not stopped:
-        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
+        raise DataError("task.validation_data has no batch: no files, no examples, or fewer examples than one batch")
     if 0 <= done < wanted and not stopped:
-        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
+        _LOG.warning("the evaluation used %d batches of the %d asked for: the data has no more", done, wanted)

@@ -110,10 +110,10 @@ class GraphReduction:
 
     def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
-            raise NotInGraph(f"it changes {', '.join(changed)}, and not only the state that it returns")
+            raise NotInGraph(f"the aggregation also changes {', '.join(changed)}, besides the state that it returns")
         computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
-            raise NotInGraph("the state that it returns has no tensor that follows from the logs")
+            raise NotInGraph("the returned state holds no tensor that is computed from the logs")
         return _tensors(state)
 
     def _noted(self, outputs: Any) -> Any:
@@ -169,7 +169,7 @@ def _tensors(state: Any) -> Any:
             return leaf
         if isinstance(leaf, (int, np.ndarray, np.number, np.bool_)):
             return tf.convert_to_tensor(leaf)
-        raise NotInGraph(f"the state holds a {type(leaf).__name__}, not tensors only")
+        raise NotInGraph(f"the state holds a {type(leaf).__name__}, and a graph needs tensors")
 
     return tf.nest.map_structure(tensor, state)
 

@@ -30,7 +30,7 @@ _SPELLED = {
     "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
 }  # fmt: skip
 
-_OVERDRAWN = "a training step takes more than one batch from its iterator, and fused steps take one each"
+_OVERDRAWN = "a training step takes more than one batch from its iterator, and a fused step can take only one"
 
 
 class UnfusableError(UsageError):
@@ -210,7 +210,7 @@ def _refuse_summaries(graph: tf.Graph) -> None:
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
             raise UnfusableError(
                 f"XLA cannot compile the training step: it writes a tf.summary ({node.name})",
-                "report it as a metric, or ",
+                "report the value as a metric, or ",
             )
 
 
@@ -245,7 +245,7 @@ def refusal_of_xla(error: BaseException) -> str | None:
     own = [place for place in places if "site-packages" not in place] or places
     where = f" ({own[-1]})" if own else ""
     if missing := dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text)):
-        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not have"
+        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not support"
     lines = (line.strip() for line in text.splitlines())
     told = (line for line in lines if line and not line.startswith(("Graph execution error", "Detected at", "<stack")))
-    return f"{next(told, 'no reason is known')}{where}"
+    return f"{next(told, 'TensorFlow gives no reason')}{where}"

@@ -34,7 +34,7 @@ def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
     """
     wanted = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
     if wanted < 1:
-        raise ValueError(f"steps_per_loop returned {wanted} at step {step}; a loop has at least one step")
+        raise ValueError(f"steps_per_loop returned {wanted} at step {step}; return at least 1")
     return wanted if target < 0 else min(wanted, target - step)
 
 

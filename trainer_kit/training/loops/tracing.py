@@ -68,8 +68,8 @@ class LoopFunction:
         if not any(graph is one for one in self._graphs):
             if self._graphs:
                 _LOG.warning(
-                    "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give "
-                    "batches of one shape",
+                    "%s is traced again, which takes as long as the first time: its batches are now %s, and were %s "
+                    "before; give all batches the same shape",
                     *(self._name, _described(elements), _described(self._elements)),
                 )
             self._check(graph)

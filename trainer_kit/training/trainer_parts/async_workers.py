@@ -37,7 +37,7 @@ class AsyncWorkers:
         if self._coordinator is None:
             raise UsageError(
                 "asynchronous training needs a parameter-server strategy; this trainer was made under "
-                f"{type(self._strategy).__name__}; make it in the scope of a tf.distribute.ParameterServerStrategy"
+                f"{type(self._strategy).__name__}; create it in the scope of a tf.distribute.ParameterServerStrategy"
             )
         return self._coordinator
 
