@@ -157,7 +157,7 @@ MISTAKES = [
         "task.train_data.global_batch_size",
     ),
     _override("folder that is everything", "trainer.best_checkpoint_export_subdir=..", "'..' is not a plain folder"),
-    _override("folder that is taken", "trainer.validation_summary_subdir=train", "'train' is what trainer_kit calls"),
+    _override("folder that is taken", "trainer.validation_summary_subdir=train", "'train' is a name that trainer"),
     _override("evaluation that goes on at the end", "trainer.eval_recreate_iterator=false", "validation_steps"),
     _override("fewer tries than none", "trainer.recovery_max_trials=-2", "trainer.recovery_max_trials"),
     Mistake(
@@ -169,7 +169,7 @@ MISTAKES = [
     Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500, or 0 to start again"),
     Mistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
     Mistake("a checkpoint that is not there", {"from_step": "7"}, "there is no checkpoint of step 7"),
-    Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is what"),
+    Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is a name"),
     Mistake("tf.data service", {"tf_data_service": "grpc://host:1"}, "no reader of this release uses the tf.data"),
     Mistake("change of nothing", {"allow_config_change": "trainer.train_step"}, "did you mean trainer.train_steps"),
     Mistake(

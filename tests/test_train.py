@@ -72,7 +72,7 @@ def test_a_misspelt_experiment_and_mode_are_told_together(name: str, capsys: pyt
     assert _main(f"--experiment={name}x", "--mode=trian", "--model_dir=anywhere") == 2
     error = capsys.readouterr().err
     assert "error: 2 mistakes" in error
-    assert f"none is called '{name}x'; did you mean" in error and "no mode is called 'trian'" in error
+    assert f"no experiment is called '{name}x'; did you mean" in error and "no mode is called 'trian'" in error
 
 
 @pytest.mark.parametrize(

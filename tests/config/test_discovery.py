@@ -164,13 +164,13 @@ def test_a_misspelt_experiment_names_near_ones_of_every_place(
     _write(here / "site" / f"{name}_installed.py", f"{name}entry")
     _install(here / "site", f"{name}_installed", {f"{name}entry": f"{name}_installed"}, monkeypatch)
     for misspelt, right in ((f"{name}loca", f"{name}local"), (f"{name}entri", f"{name}entry")):
-        with pytest.raises(UsageError, match=f"--experiment: none is called '{misspelt}'; did you mean .*{right}"):
+        with pytest.raises(UsageError, match=f"no experiment is called '{misspelt}'; did you mean .*{right}"):
             discovery.find_experiment(misspelt)
 
 
 def test_a_module_that_registers_another_name_is_a_miss_that_tells_the_names_there_are(here: Path, name: str) -> None:
     _write(here / "experiments" / f"{name}.py", f"{name}/large")
-    with pytest.raises(UsageError, match=f"none is called '{name}/larg'; did you mean {name}/large"):
+    with pytest.raises(UsageError, match=f"no experiment is called '{name}/larg'; did you mean {name}/large"):
         discovery.find_experiment(f"{name}/larg")
 
 
@@ -199,7 +199,7 @@ def test_a_misspelt_module_names_the_nearest_here(here: Path, name: str) -> None
 
 def test_a_file_named_like_a_module_that_is_imported_is_refused(here: Path) -> None:
     _write(here / "json.py", "never")
-    with pytest.raises(UsageError, match=r"json\.py would be the module 'json', which is imported already; rename it"):
+    with pytest.raises(UsageError, match=r"cannot be imported as 'json': another module has this name; rename"):
         discovery.import_user_module("json.py")
     assert "never" not in experiments
 
@@ -313,7 +313,7 @@ def test_all_that_doors_know_is_among_the_near_names_of_a_miss(
     here: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _door(here, name, monkeypatch)
-    with pytest.raises(UsageError, match=f"none is called '{name}/theris'; did you mean {name}/theirs"):
+    with pytest.raises(UsageError, match=f"no experiment is called '{name}/theris'; did you mean {name}/theirs"):
         discovery.find_experiment(f"{name}/theris")
     discovery.ask_doors()  # a second time
     assert f"{name}/others" in experiments

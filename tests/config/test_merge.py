@@ -236,7 +236,7 @@ def test_a_rule_over_sections_is_reported_beside_a_broken_rule_inside(default: E
 
 def test_a_broken_rule_about_an_untouched_field_tells_what_was_touched(default: ExperimentConfig) -> None:
     mistake = refused(default, {"trainer": {"steps_per_loop": 300}})["trainer.summary_interval"]
-    assert mistake.origin == "default, beside trainer.steps_per_loop of layer 0"
+    assert mistake.origin == "default, with trainer.steps_per_loop from layer 0"
     assert "steps_per_loop (300)" in mistake.problem
 
 
@@ -245,7 +245,7 @@ def test_a_batch_that_virtual_cpus_cannot_share_tells_both_origins(default: Expe
     mistake = refused(default, batch, {"runtime": {"virtual_cpus": 3}})["task.train_data.global_batch_size"]
     assert mistake.origin == "layer 0"
     mistake = refused(default.replace(**batch), {"runtime": {"virtual_cpus": 3}})[mistake.path]
-    assert mistake.origin == "default, beside runtime.virtual_cpus of layer 0"
+    assert mistake.origin == "default, with runtime.virtual_cpus from layer 0"
     assert refused(default, batch, {"runtime": {"virtual_cpus": "3"}}).keys() == {"runtime.virtual_cpus"}
 
 

@@ -23,8 +23,8 @@ _NAMES: dict[Any, str] = {
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
 _FORMER = {  # values of earlier releases, and what to do about them
     ("trainer.fuse_steps", "auto"): (
-        "set a number: `trainer-kit doctor fuse EXPERIMENT` measures which one is fastest; a run that began with auto "
-        "has its own as fuse_steps in manifest.json"
+        "set a number: `trainer-kit doctor fuse EXPERIMENT` measures the fastest one; for a run that began with auto, "
+        "take fuse_steps from its manifest.json"
     )
 }
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
@@ -83,8 +83,8 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
 def _hint_for_one(annotation: Any, value: Any) -> str:
     allowed, words = _allowed(annotation)
     if isinstance(value, bool) and words:
-        off = " (no distribution is 'off')" if "off" in words and not value else ""
-        return f"{show(value)} is a truth value; write one of the words, in quotes where a tool reads it otherwise{off}"
+        off = " ('off' means no distribution)" if "off" in words and not value else ""
+        return f"{show(value)} is a truth value; write one of the words, in quotes if YAML reads it as one{off}"
     if isinstance(value, str):
         return _hint_for_text(value, allowed, words)
     if isinstance(value, float) and not isinstance(value, bool):

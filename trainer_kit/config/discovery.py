@@ -64,13 +64,16 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
     if name not in experiments:
         ask_doors()
         names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
-        raise UsageError(f"--experiment: none is called {name!r}; {_nearest(name, sorted(names))}")
+        raise UsageError(f"--experiment: no experiment is called {name!r}; {_nearest(name, sorted(names))}")
 
 
 def _nearest(name: str, names: list[str]) -> str:
     if names:
         return suggestion(name, names)
-    return f"there is no folder experiments/ in {os.getcwd()}, nor any other place of experiments; see --import_module"
+    return (
+        f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments; name your module "
+        "with --import_module"
+    )
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
@@ -195,7 +198,9 @@ def _import_file(path: Path) -> None:
         known = getattr(sys.modules[name], "__file__", None)
         if known and Path(known).resolve() == path.resolve():
             return
-        raise UsageError(f"--import_module: {path} would be the module {name!r}, which is imported already; rename it")
+        raise UsageError(
+            f"--import_module: {path} cannot be imported as {name!r}: another module has this name; rename the file"
+        )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

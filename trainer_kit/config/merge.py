@@ -109,7 +109,7 @@ class _Report:
         if inside:
             return self.given[inside[0]]
         others = [given for given in named if given in self.given]
-        return f"{DEFAULT}, beside {others[0]} of {self.given[others[0]]}" if others else DEFAULT
+        return f"{DEFAULT}, with {others[0]} from {self.given[others[0]]}" if others else DEFAULT
 
 
 class _Merge:
@@ -145,9 +145,8 @@ class _Merge:
         if not isinstance(value, Mapping):
             self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class, where, value))
         elif not is_configclass(config_class):
-            self._refuse(
-                where, "this experiment has no such section", "remove it, or let the task's config class type it"
-            )
+            advice = "remove it, or declare its type in the task's config class"
+            self._refuse(where, "this experiment has no such section", advice)
         else:
             current = around.values.get(name)
             section = current if isinstance(current, _Section) else _Section.fresh(config_class)
@@ -180,7 +179,8 @@ class _Merge:
 
     def _remove(self, sections: dict[Any, Any], key: Any, where: str) -> None:
         if key not in sections:
-            self._refuse(where, "there is none to remove", suggestion(str(key), [str(name) for name in sections]))
+            advice = suggestion(str(key), [str(name) for name in sections])
+            self._refuse(where, "there is no such section to remove", advice)
         elif sections.pop(key):
             self._given(where)
             del self._report.given[where]

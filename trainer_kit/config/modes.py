@@ -29,7 +29,7 @@ MODES: dict[str, Mode] = {
     "train": Mode(True, False, "train up to trainer.train_steps"),
     "eval": Mode(False, True, "evaluate one checkpoint: the latest, the best, a step or a path"),
     "train_and_eval": Mode(True, True, "train, with an evaluation every trainer.validation_interval steps"),
-    "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run beside this one writes"),
+    "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run in another process writes"),
     "train_and_post_eval": Mode(True, True, "train, then evaluate once"),
     CONTINUOUS_FINETUNE: Mode(
         True, True, "fine-tune and evaluate each checkpoint of the run in the folder task.init_checkpoint", single=False

@@ -51,7 +51,7 @@ class Registry(Generic[Entry]):
             return self._entries[name]
         inside = [known for known in self.names() if known.startswith(name + "/")]
         if inside:
-            raise UsageError(f"{name!r} is not a whole {self.kind} name; it begins {', '.join(inside[:5])}")
+            raise UsageError(f"{name!r} is not a whole {self.kind} name; these begin with it: {', '.join(inside[:5])}")
         raise UsageError(f"no {self.kind} is called {name!r}; {suggestion(name, self.names())}")
 
     def names(self) -> list[str]:

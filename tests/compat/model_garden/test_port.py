@@ -59,7 +59,7 @@ def test_a_run_that_their_program_began_is_gone_on_with_by_ours_by_the_command_a
     [
         ("trainer.best_checkpoint_eval_metric=acuracy", ExitCode.USAGE, "did you mean accuracy?"),
         ("trainer.trian_steps=4,task.model.widht=3", ExitCode.USAGE, "did you mean trainer.train_steps?"),
-        ("", ExitCode.USAGE, "error: --experiment: none is called 'ringz'; did you mean rings?"),
+        ("", ExitCode.USAGE, "error: --experiment: no experiment is called 'ringz'; did you mean rings?"),
     ],
 )
 def test_a_mistake_ends_the_ported_program_with_its_message_and_its_code(

@@ -139,7 +139,7 @@ def test_assignments_keep_commas_inside_brackets_and_quotes(text: str, values: o
         ("a=h1:1,h2:2", "", "'h2:2' is not a setting"),
         ("a..b=1", "", "is not a setting"),
         ("a=1,a=2", "a", "given twice"),
-        ("a=1,a.b=2", "a.b", "a is given as a value"),
+        ("a=1,a.b=2", "a.b", "a itself is set to a value"),
         ("a.b=1,a=2", "a", "given twice"),
         ("a=[1,2", "", "] is missing"),
         ("a='x", "", "' is missing"),

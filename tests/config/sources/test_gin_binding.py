@@ -128,7 +128,7 @@ def test_a_warning_names_an_import_that_fails_now(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patched:
             patched.setattr(gin, "config_str", lambda: f"import gin_no_such_module\n{listed}")
             gin_binding.forget(gin)
-    assert "gin loses `import gin_no_such_module` of this process: " in caplog.text
+    assert "gin could not repeat `import gin_no_such_module` and no longer knows this import: " in caplog.text
     assert _theirs()[0] == 3
 
 

@@ -195,7 +195,7 @@ def test_a_binding_of_ours_that_cannot_count_is_a_mistake(
     ("text", "place", "said"),
     [
         ("TrainerConfig.train_steps = 5\nTrainerConfig.train_steps 6\n", "2", "is not gin"),
-        ("RuntimeConfig.distribution_strategy = mirrored\n", "1", "mirrored is not a value; values are Python's"),
+        ("RuntimeConfig.distribution_strategy = mirrored\n", "1", "mirrored is not a value; write values as in Python"),
         ("x = [1,\n", "2", "is not gin"),
         ("TrainerConfig:\ntrain_steps = 5\n", "2", "is not gin"),
         ("from __gin__ import dynamic_registration\n", "1", "not supported"),

@@ -20,9 +20,9 @@ OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of 
 def folder_name_problem(name: str, taken: Collection[str]) -> str:
     """Returns why `name` cannot be a folder of its own among the files of a run, and what to do; "" when it can."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
-        return f"{name!r} is not a plain folder name; use one without / and \\, and neither empty nor . nor .."
+        return f"{name!r} is not a plain folder name; use a name without / and \\ that is not empty, . or .."
     if name in taken:
-        return f"{name!r} is what trainer_kit calls something of its own; choose another name"
+        return f"{name!r} is a name that trainer_kit uses itself; choose another name"
     return ""
 
 
@@ -94,7 +94,8 @@ class EarlyStoppingConfig(Config):
     def rules(self) -> Iterator[tuple[str, str]]:
         """A sidecar has a name of its own."""
         if self.eval_name in OWN_EVALUATIONS:
-            yield "eval_name", f"{self.eval_name!r} is no sidecar; leave it empty for the run's own evaluations"
+            problem = f"{self.eval_name!r} is not the name of a sidecar"
+            yield "eval_name", f"{problem}; leave it empty for the run's own evaluations"
         elif self.eval_name and (problem := folder_name_problem(self.eval_name, ())):
             yield "eval_name", problem
 

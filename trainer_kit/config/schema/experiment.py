@@ -277,11 +277,11 @@ class TrainerConfig(Config):
         """Early stopping has a metric, and depends on no clock where a resume has to be exact."""
         early = self.early_stopping
         if early is not None and not early.metric:
-            yield "early_stopping.metric", "is needed to tell an improvement; name a metric of the evaluations"
+            yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
         if self.require_exact_resume and early is not None and early.eval_name:
             yield (
                 "early_stopping.eval_name",
-                "makes the last step a matter of the clock, which require_exact_resume=true forbids; leave it empty",
+                "lets a sidecar's speed decide the last step, which require_exact_resume=true forbids; leave it empty",
             )
 
     def _folder_rules(self) -> Iterator[tuple[str, str]]:
@@ -327,7 +327,7 @@ class ExperimentConfig(Config):
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
-                f"{self.trainer.fuse_steps} fuses steps of a graph; set runtime.run_eagerly=false",
+                f"{self.trainer.fuse_steps} needs steps that run as a graph; set runtime.run_eagerly=false",
             )
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
@@ -362,7 +362,7 @@ class ExperimentConfig(Config):
         ]
         for path, name in chosen:
             if not several:
-                yield path, f"names {name!r}, and task.validation_data is a single set; remove it"
+                yield path, f"names {name!r}, but task.validation_data is a single set; remove it"
             elif name not in sets:
                 yield path, f"there is no validation set {name!r}; {suggestion(name, list(sets))}"
 

@@ -90,7 +90,7 @@ class RuntimeConfig(Config):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Settings that need another setting, or exclude one."""
         if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
-            yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove it or set that"
+            yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove loss_scale, or set that dtype"
         if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
             yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
         if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
@@ -100,7 +100,7 @@ class RuntimeConfig(Config):
                 "leave num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false",
             )
         if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
-            yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; remove it or set that"
+            yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; set it, or remove the count"
         if self.random_seed >= 2**32:
             yield "random_seed", f"{self.random_seed} is too large; use a number below 2**32, the limit of NumPy"
         yield from self._strategy_rules()
@@ -138,6 +138,6 @@ class RuntimeConfig(Config):
                 f"it has: {', '.join(known)}",
             )
         if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
-            yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; remove it or set that"
+            yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; set one of these, or num_packs=1"
         if self.virtual_cpus > 1 and self.all_reduce_alg == "nccl":
             yield "all_reduce_alg", "nccl needs GPUs, not virtual_cpus; use hierarchical_copy or auto"

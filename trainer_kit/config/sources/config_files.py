@@ -150,7 +150,7 @@ def _put(values: dict[str, Any], parts: list[str], value: Any) -> str:
     for depth, part in enumerate(parts[:-1]):
         inner = values.setdefault(part, {})
         if not isinstance(inner, dict):
-            return f"cannot be set: {join(*parts[: depth + 1])} is given as a value"
+            return f"cannot be set: {join(*parts[: depth + 1])} itself is set to a value"
         values = inner
     if parts[-1] in values:
         return "is given twice"

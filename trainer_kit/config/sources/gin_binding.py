@@ -91,9 +91,7 @@ def _bound_by_others(gin: Any, listed: str) -> list[tuple[tuple[str, str], str, 
         elif not macro:
             unread.append(name)
     if unread:
-        raise UsageError(
-            f"gin does not read back the bindings of this process ({unread[0]}); start each run in a process of its own"
-        )
+        raise UsageError(f"gin cannot list the bindings of this process ({unread[0]}); start each run in a new process")
     return [
         (key, argument, value)
         for key, arguments in found.items()
@@ -115,7 +113,7 @@ def _import_again(gin: Any, statements: list[str]) -> None:
         try:
             gin.parse_config(list(dict.fromkeys([*dynamic, statement])))
         except Exception as error:
-            _LOG.warning("gin loses `%s` of this process: %s", statement, error)
+            _LOG.warning("gin could not repeat `%s` and no longer knows this import: %s", statement, error)
 
 
 def collect(gin: Any, selector: str, scope: str) -> None:
@@ -158,7 +156,7 @@ def bind_ours(gin: Any, found: Scan, beginning: str) -> list[Mistake]:
         if not selector.startswith(beginning):
             continue
         problems = [
-            (f"refers to @{name}, which is not registered yet", "give a plain value, or import the module before")
+            (f"refers to @{name}, which is not registered yet", "give a plain value, or import its module first")
             for name in binding.unknown
         ]
         undefined = [macro for macro in binding.macros if not _is_defined(gin, macro)]

@@ -26,8 +26,8 @@ def matching(gin: Any, selector: str) -> list[str]:
         return list(gin.config._REGISTRY.matching_selectors(selector))
     except AttributeError as error:
         raise UsageError(
-            f"gin {_version()} does not tell what is registered ({error}); use the gin-config of requirements.lock, or "
-            "--config_file and --params_override in place of gin"
+            f"gin {_version()} does not list its registered names ({error}); install the gin-config of "
+            "requirements.lock, or use --config_file and --params_override instead of gin"
         ) from error
 
 

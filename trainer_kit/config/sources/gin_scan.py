@@ -17,7 +17,7 @@ from trainer_kit.config.sources.config_files import read_text
 from trainer_kit.errors import ConfigError, Mistake
 
 PARAMS_FLAG = "--gin_params"
-_ADVICE = "values are Python's: words in quotes, True, False, None, numbers, lists"
+_ADVICE = "write values as in Python: words in quotes, True, False, None, numbers, lists"
 
 
 @dataclass(frozen=True)

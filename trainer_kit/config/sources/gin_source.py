@@ -183,10 +183,10 @@ class _Reading:
                 continue
             scopes = [scope for scope in gin_binding.scopes(selector) if scope]
             if binding.scope:
-                problem = f"nothing reads {binding.selector} in the scope {binding.scope}"
+                problem = f"no section reads {binding.selector} in the scope {binding.scope}"
                 advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
             else:
-                problem = "several sections have this class, and none of them is there"
+                problem = "several sections have this class, and none of them is set"
                 advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 

@@ -35,7 +35,7 @@ MOST_CHARACTERS = 2**20  # of a text; PyYAML takes some seconds for so many
 _MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for; PyYAML takes a second for them
 _MOST_LEVELS = 64
 _MOST_DIGITS = 300
-_TOO_LARGE = "a config is a few kilobytes; keep data in files of its own, and name them here"
+_TOO_LARGE = "a config is a few kilobytes; keep data in separate files, and name those files here"
 _LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 

@@ -163,10 +163,10 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_an_experiment_has_to_be_named_and_to_be_there() -> None:
-    with pytest.raises(UsageError, match="--experiment is needed"):
+    with pytest.raises(UsageError, match="--experiment must be specified"):
         parsing.parse_configuration(ParseConfigOptions(None, []))  # type: ignore[arg-type]
     for parse, told in (
-        (parsing.parse_configuration, r"none is called 'mokc'; did you mean mock\?"),
+        (parsing.parse_configuration, r"no experiment is called 'mokc'; did you mean mock\?"),
         (train_utils.parse_configuration, "never registered"),
     ):
         with pytest.raises(LookupError, match=told):

@@ -70,14 +70,14 @@ class ExperimentParser:
         """
         if self._flags_obj.experiment is None:
             raise UsageError(
-                "The flag --experiment must be specified. --experiment is needed: it names a registered experiment"
+                "The flag --experiment must be specified. Give the name of a registered experiment"
             )
         name = self._flags_obj.experiment
         try:
             return exp_factory.get_exp_config(name)
         except LookupError as error:
             raise UnknownExperimentError(
-                f"--experiment: none is called {name!r}; {suggestion(name, registered_names())}"
+                f"--experiment: no experiment is called {name!r}; {suggestion(name, registered_names())}"
             ) from error
 
     def parse_config_file(self, params: Any) -> Any:
