@@ -153,7 +153,7 @@ def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
-    with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer than a batch"):
+    with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer examples than a batch"):
         DatasetIterator(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
 
 

@@ -397,7 +397,7 @@ def test_a_transformation_that_was_never_tried_is_not_trusted() -> None:
             super().__init__(dataset, dataset._variant_tensor)
 
     method, reasons = _method(OddDataset(D.range(9)).batch(2))
-    assert method == "inexact" and "odd() is not known to come the same again" in reasons
+    assert method == "inexact" and "odd() is not known to give the same elements again" in reasons
 
 
 def test_with_op_determinism_parallel_random_numbers_are_the_same_after_skipping() -> None:

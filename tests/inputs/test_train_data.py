@@ -179,7 +179,7 @@ def test_a_shuffled_dataset_that_is_begun_again_is_told_of_or_refused_unless_its
         run.data.put_state(checkpoint)
         assert run.take(4) == whole[5:]
         run.data.put_state(checkpoint)
-        with pytest.raises(UsageError, match=r"the same dataset is begun again, and shuffle\(\) then draws another"):
+        with pytest.raises(UsageError, match=r"dataset is read a second time, and shuffle\(\) then draws another"):
             run.take(1)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run = _made(_shuffled, "given")
@@ -188,7 +188,7 @@ def test_a_shuffled_dataset_that_is_begun_again_is_told_of_or_refused_unless_its
         assert caplog.text == ""
         run.data.put_state(None)
         assert run.take(2) != whole[2:4]
-    assert "resume is not exact: the same dataset is begun again, and shuffle() then draws" in caplog.text
+    assert "resume is not exact: the same dataset is read a second time, and shuffle() then draws" in caplog.text
 
 
 def test_a_dataset_in_one_order_can_be_begun_again() -> None:
@@ -217,7 +217,7 @@ def test_a_distributed_dataset_is_told_of_at_its_first_iterator_once_and_begins_
         again = next(run.data.iterator())
     assert [record.getMessage() for record in caplog.records] == [
         "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so each start and each "
-        "rollback begins it anew; return the data from build_inputs instead"
+        "rollback reads it from its beginning; return the data from build_inputs instead"
     ]
     assert [part.numpy().tolist() for part in first.values] == [part.numpy().tolist() for part in again.values]
 

@@ -181,12 +181,13 @@ def missing_files_told(section: str, note: str = "") -> Iterator[None]:
 
 def no_batch(section: str) -> str:
     """Returns the message for a section of data without a batch."""
-    return f"task.{section} has no batch: no files, no examples, or fewer than a batch of them"
+    return f"task.{section} has no batch: it has no files, no examples, or fewer examples than a batch"
 
 
 def endless(section: str, steps_field: str) -> str:
     """Returns the message for validation data without end, all of which `steps_field` asks for."""
     return (
         f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to a number of "
-        f"batches, or let the data end: no repeat() in build_inputs, and task.{section}.is_training=false for a Source"
+        f"batches, or make the data end: remove repeat() from build_inputs, and set task.{section}.is_training=false "
+        "for a Source"
     )

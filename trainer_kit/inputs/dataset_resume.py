@@ -161,15 +161,15 @@ def resume_method(
     against_skip = list(_against_skip(seen, deterministic_ops))
     if against_skip:
         advice = (
-            "a resumed run may not be the same as one that was never stopped; return a Source, such as ArraySource or "
-            "TFRecordSource, from build_inputs to make it the same"
+            "a resumed run may not be the same as one that was never stopped; to make it the same, return a Source, "
+            "such as ArraySource or TFRecordSource, from build_inputs"
         )
         return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))
     against_saving = list(_against_saving(seen, no_iterator))
     if against_saving:
         advice = (
-            "a resumed run reads the data from its start and drops what was used; the longer it has run, the longer "
-            "that takes; a Source, such as ArraySource or TFRecordSource, goes to its place at once"
+            "a resumed run reads the data from its start and drops the batches that were used, which takes longer at "
+            "later steps; a Source, such as ArraySource or TFRecordSource, starts at the right batch at once"
         )
         return Resumption("skip", tuple(f"{section}: {line}" for line in (*against_saving, advice)))
     return Resumption("iterator")
@@ -242,7 +242,7 @@ def _against_skip(seen: Examination, deterministic_ops: bool) -> Iterator[str]:
     if seen.unseeded:
         yield f"{_listed(seen.unseeded)} has no seed; set one, or runtime.random_seed"
     if seen.unknown:
-        yield f"{_listed(seen.unknown)} is not known to come the same again"
+        yield f"{_listed(seen.unknown)} is not known to give the same elements again"
 
 
 def _against_saving(seen: Examination, no_iterator: str) -> Iterator[str]:

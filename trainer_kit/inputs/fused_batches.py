@@ -99,20 +99,20 @@ def tell_of_stacks(spec: Any, size: int, steps_per_loop: int) -> None:
     """
     if (taken := bytes_of(spec)) > _LARGE:
         _LOG.warning(
-            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next ones are read ahead; "
-            "fewer steps gain as much",
+            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next programs are read "
+            "ahead; a smaller number trains as fast",
             taken / 2**30,
         )
     if steps_per_loop % size:
         _LOG.warning(
-            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, and cut a program; make "
-            "trainer.steps_per_loop a multiple",
+            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the last program of a loop "
+            "runs fewer steps; make trainer.steps_per_loop a multiple of fuse_steps",
             *(size, steps_per_loop),
         )
     if any(part.shape.rank > 1 and part.shape[1] is None for part in tf.nest.flatten(spec)):
         _LOG.info(
-            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each; drop_remainder "
-            "makes them alike"
+            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each size; "
+            "drop_remainder=true makes all batches full"
         )
 
 

@@ -27,28 +27,28 @@ from trainer_kit.inputs.sources.tfrecords import reporting_damage
 
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
-    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback begins it "
-    "anew; {}"
+    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback reads it "
+    "from its beginning; {}"
 )
 _BEGUN_AGAIN = (
-    "task.train_data: resume is not exact: the same dataset is begun again, and {} then draws another order; return "
-    "the data from build_inputs, made anew by each call"
+    "task.train_data: resume is not exact: the same dataset is read a second time, and {} then draws another order; "
+    "let build_inputs make a new dataset at each call"
 )
 _BEFORE_IT_WAS_SET = (
-    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}; it begins "
-    "anew; return the data from build_inputs instead"
+    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}, so the "
+    "dataset is read from its beginning; return the data from build_inputs instead"
 )
 _AHEAD = (
     "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by reading the data from "
     "its start; make trainer.steps_per_loop and the intervals multiples of fuse_steps, or return a Source"
 )
 _TOO_SLOW = (
-    "task.train_data: the run stops before the batches that are being made are done, so this checkpoint is resumed by "
-    "reading the data from its start; where batches come slowly, choose fewer trainer.fuse_steps"
+    "task.train_data: the run stops while batches are still being made, so this checkpoint is resumed by reading the "
+    "data from its start; if batches come slowly, lower trainer.fuse_steps"
 )
 _FAILED_AHEAD = (
-    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to read it again, this "
-    "start reads the data from its start"
+    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to read that "
+    "batch again, this run reads the data from its start"
 )
 _GLANCE = 0.1  # seconds
 _SAVING = "data position"
@@ -135,7 +135,7 @@ class TrainData:
             except (tf.errors.OpError, AssertionError) as error:
                 raise StorageError(
                     f"{self._saved_iterator} does not hold the state of this data's iterator: {error}; if the data "
-                    "has changed, remove the files of that name: it is then read again from its start"
+                    "has changed, remove the files of that name: the data is then read from its start"
                 ) from error
         self._saved_iterator = ""
         return iterator
@@ -265,7 +265,7 @@ class TrainData:
         """Decides how a plain dataset gets back to its place."""
         no_iterator = "" if self._one_iterator else "an iterator over several replicas cannot be saved"
         if self._start.left_out:
-            no_iterator = "a batch is left out, which the state of an iterator does not tell"
+            no_iterator = "a batch is left out, which the state of an iterator does not record"
         found = resume_method(seen, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
         self._saves_iterator = found.method == "iterator"
         self._tell(found)

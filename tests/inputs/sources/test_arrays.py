@@ -278,7 +278,7 @@ def test_without_an_autotune_algorithm_nothing_is_tuned() -> None:
 
 
 def test_an_unknown_autotune_algorithm_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"autotune_algorithm: 'hil_climb' is none.*did you mean hill_climb"):
+    with pytest.raises(UsageError, match=r"autotune_algorithm: 'hil_climb' is not an .*did you mean hill_climb"):
         _source(_training(autotune_algorithm="hil_climb"))
 
 

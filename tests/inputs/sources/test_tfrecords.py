@@ -231,7 +231,7 @@ def test_errors_of_files_and_config_come_when_it_is_made(pattern: str, tmp_path:
         _source(f"{tmp_path}/*", _params())
     with pytest.raises(DataError, match="global_batch_size is 24, but there are 23 examples"):
         _source(pattern, _params(batch=24))
-    with pytest.raises(UsageError, match="autotune_algorithm: 'x' is none"):
+    with pytest.raises(UsageError, match="autotune_algorithm: 'x' is not an algorithm"):
         _source(pattern, _params(autotune_algorithm="x"))
     with pytest.raises(UsageError, match="batch 4 on 3 replicas leaves 1 over"):
         _source(pattern, _params()).at(0, tf.distribute.InputContext(1, 0, 3))

@@ -70,7 +70,7 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path) ->
 
 def test_data_that_begin_anew_are_told_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _run(_with_steps(3), tmp_path)
-    assert "anew; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
+    assert "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
 
 
 def test_the_averages_that_its_optimizer_keeps_are_saved_after_evaluations(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
 
     config = _with_steps(3)
     inner = theirs.create_trainer(config, task_factory.get_task(config.task), True, True, trainer_cls=Named)
-    with pytest.raises(UsageError, match="a checkpoint has task of its own; give your item another name"):
+    with pytest.raises(UsageError, match="every checkpoint already has a part named task; give your item another name"):
         adopted(inner)
 
 
@@ -159,5 +159,5 @@ def test_going_back_beyond_the_best_keeps_the_one_before(average: bool, tmp_path
 
 
 def test_what_cannot_be_driven_is_told() -> None:
-    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; give a"):
+    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; pass a"):
         adopted(SimpleNamespace(strategy=None))
