@@ -23,8 +23,8 @@ def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int)
             "the nearest that can be shared equally: 8 or 12",
         ),
         (3, 4, "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the nearest .* equally: 4$"),
-        (0, 4, "a batch of 0 examples is none; use 4 or a multiple of it"),
-        (0, 1, "a batch of 0 examples is none; use 1 or more"),
+        (0, 4, "a batch of 0 examples is empty; use 4 or a multiple of it"),
+        (0, 1, "a batch of 0 examples is empty; use 1 or more"),
     ],
 )
 def test_what_cannot_be_shared_names_the_nearest_that_can(batch: int, replicas: int, message: str) -> None:

@@ -61,7 +61,7 @@ def test_other_errors_are_not_taken_for_a_lost_worker(error: Exception) -> None:
 
 
 def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
-    with pytest.raises(PreemptedError, match=r"worker 1 is gone.*the same command goes on") as raised, peers_needed():
+    with pytest.raises(PreemptedError, match=r"worker 1 is gone.*the same command resumes") as raised, peers_needed():
         try:
             raise unavailable(UNHEALTHY)
         except tf.errors.OpError as error:

@@ -55,10 +55,10 @@ def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     monkeypatch.setattr(rendezvous, "_TELL_AFTER", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
-    while "not come" not in caplog.text:
+    while "not answered" not in caplog.text:
         assert thread.is_alive()
         time.sleep(0.05)
-    assert f"worker 1 at {second.tasks['worker'][1]} has not come" in caplog.text and "waiting" in caplog.text
+    assert f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text and "waiting" in caplog.text
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)
     assert not thread.is_alive()
@@ -87,7 +87,7 @@ def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> Non
 
 def test_a_worker_that_never_comes_ends_the_wait_by_name() -> None:
     first, second, _ = _clusters(3)
-    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not come"):
+    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not answered"):
         wait_for_workers(first, timeout_seconds=0.1)
     assert StalledError.exit_code == ExitCode.STALLED
     with socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2]))):

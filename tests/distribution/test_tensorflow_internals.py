@@ -84,7 +84,7 @@ def test_without_the_generator_of_seeds_nothing_changes_and_a_warning_says_so(
     assert _drawn(1) == whole[:1]
     seeds.__exit__(None, None, None)
     assert _drawn(1) == whole[1:]
-    assert "does not tell its generator of seeds" in caplog.text
+    assert "does not expose its seed generator" in caplog.text
 
 
 # ---- AutoGraph
@@ -222,7 +222,7 @@ def test_a_dataset_tells_its_inputs_and_the_graphs_of_its_functions() -> None:
 
 def test_a_dataset_that_does_not_tell_is_an_error_that_says_what_to_do() -> None:
     for ask in (internals.inputs_of, internals.functions_of):
-        with pytest.raises(TrainerKitError, match=r"does not tell what a object is made of .* return a Source"):
+        with pytest.raises(TrainerKitError, match=r"does not expose what a object is made of .* return a Source"):
             ask(object())
 
 

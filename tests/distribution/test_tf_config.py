@@ -83,14 +83,14 @@ def test_a_tf_config_without_cluster_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "index", "message"),
     [
-        ("a:1,b:1", -1, r"runtime\.task_index: -1 is not one of 2 worker\(s\); each worker needs its own, 0 to 1"),
+        ("a:1,b:1", -1, r"runtime\.task_index: -1 is not one of 2 worker\(s\); each needs its own index, 0 to 1"),
         ("a:1,b:1", 2, r"runtime\.task_index: 2 is not one of 2 worker\(s\)"),
         ("a:1", 1, r"runtime\.task_index: 1 is not one of 1 worker\(s\)"),
         ("a:1,b", 0, "runtime.worker_hosts: 'b' is not host:port"),
         ("a:1,,b:1", 0, "runtime.worker_hosts: '' is not host:port"),
         ("a:1,b:70000", 0, "'b:70000' is not host:port"),
         ("a:1,:5", 0, "':5' is not host:port"),
-        ("a:1,a:1", 0, "runtime.worker_hosts: 'a:1' is in it twice"),
+        ("a:1,a:1", 0, "runtime.worker_hosts: 'a:1' is listed twice"),
     ],
 )
 def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, index: int, message: str) -> None:
@@ -104,7 +104,7 @@ def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, in
     ("text", "message"),
     [
         ("{", "TF_CONFIG: it is not JSON"),
-        ("[1]", "TF_CONFIG: it is a list, not an object"),
+        ("[1]", "TF_CONFIG: it is a list, not a JSON object"),
         ('{"cluster": ["a:1"]}', "TF_CONFIG: 'cluster' is .* not lists of addresses by task type"),
         ('{"cluster": {"worker": "a:1"}}', "not lists of addresses"),
         ('{"cluster": {"worker": ["a:1"]}, "task": 3}', "TF_CONFIG: 'task' is 3, without the type and index"),

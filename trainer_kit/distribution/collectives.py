@@ -31,8 +31,9 @@ def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strat
         raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) == 1:
         _LOG.warning(
-            "multi_worker_mirrored trains with one worker: no cluster of several is known; give all workers the same "
-            "runtime.worker_hosts (host:port of each, with commas) and each its runtime.task_index, or set TF_CONFIG"
+            "multi_worker_mirrored trains with one worker, because no other workers are configured; give all workers "
+            "the same runtime.worker_hosts (host:port of each, separated by commas) and each its own "
+            "runtime.task_index, or set TF_CONFIG"
         )
     return strategy
 

@@ -103,8 +103,8 @@ def _split_cpu(count: int) -> None:
         mistake = Mistake(
             "runtime.virtual_cpus",
             f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of {count}",
-            f"{NOT_AT_IMPORT}; in a program of your own call configure_devices before anything else of TensorFlow, or "
-            "run this in a process of its own",
+            f"{NOT_AT_IMPORT}; in your own program call configure_devices before any other use of TensorFlow, or run "
+            "this in a new process",
         )
         raise ConfigError([mistake]) from error
 

@@ -22,7 +22,7 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if global_batch_size < 1:
         advice = f"use {num_replicas} or a multiple of it" if num_replicas > 1 else "use 1 or more"
-        raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is none", advice)])
+        raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)])
     if rest:
         nearest = [str(count * num_replicas) for count in (per_replica, per_replica + 1) if count]
         problem = f"batch {global_batch_size} on {num_replicas} replicas leaves {rest} over"

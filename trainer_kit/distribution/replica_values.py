@@ -80,8 +80,8 @@ class ReplicasState:
         own = own_to_each_replica(self._variables(), self._strategy)
         if own and state is not None and not put_replica_values(own, self._strategy, state):
             _LOG.warning(
-                "there were other replicas before: each goes on with what the first one had, such as the moving "
-                "averages of batch normalization"
+                "the checkpoint was saved on other replicas: each replica continues with the values of the first one, "
+                "such as the moving averages of batch normalization"
             )
 
 

@@ -60,7 +60,7 @@ def operation_seeds_from_the_start() -> Iterator[None]:
         kept = None if seed is None else eager._rng  # there is none before a seed is set
     except (ImportError, AttributeError) as error:
         _LOG.warning(
-            "TensorFlow %s does not tell its generator of seeds (%s): shuffles and random operations of the data "
+            "TensorFlow %s does not expose its seed generator (%s): shuffles and random operations of the data "
             "without a seed of their own may differ after a rollback; give them seeds",
             *(tf.__version__, error),
         )
@@ -249,6 +249,7 @@ def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:
 
 def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
     return TrainerKitError(
-        f"TensorFlow {tf.__version__} does not tell what a {type(dataset).__name__} is made of ({error}), so nothing "
-        "can be said about resuming; use the TensorFlow of requirements.lock, or return a Source such as ArraySource"
+        f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of ({error}), so "
+        "trainer_kit cannot check whether a resume is exact; install the TensorFlow of requirements.lock, or return a "
+        "Source such as ArraySource"
     )

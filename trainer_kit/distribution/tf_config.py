@@ -89,7 +89,7 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
         raise _mistake(
             "runtime.task_index",
             f"{task_index} is not one of {len(workers)} worker(s)",
-            f"each worker needs its own, 0 to {len(workers) - 1}, in the order of runtime.worker_hosts",
+            f"each needs its own index, 0 to {len(workers) - 1}, in the order of runtime.worker_hosts",
         )
     cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
@@ -138,7 +138,7 @@ def read_cluster() -> Cluster | None:
     except json.JSONDecodeError as error:
         raise _bad_tf_config(f"it is not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise _bad_tf_config(f"it is a {type(content).__name__}, not an object")
+        raise _bad_tf_config(f"it is a {type(content).__name__}, not a JSON object")
     if not content.get("cluster"):
         return None
     tasks = _tasks(content["cluster"])
@@ -158,9 +158,9 @@ def _addresses(worker_hosts: str) -> tuple[str, ...]:
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "such as 'a:2222,b:2222'")
+            raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "write them like 'a:2222,b:2222'")
         if addresses.count(address) > 1:
-            raise _mistake("runtime.worker_hosts", f"{address!r} is in it twice", "each worker needs its own address")
+            raise _mistake("runtime.worker_hosts", f"{address!r} is listed twice", "each worker needs its own address")
     return addresses
 
 

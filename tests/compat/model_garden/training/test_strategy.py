@@ -94,7 +94,7 @@ def test_a_number_of_gpus_may_be_one_of_numpy() -> None:
 
 def test_gpus_that_are_not_there_are_an_error_at_once() -> None:
     there = len(tf.config.list_physical_devices("GPU"))
-    with pytest.raises(ConfigError, match=rf"{there + 2} asked for, but TensorFlow sees"):
+    with pytest.raises(ConfigError, match=rf"the config requests {there + 2}, but TensorFlow sees"):
         get_distribution_strategy("mirrored", num_gpus=there + 2)
 
 
