@@ -205,7 +205,7 @@ def test_a_variable_without_a_gradient_is_named_once_and_kept(optimization: Conf
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         step(), step()
-    assert [str(w.message) for w in caught] == ["no gradient, so not trained: unused"]
+    assert [str(w.message) for w in caught] == ["these variables have no gradient and are not trained: unused"]
     assert (used.numpy(), unused.numpy()) == (pytest.approx(0.71), 1.0)
     apply_gradients(optimizer, [(tf.ones(1), used), (tf.ones(1), unused)])
     assert unused.numpy() == pytest.approx(0.9)

@@ -187,7 +187,7 @@ def test_nothing_to_average_and_variables_of_another_strategy_are_refused(replic
         MovingAverage([], EMAConfig())
     with replicas(2).scope():
         weights = keras.Variable([1.0], name="w")
-    with pytest.raises(UsageError, match=r"belongs to another strategy; make the average in that one's scope"):
+    with pytest.raises(UsageError, match=r"to another strategy; make the average in the scope of that strategy"):
         MovingAverage([weights], EMAConfig())
 
 

@@ -169,7 +169,8 @@ def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
             "inside the GradientTape, and differentiate by the model's trainable variables"
         )
     if missing:
-        warnings.warn(f"no gradient, so not trained: {missing}", stacklevel=1)  # the text makes it appear once
+        # Python shows a text once.
+        warnings.warn(f"these variables have no gradient and are not trained: {missing}", stacklevel=1)
     return present
 
 

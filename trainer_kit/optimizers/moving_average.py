@@ -51,7 +51,9 @@ class MovingAverage:
         self._sources = [_native(variable) for variable in variables]
         for source in self._sources:
             if not self._strategy.extended.variable_created_in_scope(source):
-                raise UsageError(f"{source.name} belongs to another strategy; make the average in that one's scope")
+                raise UsageError(
+                    f"{source.name} belongs to another strategy; make the average in the scope of that strategy"
+                )
         self._averages = [
             tf.Variable(tf.convert_to_tensor(source), trainable=False, name=f"average_{index}")
             for index, source in enumerate(self._sources)

@@ -57,7 +57,8 @@ class DecayRule:
         """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
-                _log.warning("weight decay: %r finds none of the variables %s", pattern, ", ".join(paths[:8]))
+                shown = ", ".join(paths[:8])
+                _log.warning("weight decay: the pattern %r matches none of the variables %s", pattern, shown)
 
 
 def variable_path(variable: Any) -> str:

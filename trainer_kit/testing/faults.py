@@ -59,7 +59,7 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
     if point not in WRITE_POINTS:
         raise UsageError(f"there is no write point {point!r}; {suggestion(point, WRITE_POINTS)}")
     if occurrence < 1:
-        raise UsageError(f"occurrence: {occurrence} is not 1 or more")
+        raise UsageError(f"occurrence is {occurrence}; use 1 or more")
     lock, count = threading.Lock(), 0
 
     def reached(name: str, path: str) -> None:

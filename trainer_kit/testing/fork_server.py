@@ -144,7 +144,7 @@ class ForkServer:
           UsageError: for another name than "train".
         """
         if isinstance(function, str) and function != TRAIN:
-            raise UsageError(f"{function!r} is no run; there are: {TRAIN!r}, and functions")
+            raise UsageError(f"{function!r} is not a run; give {TRAIN!r} or a function")
         output = os.path.join(self._folder, f"{next(self._numbers)}.txt")
         process = self._context.Process(target=_run, args=(output, folder, function, arguments), daemon=False)
         with _ASKING:
