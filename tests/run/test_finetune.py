@@ -284,9 +284,9 @@ def test_a_damaged_checkpoint_is_left_out(pretrained: Path, tmp_path: Path, capl
 
 def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
-    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: there is no such folder"):
+    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: the folder does not exist"):
         launch(config, MODE, str(tmp_path / "run"))
-    assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (there is no such folder)" in caplog.text
+    assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (the folder does not exist)" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 

@@ -83,7 +83,7 @@ def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar
 @pytest.mark.parametrize(
     ("mode", "profile", "told"),
     [
-        ("train", "10", "--profile: '10' is no window of steps; write the first and the last one, as in 10:20"),
+        ("train", "10", "--profile: '10' is not a window of steps; write the first and the last step, as in 10:20"),
         ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
         ("eval", "1:5", "--profile: it traces training steps, but the mode eval does not train; leave it out"),
     ],

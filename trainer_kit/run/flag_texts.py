@@ -1,4 +1,4 @@
-"""What the flags of `python -m trainer_kit.train` mean: the one table of them, and the text of --help."""
+"""The table of the flags of `python -m trainer_kit.train` with their meanings, and the text of --help."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class FlagText:
-    """A flag as a reader meets it.
+    """The text of a flag in --help.
 
     Attributes:
-      value: What stands for its value, such as FILE; empty for a switch.
-      sentence: What it does.
-      default: Its value when it is not given; None if it has none.
+      value: The placeholder of its value, such as FILE; empty for a switch.
+      sentence: A sentence that says what the flag does.
+      default: The value without the flag; None if it has no default.
       kind: text; repeated, each use adds a value; count, a number of 0 or more; step; switch; absl: defined by absl.
     """
 
@@ -100,7 +100,7 @@ SOURCES_NOTE = (
 
 
 def help_text() -> str:
-    """Returns the text of --help: two commands to copy, then the flags and the modes."""
+    """Returns the text of --help: two commands to copy, the flags and the modes."""
     lines = [line for comment, command in EXAMPLES.items() for line in (f"  # {comment}", f"  {command}", "")]
     lines += ["flags:"]
     for name, flag in FLAGS.items():
@@ -112,14 +112,14 @@ def help_text() -> str:
 
 
 def usage(name: str) -> str:
-    """Returns how a flag is written: --model_dir=FOLDER."""
+    """Returns a flag as it is written on the command line, such as --model_dir=FOLDER."""
     if name == "help":
         return "--help, -h"
     return f"--{name}={FLAGS[name].value}" if FLAGS[name].value else f"--{name}"
 
 
 def described(name: str) -> str:
-    """Returns the sentence of a flag, with whether it is needed, or its default if it has one that says something."""
+    """Returns the sentence of a flag, and whether it is required or which default it has."""
     flag = FLAGS[name]
     more = " Required." if name in NEEDED else ""
     if flag.default and flag.kind != "switch":
