@@ -1,4 +1,4 @@
-"""Callbacks by name, as a config names them: `trainer.callbacks: [{name: samples, args: {every: 100}}]`."""
+"""Makes callbacks from their names in a config: `trainer.callbacks: [{name: samples, args: {every: 100}}]`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
     """Returns a decorator that registers a subclass of Callback under `name`, for `trainer.callbacks`.
 
     Raises:
-      UsageError: when the name is taken, or the class is no subclass of Callback.
+      UsageError: when the name is taken, or the class is not a subclass of Callback.
     """
 
     def register(callback: Any) -> Any:
@@ -36,19 +36,19 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
 
 
 def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
-    """Returns the callbacks that a config names, in its order.
+    """Returns new callbacks for the entries of trainer.callbacks, in their order.
 
     Raises:
-      UsageError: when no callback has the name, or its class does not take the arguments.
+      UsageError: when no callback has such a name, or its class does not accept the arguments.
     """
     return [_made(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns the callbacks that a caller has given, as a list.
+    """Returns the caller's callbacks as a list.
 
     Raises:
-      UsageError: for what is no list of Callback objects.
+      UsageError: when the argument is not a list of Callback objects.
     """
     if callbacks is None:
         return []
@@ -63,7 +63,7 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
 
 
 def instead_of(given: Any) -> str:
-    """Returns what to do with something that is no Callback object."""
+    """Returns advice for an object that is not a Callback."""
     if kind := keras_callback(given):
         instead = INSTEAD.get(kind, "write a trainer_kit.Callback")
         return f": {kind} is a Keras callback, and Keras callbacks are not supported; {instead}"

@@ -1,4 +1,4 @@
-"""KeepExecutor: a run keeps to the executor that runtime.executor=auto has chosen before its first step."""
+"""KeepExecutor: makes a resumed run use the executor that runtime.executor=auto chose before its first step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from trainer_kit.process.run_directory import RunDirectory, kept_executor
 
 
 class KeepExecutor(Callback):
-    """Takes the executor of training loops from the manifest of the run, or notes there what the trainer has chosen.
+    """Reads the executor of training loops from the run's manifest, or records there the one that the trainer chose.
 
-    Only single devices have a choice, so that several workers need not agree.
+    Only runs on a single device have a choice, so several workers never have to agree.
 
     Args:
-      directory: of the run.
+      directory: The run's directory.
     """
 
     name = "executor"
@@ -24,13 +24,13 @@ class KeepExecutor(Callback):
         self._directory, self._noted = directory, ""
 
     def run_begin(self, run: Run) -> None:
-        """Gives the trainer the executor that the run was begun with."""
+        """Sets the trainer's executor to the one that the run started with."""
         self._noted = kept_executor(self._directory.path) or ""
         if self._noted and run.trainer.executor == "auto":
             run.trainer.executor = self._noted
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Notes the executor once it is chosen. A run that is killed before this chooses the same one again."""
+        """Records the executor once it is chosen. A run that is killed before that chooses the same one again."""
         del logs
         if run.trainer.executor not in ("auto", self._noted):
             self._noted = run.trainer.executor

@@ -1,4 +1,4 @@
-"""Whether what was given as actions can be called as such, before a run begins."""
+"""Checks train_actions and eval_actions before a run begins."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ INSTEAD = {
 
 
 def checked_actions(train_actions: Any, eval_actions: Any) -> tuple[list[Any], list[Any]]:
-    """Returns both as lists, which can be gone through more than once; None is an empty one.
+    """Returns both arguments as lists, even if they were iterators; None becomes an empty list.
 
     Raises:
-      UsageError: for a Keras callback, with what to use instead; for what cannot be called; for what is no iterable.
+      UsageError: for a Keras callback, naming what to use instead; for an action that cannot be called; for an
+        argument that is not iterable.
     """
     return _listed("train_actions", train_actions), _listed("eval_actions", eval_actions)
 
@@ -44,7 +45,7 @@ def _listed(name: str, actions: Any) -> list[Any]:
 
 
 def keras_callback(action: Any) -> str:
-    """Returns the name of the Keras callback that an action, or a class given as one, is; "" if it is none."""
+    """Returns the name of the Keras callback that `action`, an object or a class, is; "" if it is not one."""
     kind = action if isinstance(action, type) else type(action)
     for one in kind.__mro__:
         if one.__name__ == "Callback" and one.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow"):

@@ -154,5 +154,5 @@ def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
         def train(self, num_steps: Any) -> None: ...
 
     config = tiny_experiment()
-    with pytest.raises(UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer, or"):
+    with pytest.raises(UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"):
         run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path), trainer=Plain())  # type: ignore[arg-type]

@@ -19,11 +19,11 @@ MOST_FLOPS = 8_000_000
 
 @dataclass(frozen=True)
 class ExecutorChoice:
-    """An executor for the training loop, and why.
+    """An executor for the training loop, and the reason for the choice.
 
     Attributes:
       name: default or single_threaded.
-      reason: for the log.
+      reason: The reason, for the log.
     """
 
     name: str
@@ -31,16 +31,16 @@ class ExecutorChoice:
 
 
 def loop_for_one_device(make: Callable[[], Any], iterator: Any, weights: Sequence[Any], batch_size: int) -> Any:
-    """Returns a training loop and the choice of the executor that it is traced for. Eager, on the host.
+    """Returns a training loop and the executor that it is traced for. Eager, on the host.
 
-    TensorFlow traces branches and loops in another form for one thread, so a loop is traced for the executor that runs
-    it. A loop whose weights are few is traced for one thread first.
+    TensorFlow traces branches and loops differently for one thread, so a loop is traced for the executor that runs it.
+    A loop with few weights is traced for one thread first.
 
     Args:
-      make: returns a loop that is not traced yet; its method `graph` takes an iterator.
-      iterator: over the training data.
-      weights: the trainable variables.
-      batch_size: examples in a step.
+      make: A function that returns a new, untraced loop; its method `graph` takes an iterator.
+      iterator: An iterator over the training data.
+      weights: The trainable variables.
+      batch_size: The number of examples in a step.
 
     Returns:
       (loop, ExecutorChoice)
@@ -54,11 +54,11 @@ def loop_for_one_device(make: Callable[[], Any], iterator: Any, weights: Sequenc
 
 
 def executor_by_weights(weights: Sequence[Any], batch_size: int) -> ExecutorChoice | None:
-    """Chooses the default executor where the weights alone tell that a step is large; None: they do not tell.
+    """Chooses the default executor if the weights alone show that a step is large; returns None if they do not.
 
     Args:
-      weights: the trainable variables.
-      batch_size: examples in a step.
+      weights: The trainable variables.
+      batch_size: The number of examples in a step.
     """
     # A weight of a matrix takes two operations for each example forward, and four backward.
     least = 6 * batch_size * sum(math.prod(weight.shape) for weight in weights if len(weight.shape) > 1)
@@ -66,11 +66,11 @@ def executor_by_weights(weights: Sequence[Any], batch_size: int) -> ExecutorChoi
 
 
 def executor_by_graph(graph: tf.Graph | None, batch_size: int) -> ExecutorChoice:
-    """Chooses by the floating-point operations in a traced training step; runs nothing. Eager, on the host.
+    """Chooses an executor by the floating-point operations of a traced training step; runs nothing. Eager.
 
     Args:
-      graph: of the training loop; None: it is not compiled.
-      batch_size: examples in a step.
+      graph: The graph of the training loop; None: the loop is not compiled.
+      batch_size: The number of examples in a step.
     """
     if graph is None:
         return ExecutorChoice("default", "the training loop is not compiled")

@@ -1,4 +1,4 @@
-"""NewLoops: makes the training loops of a trainer, and chooses what runs them."""
+"""NewLoops: creates the training loops of a trainer, and chooses the executor that runs them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class NewLoops:
-    """Makes training loops that are not traced yet, and traces one before its first step. In the strategy's scope.
+    """Creates training loops, and traces a loop before its first step. Created in the scope of the strategy.
 
     Args:
-      config: of the trainer.
-      reset: called first in each loop, in graph; resets metrics.
-      step: takes the iterator and does one training step.
-      results: returns the logs of the loop.
-      stop_flag: ends a loop before its next step.
-      global_step: int64 scalar.
-      fuse_steps: how many steps are one program of XLA; 1: none is.
+      config: The experiment's config.
+      reset: A function that resets the metrics; called first in each loop, in graph.
+      step: A function of the iterator that runs one training step.
+      results: A function that returns the logs of the loop.
+      stop_flag: The StopFlag, which ends a loop before its next step.
+      global_step: The global step, an int64 scalar.
+      fuse_steps: The number of steps in one XLA program; 1: steps are not fused.
 
     Attributes:
-      fuse_steps: as given.
-      stack: the batches of fused steps that a loop has left for the next.
+      fuse_steps: The argument.
+      stack: The batches of fused steps that a loop has not used, for the next loop.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class NewLoops:
 
     @property
     def executor(self) -> str:
-        """The executor that the config asks for; auto only where there is a choice."""
+        """The executor that the config names; auto only if this trainer has a choice."""
         name: str = getattr(self._config.runtime, "executor", "default")
         return name if name != "auto" or self._one_device else "default"
 
     def make(self) -> TrainLoop | FusedLoop:
-        """Returns a loop that is not traced yet."""
+        """Returns a new loop that is not traced yet."""
         if self.fuse_steps > 1:
             return FusedLoop(*self._parts, self.stack, self.fuse_steps)
         return TrainLoop(
@@ -77,14 +77,14 @@ class NewLoops:
         weights: Sequence[Any],
         look_into: Callable[[tf.Graph | None], None],
     ) -> tuple[TrainLoop | FusedLoop, str]:
-        """Returns a loop whose graph was made and looked into, and the executor that it was made for. Eager.
+        """Returns a loop that has been traced and searched, and the executor that it was traced for. Eager.
 
         Args:
-          loop: that `make` has returned.
-          iterator: over the training data.
-          chosen: the executor; auto: it is chosen by the size of a step.
-          weights: the trainable variables.
-          look_into: called with the graph; None where the loop is not compiled.
+          loop: A loop that `make` has returned.
+          iterator: An iterator over the training data.
+          chosen: The executor; auto: it is chosen by the size of a step.
+          weights: The trainable variables.
+          look_into: A function that is called with the graph, or with None if the loop is not compiled.
         """
         if chosen == "auto":
             data = getattr(self._config.task, "train_data", None)
