@@ -1,4 +1,4 @@
-"""The files of a run: who writes each, when, and what is in it. The one table of them."""
+"""The table of the files of a run: who writes each, when, and what is in it."""
 
 from __future__ import annotations
 
