@@ -1,4 +1,4 @@
-"""What every Source does alike with DataConfig: prefetching, tf.data's options, and fields that it does not read."""
+"""What all Sources share: prefetching, tf.data's options, and a warning about fields that they do not read."""
 
 from __future__ import annotations
 
@@ -47,9 +47,12 @@ def finished(batches: tf.data.Dataset, params: DataConfig, options: tf.data.Opti
 
 
 def warning_of_unread(reader: str, params: DataConfig, read: Collection[str]) -> str:
-    """Returns a warning of the fields that are set and that neither every Source nor `reader` reads; "" if none is.
+    """Returns a warning about fields that differ from their defaults and that `reader` does not read; "" if none does.
 
-    A field that differs from its default was set for a purpose.
+    Args:
+      reader: The name of the Source, for the message.
+      params: The data's section of the config.
+      read: The fields that this Source reads in addition to those that all Sources read.
     """
     defaults = DataConfig()
     others = [name for name in defaults.as_dict() if name not in _READ and name not in read]
