@@ -1,6 +1,6 @@
-"""Several processes that train together: how many there are, and agreement among them.
+"""The workers that train together: their number, their roles, and collective operations among them.
 
-What agrees is a sum over all workers, a collective operation: all of them have to call it, in the same order.
+Each operation is a sum over all workers: all of them have to call it, in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAST_WORDS = 1.0  # seconds
 
 
 def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
-    """Returns the strategy of a run: the given one, or the current one; warns when several workers are but one.
+    """Returns `given`, or else the current strategy; warns when a multi-worker strategy has only one worker.
 
     Raises:
       UsageError: for parameter servers.
@@ -39,7 +39,7 @@ def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strat
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many processes run the same program in step; 1 for everything but multi-worker strategies."""
+    """Returns the number of workers that train together; 1 for all but multi-worker strategies."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 1
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
@@ -47,7 +47,7 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """Returns which of them this process is, from 0, the chief."""
+    """Returns the index of this process among the workers; 0 is the chief."""
     if worker_count(strategy) == 1:
         return 0
     resolver = strategy.cluster_resolver
@@ -61,12 +61,12 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def chiefs_text(strategy: tf.distribute.Strategy, text: str) -> str:
-    """Returns the text that the chief has called this with, on every worker."""
+    """Returns the chief's `text` on every worker."""
     return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of what each worker gives, on every worker; in graph, in cross-replica context."""
+    """Returns the sum of the workers' values, on every worker; in graph, in cross-replica context."""
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
     def own() -> tf.Tensor:
@@ -77,14 +77,14 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
 
 
 def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
-    """Returns the number that the chief has called this with, on every worker."""
+    """Returns the chief's `number` on every worker."""
     return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
-    """Returns when all workers have come here, so that none of them is done before the others.
+    """Blocks until all workers have reached this call.
 
-    The first one to exit would take the last sum from a slower one that still receives it.
+    Without it, a worker that exits first would interrupt the last sum of a slower worker.
     """
     if worker_count(strategy) > 1:
         broadcast_from_chief(strategy, 0)
@@ -92,7 +92,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
 
 
 def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns what each worker has called this with, in their order, on every worker."""
+    """Returns the `text` of each worker, in the order of the workers, on every worker."""
     count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
     lengths = np.zeros(count, np.int64)
     lengths[index] = len(data)

@@ -23,8 +23,8 @@ def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | 
     """Sets up devices as `runtime` says; eager, on the host, before TensorFlow is used. May be called again.
 
     Args:
-      runtime: the config's section.
-      kept_threads: the thread counts that the run was started with, as `thread_counts` returned them.
+      runtime: The config's section runtime.
+      kept_threads: The thread counts at the run's first start, as `thread_counts` returned them.
 
     Raises the limit of memory arenas, splits the CPU (virtual_cpus), lets GPUs grow their memory, sets
     TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and cuDNN's batch normalisation, and runs functions eagerly or with

@@ -26,16 +26,16 @@ _TELL_AFTER = 10.0  # seconds, and twice as long each time
 
 
 def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> None:
-    """Returns when every worker of the cluster has answered at its address; any signal's handler may end it.
+    """Blocks until every worker of the cluster has answered at its address; any signal's handler may end the wait.
 
-    Warns after ten seconds, and then ever more rarely, which workers have not come.
+    After ten seconds, and then less and less often, a warning names the workers that have not answered.
 
     Args:
-      cluster: with this process in it.
-      timeout_seconds: how long to wait; None: without an end.
+      cluster: The cluster of this process.
+      timeout_seconds: How long to wait; None means without an end.
 
     Raises:
-      StalledError: when the time is over; it names the workers that have not come.
+      StalledError: when the time is over; the message names the workers that have not answered.
     """
     addresses = {
         (job, index): address for job in ("chief", "worker") for index, address in enumerate(cluster.tasks.get(job, ()))
@@ -68,7 +68,7 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
 
 @contextlib.contextmanager
 def _listening(address: str) -> Iterator[None]:
-    """Answers at the port of `address`; where that cannot be, TensorFlow will say why, or knows better."""
+    """Answers at the port of `address`; if the port cannot be opened, TensorFlow reports why later."""
     port = address.rpartition(":")[2]
     try:
         server = socket.create_server(("", int(port)))

@@ -37,11 +37,11 @@ def create_strategy(
     Args:
       runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu are used; the
         workers are those of TF_CONFIG (see `configure_cluster`).
-      hang_timeout_seconds: how long to wait for the other workers of a cluster; None: without an end.
+      hang_timeout_seconds: How long to wait for the other workers of a cluster; None means without an end.
 
     Raises:
-      ConfigError: when the machine has not what was asked for; it names what there is.
-      StalledError: when a worker has not come in time.
+      ConfigError: when the machine lacks the requested devices; the message names those that it has.
+      StalledError: when a worker has not answered in time.
     """
     machine = Machine(
         gpus=_count_gpus(),

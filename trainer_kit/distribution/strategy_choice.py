@@ -1,4 +1,4 @@
-"""Which strategy fits what was asked for and what the machine has; pure, and without TensorFlow."""
+"""Chooses the strategy that fits the config and the machine; pure, and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is to train on.
+    """The devices and workers to train on.
 
     Attributes:
       gpus: how many GPUs this machine has.
@@ -34,7 +34,7 @@ def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
     a TPU, then other workers, then several GPUs; else `off`.
 
     Raises:
-      ConfigError: when the machine has not what was asked for.
+      ConfigError: when the machine lacks what the config asks for.
     """
     asked = runtime.distribution_strategy
     policy = _automatic(runtime, machine) if asked == "auto" else asked
