@@ -42,7 +42,7 @@ def test_the_choice_is_in_the_manifest_and_a_resume_keeps_it(tmp_path: Path) -> 
     assert _train(tmp_path, 8) == "default"
 
 
-def test_a_run_that_an_earlier_release_began_goes_on_with_the_default(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_release_keeps_the_default(tmp_path: Path) -> None:
     _train(tmp_path, 4, executor="default")
     old = _manifest(tmp_path)
     del old["executor"]
@@ -51,7 +51,7 @@ def test_a_run_that_an_earlier_release_began_goes_on_with_the_default(tmp_path: 
     assert _train(tmp_path, 12) == "default"
 
 
-def test_the_executor_that_was_chosen_may_be_named_and_another_one_not(tmp_path: Path) -> None:
+def test_the_config_may_name_only_the_chosen_executor(tmp_path: Path) -> None:
     _train(tmp_path, 4)
     assert _train(tmp_path, 8, executor="single_threaded") == "single_threaded"
     with pytest.raises(ConfigError, match=r"runtime\.executor: was 'single_threaded'"):

@@ -76,7 +76,7 @@ def test_evaluations_of_one_step_are_one_report() -> None:
     assert report.steps_per_second is None
 
 
-def test_a_loop_is_reported_although_another_callback_fails_at_its_end() -> None:
+def test_a_loop_is_reported_when_another_callback_fails() -> None:
     kept, run = _Kept(), _run()
     reports = Reports(kept)
     for _ in range(2):

@@ -124,7 +124,7 @@ def test_a_loop_that_counts_back_is_an_error(tmp_path: Path) -> None:
         _run(_CountsBack, tmp_path)
 
 
-def test_a_controller_of_orbit_ends_too_when_nothing_is_counted_or_a_stop_was_asked_for(tmp_path: Path) -> None:
+def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> None:
     with pytest.raises(TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"):
         _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
     with pytest.raises(DataError, match="ended at step 13"):
