@@ -123,7 +123,7 @@ class EarlyStopping(Callback):
         options = self._options
         done = [one for one in self._evaluations(options) if one[0] <= step]
         now = standing(done, options.metric_comp, options.min_delta, options.start_step)
-        return _told(options, now) if now.without >= options.patience else ""
+        return _stop_reason(options, now) if now.without >= options.patience else ""
 
     def _check(self, run: Run) -> None:
         if reason := self.reason(run.step):
@@ -174,7 +174,7 @@ def _values(records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig) 
     return [(step, flat[step].get(options.metric, math.nan)) for step in sorted(flat)]
 
 
-def _told(options: EarlyStoppingConfig, now: Standing) -> str:
+def _stop_reason(options: EarlyStoppingConfig, now: Standing) -> str:
     where = f" of {options.eval_name}" if options.eval_name else ""
     much = f" by more than {options.min_delta:g}" if options.min_delta else ""
     before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""

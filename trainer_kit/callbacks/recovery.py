@@ -89,8 +89,8 @@ class Recovery(Callback):
     def rewound(self, run: Run, step: int) -> None:
         """Applies the change of recovery_policy after the run has gone back."""
         change, self._change_after_rewind = self._change_after_rewind, lambda: ""
-        if told := change():
-            _LOG.warning("training resumes from step %d; %s", step, told)
+        if description := change():
+            _LOG.warning("training resumes from step %d; %s", step, description)
 
     def restore_checkpoint(self, path: str) -> int:
         """Restores the checkpoint at `path` and returns its step; eager, in scope."""
@@ -132,7 +132,7 @@ class Recovery(Callback):
             _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
             path = self._manager.discard(path)
         source = self._manager.source
-        raise DivergedError(f"every checkpoint in {source} holds values that are not finite, so the run cannot go back")
+        raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
 
     def _give_up(self, error: DivergedError, begun: int, end: int) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""

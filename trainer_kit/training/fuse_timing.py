@@ -93,7 +93,7 @@ class FuseTimer:
           DataError: when the training data ends.
         """
         fused = self._create(fuse_steps)
-        with _refusals_told(fuse_steps):
+        with _raising_refusals(fuse_steps):
             _train(fused, 1)
         rounds = [
             FuseTiming(fuse_steps, self._rate(fused, fuse_steps), self._rate(self._separate, fuse_steps))
@@ -137,7 +137,7 @@ def _train(trainer: Any, steps: int) -> None:
 
 
 @contextlib.contextmanager
-def _refusals_told(fuse_steps: int) -> Iterator[None]:
+def _raising_refusals(fuse_steps: int) -> Iterator[None]:
     """Turns refusals of XLA into CannotFuseError; other errors pass through."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""After an error in a training step: what is saved, what is lost, and a run that goes on ends with the same bits."""
+"""After an error in a training step: what is saved and lost, and that a resumed run ends with the same bits."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from trainer_kit.inputs.train_data import open_whole
 from trainer_kit.process.error_report import described
 
 # The data has ended, or another worker is gone: errors that are not about batches or models.
-_OF_OTHERS = (
+_NOT_ABOUT_BATCHES = (
     StopIteration,
     tf.errors.OutOfRangeError,
     tf.errors.UnavailableError,
@@ -146,7 +146,7 @@ def batch_described(section: str, spec: Callable[[], Any], task: Any, model: Any
     try:
         yield
     except Exception as error:
-        if explained(error) is None and not isinstance(error, _OF_OTHERS):
+        if explained(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
             with contextlib.suppress(Exception):
                 add_note(error, "\n".join(_described_batch(section, one_replica(spec()), task, model)))
         raise
