@@ -60,7 +60,7 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
 
 
 def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") -> None:
-    """Replaces the file at `path` by `value` as indented JSON, atomically; writes NaN and infinity as JavaScript does."""
+    """Replaces the file at `path` by `value` as indented JSON, atomically; NaN and infinity are as in JavaScript."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
 
 

@@ -100,7 +100,7 @@ class RunDirectory:
             "random_seed": config.runtime.random_seed,
             "executor": _executor(before, config),
         }
-        _tell_differences(before, record)
+        _warn_of_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
@@ -240,8 +240,8 @@ def _adopted_run_id(model_dir: str) -> str:
 def kept_threads(model_dir: str) -> dict[str, int] | None:
     """Returns the thread counts that the run in `model_dir` was started with; None without a record of them."""
     threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
-    whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
-    return threads if whole else None
+    valid = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
+    return threads if valid else None
 
 
 def kept_fuse_steps(model_dir: str) -> int | None:
@@ -275,7 +275,7 @@ def has_begun(model_dir: str) -> bool:
     return any(glob.glob(os.path.join(inside, what)) for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml"))
 
 
-def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _warn_of_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Warns when a run resumes with other versions, platform or threads, since its last bits may then differ."""
     for name in ("python", "platform", "packages", "threads"):
         if before and before.get(name) != now[name]:

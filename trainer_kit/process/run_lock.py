@@ -57,8 +57,8 @@ def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> 
         value = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
-    whole = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
-    return value if whole and "ended" in value else None
+    valid = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
+    return value if valid and "ended" in value else None
 
 
 def runs(pid: int) -> bool:

@@ -100,7 +100,7 @@ class Leases:
     def __init__(self, evals: str | os.PathLike[str], max_wait: int, ledger: _Rewinds | None = None) -> None:
         self._folder, self._max_wait, self._ledger = Path(evals), max_wait, ledger
         self._seen: dict[str, tuple[Any, float]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def needed(self, steps: Sequence[int]) -> set[int]:
         """Returns those of `steps`, the steps of checkpoints to remove, oldest first, that have to stay."""
@@ -114,7 +114,7 @@ class Leases:
             reads |= {step for step in steps if step == lease.get("reads")}
             waiting |= {step: path.name for step in steps if isinstance(after, int) and step > after}
         kept = sorted(waiting)[-self._max_wait :] if self._max_wait else []
-        self._tell({step: name for step, name in waiting.items() if step not in kept and step not in reads})
+        self._warn_of({step: name for step, name in waiting.items() if step not in kept and step not in reads})
         return reads | set(kept)
 
     def _after(self, lease: Mapping[str, Any]) -> Any:
@@ -134,10 +134,10 @@ class Leases:
             self._seen[path.name] = (lease["beat"], since)
         return now - since < LEASE_SECONDS
 
-    def _tell(self, lost: Mapping[int, str]) -> None:
+    def _warn_of(self, lost: Mapping[int, str]) -> None:
         for step, name in lost.items():
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 sidecar = name.removesuffix(LEASE)
                 _LOG.warning(
                     "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints behind "

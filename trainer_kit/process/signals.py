@@ -90,7 +90,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            with _telling:
+            with _receiving:
                 _entered.append(self)
                 outermost = _entered[0]
                 if outermost is self:
@@ -108,7 +108,7 @@ class StopSignals:
           PreemptedError: instead of an InterruptedRunError, when a SIGTERM has arrived since that was raised.
         """
         self._left.set()
-        with _telling:
+        with _receiving:
             if self in _entered:
                 _entered.remove(self)
         if self._writer >= 0:
@@ -141,7 +141,7 @@ class StopSignals:
             elif now - self._interrupted >= KEY_PRESSES_APART:
                 self._leave("left at once: the steps after the last checkpoint are lost")
         before = self._received
-        with _telling:
+        with _receiving:
             for one in (self, *(inner for inner in _entered if inner is not self)):
                 one._hear(number)
         if before is None:
@@ -191,7 +191,7 @@ class StopSignals:
 
 
 _entered: list[StopSignals] = []  # entered by the main thread; the outermost, which listens, comes first
-_telling = threading.Lock()  # held while a signal is handed to them, or the list changes
+_receiving = threading.Lock()  # held while a signal is handed to them, or the list changes
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:

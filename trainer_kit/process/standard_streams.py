@@ -23,8 +23,8 @@ def outlast_readers() -> None:
         if not isinstance(stream, io.TextIOWrapper):  # somebody has replaced it, or it was closed
             continue
         stream.flush()
-        raw = _Lasting(stream.fileno(), "w", closefd=False)
-        lasting = io.TextIOWrapper(
+        raw = _PersistentFile(stream.fileno(), "w", closefd=False)
+        persistent = io.TextIOWrapper(
             raw if stream.write_through else io.BufferedWriter(raw),  # as Python itself does
             encoding=stream.encoding,
             errors=stream.errors,
@@ -32,7 +32,7 @@ def outlast_readers() -> None:
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
-        setattr(sys, name, lasting)
+        setattr(sys, name, persistent)
 
 
 class CurrentError:
@@ -47,7 +47,7 @@ class CurrentError:
         sys.stderr.flush()
 
 
-class _Lasting(io.FileIO):
+class _PersistentFile(io.FileIO):
     def write(self, data: Any) -> int:
         try:
             return super().write(data)

@@ -157,9 +157,9 @@ def build_controller(
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    keeps = plan.trains and plan.config.runtime.executor == "auto"
+    keeps_executor = plan.trains and plan.config.runtime.executor == "auto"
     run = Run(trainer, directory.path, plan.chief)
-    users = [*([KeepExecutor(directory)] if keeps else []), *plan.callbacks]
+    users = [*([KeepExecutor(directory)] if keeps_executor else []), *plan.callbacks]
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):

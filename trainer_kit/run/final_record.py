@@ -118,7 +118,7 @@ def conclude(
         _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
     if stopped(signals, trainer):
         if writers.history is not None:
-            _tell(_spent_time(trainer, config, writers.times)[1])
+            _log_lines(_spent_time(trainer, config, writers.times)[1])
         _raise_stopped(signals, trainer)
     with writers.times.during("save"):
         controller.sync()
@@ -131,10 +131,10 @@ def conclude(
     reason = "" if step >= config.trainer.train_steps >= 0 else controller.run.stop_reason
     directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
     how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
-    _tell([f"{how}; {cost}", *lines])
+    _log_lines([f"{how}; {cost}", *lines])
 
 
-def _tell(lines: Iterable[str]) -> None:
+def _log_lines(lines: Iterable[str]) -> None:
     for line in lines:
         _LOG.info("%s", line)
 

@@ -97,7 +97,7 @@ def finetune_checkpoints(
         signals.check(_BETWEEN)
         last = max(each.directory.done(), default=0)
         directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
-        done = each.told_done()
+        done = each.done_text()
         _LOG.info("finished: %s saves no more checkpoints; fine-tuned checkpoints: %s", pretraining.path, done)
         return each.model, each.directory.metrics(last)
 
@@ -231,7 +231,7 @@ class Finetuning:
         task = self._new_task(config, folder)
         self.model, _ = run_experiment(self._strategy, task, "train_and_eval", config, folder, **self._arguments)
 
-    def told_done(self) -> str:
+    def done_text(self) -> str:
         """Returns the steps that are done, for messages."""
         return ", ".join(map(str, sorted(self.directory.done()))) or "none"
 
@@ -260,9 +260,9 @@ def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, A
         raise UsageError(
             f"{CONTINUOUS_FINETUNE} runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
         )
-    if given := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
+    if refused := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
         raise UsageError(
-            f"{given[0]} belongs to a single run, but {CONTINUOUS_FINETUNE} starts a run for each checkpoint; "
+            f"{refused[0]} belongs to a single run, but {CONTINUOUS_FINETUNE} starts a run for each checkpoint; "
             "leave it out"
         )
 

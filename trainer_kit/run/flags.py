@@ -112,18 +112,18 @@ def until_begun(values: flags.FlagValues) -> list[str]:
 
 def sources(values: flags.FlagValues) -> Sources:
     """Returns the sources of config values; --tpu and --tf_data_service win over every other source."""
-    given: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
-    origins = {"runtime.tpu": "--tpu"} if given else {}
+    set_by_flags: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    origins = {"runtime.tpu": "--tpu"} if set_by_flags else {}
     if values.tf_data_service is not None:
         address = {"tf_data_service_address": values.tf_data_service}
-        given["task"] = {"train_data": address, "validation_data": address}
+        set_by_flags["task"] = {"train_data": address, "validation_data": address}
         origins["task"] = "--tf_data_service"
     return Sources(
         config_files=tuple(values.config_file),
         gin_files=tuple(values.gin_file),
         gin_params=tuple(values.gin_params),
         params_overrides=tuple(values.params_override),
-        flags=Layer(given, origins),
+        flags=Layer(set_by_flags, origins),
     )
 
 

@@ -95,7 +95,7 @@ def supervise(
             if verdict.restart and (lost := folder.hold()):
                 _LOG.error("%s", lost)
                 return ExitCode.STORAGE
-            _tell(number, now, attempt, verdict, Path(log_dir))
+            _record_attempt(number, now, attempt, verdict, Path(log_dir))
             if not verdict.restart:
                 return _final_code(attempt.code, wakeups.stop)
             wakeups.pause(verdict.seconds)
@@ -142,7 +142,7 @@ class _RunFolder(contextlib.ExitStack):
         self._held: FolderIdentity | None = None
 
     def hold(self) -> str:
-        """Holds the folder if the run has begun; returns the message if the folder was moved or removed since, else ""."""
+        """Holds the folder if the run has begun; returns the message if the held folder is gone, else ""."""
         if self._held is None and has_begun(self._path):
             with contextlib.suppress(StorageError):  # the folder was removed meanwhile
                 self._held = self.enter_context(FolderIdentity(self._path))
@@ -157,7 +157,7 @@ class _StepReader:
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self._run_dir = os.fspath(run_dir)
-        self._before, self._told = read_heartbeat(run_dir), self._reports()
+        self._before, self._reports_before = read_heartbeat(run_dir), self._reports()
 
     def __call__(self) -> int | None:
         heartbeat = read_heartbeat(self._run_dir)
@@ -166,7 +166,7 @@ class _StepReader:
         return max(heartbeat["step"], *complete_checkpoints(self._run_dir), self._reported())
 
     def _reported(self) -> int:
-        if self._reports() == self._told:
+        if self._reports() == self._reports_before:
             return 0  # the reports may be those of the previous attempt
         with contextlib.suppress(StorageError):
             newest = newest_report(os.path.join(self._run_dir, _METRICS), "train")
@@ -182,7 +182,7 @@ class _StepReader:
         return found.st_mtime_ns, found.st_size
 
 
-def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
+def _record_attempt(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
     """Logs the end of an attempt and appends it to attempts.jsonl; a failing disk causes only a warning."""
     cause = outcome(attempt.code)[0]
     heard = ", last reported" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old

@@ -156,9 +156,9 @@ class _Output:
                 # The run continues when the reader of our output is gone.
                 with contextlib.suppress(OSError):
                     _write(target, chunk)
-                *whole, partial = (partial + chunk).split(b"\n")
+                *lines, partial = (partial + chunk).split(b"\n")
                 partial = partial[-_LINE_BYTES:]
-                self._keep(whole)
+                self._keep(lines)
         self._keep([partial] if partial else [])
 
     def _keep(self, lines: list[bytes]) -> None:
