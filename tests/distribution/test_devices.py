@@ -241,7 +241,7 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
     assert fresh["tpu_announced"].startswith("runtime.distribution_strategy: tpu (TPU_NAME) failed: ")
 
 
-def test_two_workers_sum_over_the_network_and_read_their_own_share(server: ForkServer) -> None:
+def test_two_workers_sum_and_read_their_own_share(server: ForkServer) -> None:
     hosts = ",".join(addresses(2))
     workers = [server.start(run_program, WORKER, hosts, number) for number in ("0", "1")]
     first, second = map(result, workers)

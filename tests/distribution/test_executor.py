@@ -12,7 +12,7 @@ def _type() -> str:
     return str(context.context().function_call_options.executor_type or "")
 
 
-def test_the_single_threaded_executor_is_used_inside_and_only_there() -> None:
+def test_the_single_threaded_executor_is_used_only_inside() -> None:
     before = _type()
     with executor("single_threaded"):
         assert _type() == "SINGLE_THREADED_EXECUTOR"

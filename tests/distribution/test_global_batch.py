@@ -33,7 +33,7 @@ def test_what_cannot_be_shared_names_the_nearest_that_can(batch: int, replicas: 
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_batch_that_tensorflow_refuses_is_told_as_any_other_and_other_errors_stay() -> None:
+def test_only_uneven_batches_become_config_errors() -> None:
     refused = "The `global_batch_size` 7 is not divisible by `num_replicas_in_sync` 2"
     with (
         pytest.raises(UsageError, match=r"task\.x: batch 7 on 2 replicas leaves 1 over"),

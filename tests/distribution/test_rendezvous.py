@@ -31,7 +31,7 @@ def _waiting(cluster: Cluster) -> threading.Thread:
 
 
 @pytest.mark.parametrize("chief", [False, True])
-def test_all_go_on_when_the_last_one_has_come_and_leave_their_ports_free(chief: bool) -> None:
+def test_all_workers_continue_together_and_free_their_ports(chief: bool) -> None:
     clusters = _clusters(3, chief)
     early = [_waiting(cluster) for cluster in clusters[:2]]
     time.sleep(0.5)
@@ -75,7 +75,7 @@ def test_workers_that_answer_late_are_waited_for_at_once(monkeypatch: pytest.Mon
     wait_for_workers(_clusters(17)[0])
 
 
-def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> None:
+def test_an_address_of_another_machine_is_left_to_tensorflow() -> None:
     first, _ = _clusters(2)
     taken = socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2])))
     other = socket.create_server(("127.0.0.1", int(first.tasks["worker"][1].rpartition(":")[2])))

@@ -56,8 +56,16 @@ def test_the_strategy_follows_from_config_and_machine(arguments: dict[str, Any],
     ("arguments", "machine", "message"),
     [
         ({"num_gpus": 8}, GPUS, "runtime.num_gpus: the config requests 8, but TensorFlow sees 4 GPUs"),
-        ({"num_gpus": 2, "distribution_strategy": "mirrored"}, GPU, "the config requests 2, but TensorFlow sees 1 GPU on"),
-        ({"num_gpus": 1, "distribution_strategy": "one_device"}, CPU, "the config requests 1, but TensorFlow sees no GPU on"),
+        (
+            {"num_gpus": 2, "distribution_strategy": "mirrored"},
+            GPU,
+            "the config requests 2, but TensorFlow sees 1 GPU on",
+        ),
+        (
+            {"num_gpus": 1, "distribution_strategy": "one_device"},
+            CPU,
+            "the config requests 1, but TensorFlow sees no GPU on",
+        ),
         ({"num_gpus": 2}, Machine(gpus=4, cluster=WORKERS), "uses all 4 GPUs of a machine, not 2; hide the others"),
         ({"virtual_cpus": 2}, Machine(cluster=WORKERS), "runtime.virtual_cpus: 2 devices of one machine cannot"),
         (

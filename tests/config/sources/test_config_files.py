@@ -157,9 +157,7 @@ def test_an_override_that_is_none_of_the_spellings_is_refused(text: str, path: s
     assert only_mistake(caught).origin.startswith(("--params_override", "missing.yaml"))
 
 
-def test_a_file_that_is_not_there_is_told_of_with_those_that_are_and_no_hidden_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_is_reported_with_near_visible_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = []
     for name in (".hidden.yaml", "digits.yaml"):

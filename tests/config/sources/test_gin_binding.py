@@ -69,7 +69,7 @@ def _bind_and_forget() -> None:
     gin_binding.forget(gin)
 
 
-def test_bindings_of_other_code_stay_with_scopes_references_and_macros() -> None:
+def test_bindings_of_other_code_stay_complete() -> None:
     with gin.unlock_config():
         gin.parse_config(
             "theirs = 'the name of a macro, too'\ntheirs.size = [@made(), %theirs]\nin/scope/theirs.late = {'a': None}"
@@ -100,7 +100,7 @@ def test_objects_that_other_code_has_bound_stay_themselves(scope: str) -> None:
         assert _held()[0] is thing
 
 
-def test_only_an_object_bound_in_a_scope_of_its_own_stays_and_only_there() -> None:
+def test_an_object_bound_in_a_scope_stays_only_there() -> None:
     thing = max  # a function: gin copies other objects for each call
     with gin.unlock_config():
         gin.bind_parameter("far/away/single.thing", thing)

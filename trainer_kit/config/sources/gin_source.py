@@ -2,8 +2,8 @@
 
 In gin a section is called by the name of its config class, and a scope named after its field distinguishes it from
 others of that class: `TrainerConfig.train_steps = 500`, `validation_data/DataConfig.global_batch_size = 8` (which wins
-over `DataConfig.global_batch_size`). The branch of a "oneof" goes by its own class: `AdamConfig.beta_1 = 0.8`. A section
-that is None by default (ema) needs its field's name when another section has the same class.
+over `DataConfig.global_batch_size`). The branch of a "oneof" goes by its own class: `AdamConfig.beta_1 = 0.8`. A
+section that is None by default (ema) needs its field's name when another section has the same class.
 
 An experiment's factory is called by the experiment's name: `digits.learning_rate = 3e-4`. For `vision/cifar-10` write
 `vision/cifar_10.learning_rate`, or with dots, or the last part alone: a character that gin does not allow in a name
