@@ -102,7 +102,7 @@ class _Reports(Callback):
         run.report("accuracy", 0.25)
 
 
-def test_what_callbacks_report_is_in_the_logs_that_the_controller_writes(tmp_path: Path) -> None:
+def test_values_reported_by_callbacks_are_in_the_logs(tmp_path: Path) -> None:
     controller = _controller(tmp_path, _Reports())
     assert float(controller.train_and_evaluate(8, eval_interval=4)["accuracy"]) == 8.0
     assert controller.run.loop is not None and controller.run.loop.logs["accuracy"] == 0.25
