@@ -47,8 +47,8 @@ def giver() -> str:
         code = frame.f_code
         if code.co_filename in (__file__, base.__file__):
             continue
-        own = own_frames([traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)])
-        return f"{own[0].file}:{line}" if own else ""
+        frames = own_frames([traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)])
+        return f"{frames[0].file}:{line}" if frames else ""
     return ""
 
 

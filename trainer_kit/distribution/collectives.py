@@ -17,7 +17,7 @@ from trainer_kit.distribution.tf_config import NO_PARAMETER_SERVERS
 from trainer_kit.errors import UsageError
 
 _LOG = logging.getLogger(__name__)
-_LAST_WORDS = 1.0  # seconds
+_EXIT_DELAY = 1.0  # seconds
 
 
 def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
@@ -69,11 +69,11 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
     """Returns the sum of the workers' values, on every worker; in graph, in cross-replica context."""
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
-    def own() -> tf.Tensor:
+    def value_once() -> tf.Tensor:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
         return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
 
-    return strategy.reduce("SUM", strategy.run(own), axis=None)
+    return strategy.reduce("SUM", strategy.run(value_once), axis=None)
 
 
 def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
@@ -88,7 +88,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
     """
     if worker_count(strategy) > 1:
         broadcast_from_chief(strategy, 0)
-        time.sleep(_LAST_WORDS)
+        time.sleep(_EXIT_DELAY)
 
 
 def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:

@@ -40,10 +40,10 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
     addresses = {
         (job, index): address for job in ("chief", "worker") for index, address in enumerate(cluster.tasks.get(job, ()))
     }
-    own = addresses.pop((cluster.task_type, cluster.task_index), "")
+    own_address = addresses.pop((cluster.task_type, cluster.task_index), "")
     begin, tell_after = time.monotonic(), _TELL_AFTER
     # All are called at once: one that does not even refuse takes the whole time for an answer.
-    with _listening(own), ThreadPoolExecutor(_AT_ONCE, "meeting") as calls:
+    with _listening(own_address), ThreadPoolExecutor(_AT_ONCE, "rendezvous") as calls:
         while addresses:
             answers = dict(zip(addresses, calls.map(_answers, addresses.values()), strict=True))
             addresses = {who: address for who, address in addresses.items() if not answers[who]}
@@ -76,7 +76,7 @@ def _listening(address: str) -> Iterator[None]:
         yield
         return
     with server:
-        threading.Thread(target=_accept_all, args=(server,), name="meeting", daemon=True).start()
+        threading.Thread(target=_accept_all, args=(server,), name="rendezvous", daemon=True).start()
         try:
             yield
         finally:

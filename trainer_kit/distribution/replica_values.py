@@ -38,10 +38,10 @@ def are_alike(state: list[Any]) -> bool:
 
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the values of all replicas in a form that JSON can hold, by worker; eager, called by all workers."""
-    own = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
+    local = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
     if worker_count(strategy) == 1:
-        return [own]
-    return [json.loads(text) for text in all_gather(strategy, json.dumps(own))]
+        return [local]
+    return [json.loads(text) for text in all_gather(strategy, json.dumps(local))]
 
 
 def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]) -> bool:
@@ -71,14 +71,14 @@ class ReplicasState:
 
     def state(self) -> list[Any] | None:
         """Returns the values of all replicas; None if all replicas have the same. Eager, called by all workers."""
-        own = own_to_each_replica(self._variables(), self._strategy)
-        state = replica_values(own, self._strategy) if own else []
+        variables = own_to_each_replica(self._variables(), self._strategy)
+        state = replica_values(variables, self._strategy) if variables else []
         return None if are_alike(state) else state
 
     def restore(self, state: list[Any] | None) -> None:
         """Restores what `state` returned; warns when it was saved on other replicas."""
-        own = own_to_each_replica(self._variables(), self._strategy)
-        if own and state is not None and not put_replica_values(own, self._strategy, state):
+        variables = own_to_each_replica(self._variables(), self._strategy)
+        if variables and state is not None and not put_replica_values(variables, self._strategy, state):
             _LOG.warning(
                 "the checkpoint was saved on other replicas: each replica continues with the values of the first one, "
                 "such as the moving averages of batch normalization"

@@ -23,7 +23,7 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
-_NOT_TOLD = "not told"  # of a setting that a dataset does not have
+_MISSING = "missing"  # of a setting that a dataset does not have
 
 
 def single_threaded_executor() -> AbstractContextManager[Any]:
@@ -209,8 +209,8 @@ def is_nondeterministic(dataset: Any) -> bool:
     Raises:
       TrainerKitError: when this TensorFlow does not expose it for a parallel map.
     """
-    deterministic = getattr(dataset, "_deterministic", _NOT_TOLD)
-    _check_told(dataset, "ParallelMapDataset", deterministic)
+    deterministic = getattr(dataset, "_deterministic", _MISSING)
+    _check_exposed(dataset, "ParallelMapDataset", deterministic)
     return str(deterministic).lower() == "false"
 
 
@@ -223,8 +223,8 @@ def is_unseeded(dataset: Any) -> bool:
     Raises:
       TrainerKitError: when this TensorFlow does not expose it for a shuffle or Dataset.random.
     """
-    seeds = (getattr(dataset, "_seed", _NOT_TOLD), getattr(dataset, "_seed2", _NOT_TOLD))
-    _check_told(dataset, "ShuffleDataset RandomDataset", *seeds)
+    seeds = (getattr(dataset, "_seed", _MISSING), getattr(dataset, "_seed2", _MISSING))
+    _check_exposed(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
@@ -236,14 +236,14 @@ def reshuffles(dataset: Any) -> bool:
     Raises:
       TrainerKitError: when this TensorFlow does not expose it for a shuffle.
     """
-    setting = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
-    _check_told(dataset, "ShuffleDataset", setting)
-    return setting is not False and setting is not _NOT_TOLD
+    setting = getattr(dataset, "_reshuffle_each_iteration", _MISSING)
+    _check_exposed(dataset, "ShuffleDataset", setting)
+    return setting is not False and setting is not _MISSING
 
 
-def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:
+def _check_exposed(dataset: Any, kinds: str, *settings: Any) -> None:
     """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
-    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _NOT_TOLD for one in settings):
+    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _MISSING for one in settings):
         raise _gone(dataset, "a setting is gone")
 
 

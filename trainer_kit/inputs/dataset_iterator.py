@@ -152,8 +152,8 @@ def is_endless(dataset: Any) -> bool:
 @atexit.register
 def _keep_all() -> None:
     """Leaves iterators to the operating system: with one reference more, no destructor runs as Python ends."""
-    for feed in list(_ALIVE):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(feed._iterator))
+    for alive in list(_ALIVE):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(alive._iterator))
 
 
 @contextlib.contextmanager
@@ -173,10 +173,10 @@ def missing_files_told(section: str, note: str = "") -> Iterator[None]:
         unmatched = _NO_MATCH.search(str(error))
         if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
             raise
-        told = unmatched.group() if unmatched else reason(error)[0]
+        problem = unmatched.group() if unmatched else reason(error)[0]
         place = "".join(f"\n  {frame}: {frame.code}" for frame in user_frames(error)[-1:])
         last = f"\n  {note}" if note else ""
-        raise DataError(f"task.{section} cannot be opened: {told}{place}{last}") from error
+        raise DataError(f"task.{section} cannot be opened: {problem}{place}{last}") from error
 
 
 def no_batch(section: str) -> str:

@@ -98,7 +98,7 @@ class TrainData:
         self._read: Any = None
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.stack = 1
 
     @property
@@ -184,7 +184,7 @@ class TrainData:
         if state and state.get("stack", 1) != self.stack:
             self._saved_iterator = ""  # it is of other elements
         if self._since < self._set_at:
-            self._tell(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
+            self._warn(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
             self._begin_at_the_start()
 
     def restored(self, path: str | None) -> None:
@@ -192,7 +192,7 @@ class TrainData:
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
         if self._saved_iterator and holds_failed_read(self._saved_iterator):
             self._saved_iterator = ""
-            self._tell(Resumption("skip", (_FAILED_AHEAD,)))
+            self._warn(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Eager.
@@ -209,7 +209,7 @@ class TrainData:
         if not self._saves_iterator or not self.feed.started:
             return
         if not at_place:
-            self._tell(Resumption("skip", (_AHEAD,)))
+            self._warn(Resumption("skip", (_AHEAD,)))
             return
         checkpoint, done = tf.train.Checkpoint(iterator=self.feed.iterator()), Future[str]()
         folder = f"{prefix}_temp"  # as TensorFlow calls its own, so that it goes when the run is started again
@@ -217,7 +217,7 @@ class TrainData:
         threading.Thread(target=_fulfil, args=(done, write), name=_SAVING).start()
         while not wait((done,), _GLANCE).done:
             if give_up():
-                self._tell(Resumption("skip", (_TOO_SLOW,)))
+                self._warn(Resumption("skip", (_TOO_SLOW,)))
                 return
         written = done.result()
         for path in sorted(glob.glob(f"{glob.escape(written)}.*")):  # the index, by which it is found, comes last
@@ -234,7 +234,7 @@ class TrainData:
             if self._saves_iterator and self._saved_iterator:
                 return stacked(data, self.stack) if self.stack > 1 else data
             if made is self._read and seen.new_orders:
-                self._tell(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
+                self._warn(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
         if self.stack > 1:
@@ -242,7 +242,7 @@ class TrainData:
         else:
             data = positioned(lambda _: data, params, self.position, input_context)
         if isinstance(made, Source) and (found := source_resumption(data, deterministic_ops=self._deterministic_ops)):
-            self._tell(found)
+            self._warn(found)
         return data
 
     def _begin(self, given: Any) -> Any:
@@ -250,7 +250,7 @@ class TrainData:
         if isinstance(given, tf.data.Dataset):
             return self._open(lambda _: given, None, None)
         self._opened, self._saves_iterator = given, False
-        self._tell(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
+        self._warn(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
         return given
 
     def _replaced(self) -> None:
@@ -269,9 +269,9 @@ class TrainData:
             no_iterator = "a batch is left out, which the state of an iterator does not record"
         found = resume_method(seen, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
         self._saves_iterator = found.method == "iterator"
-        self._tell(found)
+        self._warn(found)
 
-    def _tell(self, found: Resumption) -> None:
+    def _warn(self, found: Resumption) -> None:
         """Warns once that a resume is slow or not exact.
 
         Raises:
@@ -280,8 +280,8 @@ class TrainData:
         if found.method == "inexact" and self._require_exact:
             raise UsageError("\n  ".join(("trainer.require_exact_resume:", *found.reasons)))
         for reason in found.reasons:
-            if reason not in self._told:
-                self._told.add(reason)
+            if reason not in self._warned:
+                self._warned.add(reason)
                 _LOG.warning("%s", reason)
 
 

@@ -123,8 +123,8 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     variables = [variable for _, variable in present]
     if on_gradients is not None:
         scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
-        own = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
-        on_gradients(list(zip(own, variables, strict=True)))
+        unscaled = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
+        on_gradients(list(zip(unscaled, variables, strict=True)))
     if hasattr(optimizer, "inner_optimizer"):  # unscales first, then clips as its inner optimizer says
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:

@@ -43,10 +43,10 @@ def configclass(cls: type[Section]) -> type[Section]:
         raise TypeError(
             f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)"
         )
-    own = inspect.get_annotations(cls)
+    declared = inspect.get_annotations(cls)
     hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
-    hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in own})
-    cls.__annotations__ = {name: _strict(hints[name]) for name in own}
+    hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in declared})
+    cls.__annotations__ = {name: _strict(hints[name]) for name in declared}
     settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
     made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
     return made  # type: ignore[return-value]

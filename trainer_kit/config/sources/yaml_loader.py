@@ -217,19 +217,19 @@ class _Reader:
                 sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for source in reversed(sources):
                     merged.update(self._merged(source, path))
-        own: dict[Any, Any] = {}
+        direct: dict[Any, Any] = {}
         first_line: dict[Any, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 continue
             key = self._scalar(key_node, path)
-            if key in own:
+            if key in direct:
                 self._note(key_node, join(path, key), f"is given twice, first on line {first_line[key]}", "keep one")
                 continue
             first_line[key] = key_node.start_mark.line + 1
             self._parsed.lines[join(path, key)] = first_line[key]
-            own[key] = self.read(value_node, join(path, key))
-        return {**merged, **own}
+            direct[key] = self.read(value_node, join(path, key))
+        return {**merged, **direct}
 
     def _merged(self, node: yaml.Node, path: str) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):

@@ -99,8 +99,8 @@ class Order:
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
         batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
         if share.replicas > 1:
-            own = slice(share.first * share.size, (share.first + share.here) * share.size)
-            cut = lambda *parts: tuple(part[own] for part in parts) if seeds else parts[0][own]  # noqa: E731
+            rows_here = slice(share.first * share.size, (share.first + share.here) * share.size)
+            cut = lambda *parts: tuple(part[rows_here] for part in parts) if seeds else parts[0][rows_here]  # noqa: E731
             batches = batches.map(cut).rebatch(share.size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
