@@ -73,7 +73,7 @@ def test_data_that_begin_anew_are_told_with_what_to_do(tmp_path: Path, caplog: p
     assert "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
 
 
-def test_the_averages_that_its_optimizer_keeps_are_saved_after_evaluations(tmp_path: Path) -> None:
+def test_the_optimizers_averages_are_saved_after_evaluations(tmp_path: Path) -> None:
     _run(_with_steps(3, ema={"average_decay": 0.9}), tmp_path)
     assert [path.name for path in tmp_path.glob("ema_checkpoints/*.index")] == ["average_weights-3.index"]
 
@@ -117,7 +117,7 @@ def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: An
     return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options)[1]
 
 
-def test_items_are_evaluated_as_they_were_and_optimizers_among_them_go_on(tmp_path: Path) -> None:
+def test_checkpoint_items_and_their_optimizers_are_restored(tmp_path: Path) -> None:
     straight = _logs(_with_steps(6), tmp_path / "straight")
     _logs(_with_steps(3), tmp_path / "run")
     logs = _logs(_with_steps(6), tmp_path / "run")
