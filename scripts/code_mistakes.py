@@ -1,4 +1,4 @@
-"""Mistakes in a user's own code: what a command prints for each. scripts/mistakes.py runs them with its own."""
+"""Mistakes in a user's code, and what a command prints for each. scripts/mistakes.py runs them with its own list."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SETS = ("train_data", "validation_data")
 
 @dataclass(frozen=True)
 class CodeMistake:
-    """A mistake in a module of a user's.
+    """A mistake in a user's module.
 
     Attributes:
       name: what is wrong.

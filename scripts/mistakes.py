@@ -1,4 +1,4 @@
-"""Mistakes that a user makes, each run as a real command: what is printed, the exit code, and how long it took.
+"""Runs user mistakes as real commands: prints each message, its exit code, and how long the command took.
 
     .venv/bin/python -m scripts.mistakes
 
@@ -30,12 +30,12 @@ class Mistake:
     """A wrong command.
 
     Attributes:
-      name: what is wrong.
-      flags: given beside experiment, mode and model_dir, or in their place; `{folder}` is a folder of its own.
-      expected: part of the message.
-      code: the exit code.
-      files: to be there first, name -> text.
-      needs_tensorflow: whether it can be known only after the import; the others must be told without it.
+      name: The description of the mistake.
+      flags: Flags that are added to experiment, mode and model_dir, or replace them; `{folder}` is a new folder.
+      expected: A part of the message.
+      code: The exit code.
+      files: Files to create first, as (name, text).
+      needs_tensorflow: Whether the mistake is found only after importing TensorFlow; others must not import it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Mistake:
 
 
 def _experiment(name: str, method: str) -> str:
-    """Returns a module that registers a tiny experiment whose task has `method` in place of its own."""
+    """Returns the text of a module that registers a tiny experiment whose task overrides a method by `method`."""
     return f"""
 import tensorflow as tf, trainer_kit
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
@@ -250,9 +250,9 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a mistake: exit code, error text, seconds, what was written, whether TensorFlow was imported.
+    """The outcome of a mistake: exit code, error text, seconds, written files, whether TensorFlow was imported.
 
-    An event file, which TensorFlow opens with the first loop, does not count as written.
+    Event files, which TensorFlow opens with the first loop, do not count as written.
     """
 
     code: int
@@ -272,7 +272,7 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
 
 
 def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command) -> Outcome:
-    """Runs the wrong command by `run`, which returns its exit code and its error text."""
+    """Runs the wrong command with `run`, which returns its exit code and its error text."""
     for name, text in mistake.files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -293,7 +293,7 @@ def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int,
 
 
 def is_told(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
-    """Whether the outcome is as it should be."""
+    """Whether the outcome is as expected: message, exit code, no files written, TensorFlow imported only if needed."""
     expected = mistake.expected.replace("{folder}", str(folder))
     told = outcome.code == mistake.code and expected in outcome.text and "Traceback" not in outcome.text
     return told and not outcome.written and outcome.imported_tensorflow == mistake.needs_tensorflow
@@ -314,7 +314,7 @@ def run_module(
 
 
 def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:
-    """Returns what is wrong with the outcome of a mistake in a module; [] when it is told as it should be."""
+    """Returns what is wrong with the outcome of a mistake in a module; [] when it is reported as expected."""
     lines, path = mistake.module().splitlines(), folder / "mine.py"
 
     def place(match: re.Match[str]) -> str:
@@ -322,13 +322,13 @@ def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) ->
 
     expected = [re.sub(r"\{line:(.+?)\}(?=[,:])", place, part) for part in mistake.expected]
     found = [f"exit {mistake.code}, not {code}"] if code != mistake.code else []
-    found += [f"not told: {part}" for part in expected if part not in text]
+    found += [f"the message lacks: {part}" for part in expected if part not in text]
     found += ["a traceback"] if "Traceback" in text else []
     return found + ([f"more than {LINES} lines"] if text.count("\n") > LINES else [])
 
 
 def main() -> int:
-    """Prints the table; returns how many mistakes were not told as they should be."""
+    """Prints the table; returns the number of mistakes that were not reported as expected."""
     wrong = 0
     for code_mistake in CODE_MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
@@ -344,7 +344,7 @@ def main() -> int:
         wrong += not good
         marks = ("" if good else "  <-- WRONG") + ("  (needs TensorFlow)" if mistake.needs_tensorflow else "")
         print(f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}", flush=True)
-    print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not told as they should be")
+    print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not reported as expected")
     return wrong
 
 

@@ -1,4 +1,4 @@
-"""What is raced against what, how long, and the goals: the sections of the table.
+"""The sections of the table: their contenders, durations and goals.
 
 A goal is a ratio to another row. Those here are what trainer_kit has set itself, for a machine with two cores.
 """
@@ -27,11 +27,11 @@ class Subject:
     """A section to measure.
 
     Attributes:
-      name, title, unit, equals, note: as of a Section.
-      contenders: the first one is what others are compared with, unless they say something else.
-      plan: how often and how long.
-      scale: of costs, in units a second; 0: the unit is counts a second.
-      quick_rounds: rounds of a quick measurement; 0: it is left out.
+      name, title, unit, equals, note: See Section.
+      contenders: The contenders; the others are compared with the first one unless they name another.
+      plan: The number and length of measurements.
+      scale: Units per second, for costs; 0: the unit is counts per second.
+      quick_rounds: The rounds of a quick measurement; 0: the section is left out.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Subject:
     quick_rounds: int = 1
 
     def only(self, names: Iterable[str]) -> Subject:
-        """Returns it with some of the contenders, those that they are compared with, and the two equal ones."""
+        """Returns the subject with the named contenders, those that they are compared with, and the two equal ones."""
         wanted, by_name = {*names, *self.equals}, {one.name: one for one in self.contenders}
         for name in list(wanted):
             wanted |= {by_name[name].to, *(goal.to for goal in by_name[name].goals)}
         return replace(self, contenders=tuple(one for one in self.contenders if one.name in wanted))
 
     def quick(self, names: Iterable[str] | None = None) -> Subject:
-        """Returns it with the rounds of a quick measurement, and its contenders, or those named."""
+        """Returns the subject with the rounds of a quick measurement, and its quick contenders or the named ones."""
         some = self.only(names or (one.name for one in self.contenders if one.quick))
         left = [one.name for one in self.contenders if one not in some.contenders]
         note = f"--quick leaves out: {', '.join(left)}" if left and not names else ""
@@ -60,7 +60,7 @@ class Subject:
         return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
 
     def measure(self, running: ForkServer) -> Section:
-        """Measures it."""
+        """Measures the subject."""
         outcome = race(running, self.contenders, self.plan, self.name)
         rows = [self.row(contender, outcome) for contender in self.contenders]
         given = {name: getattr(self, name) for name in ("name", "title", "unit", "equals", "note")}
@@ -80,7 +80,7 @@ def at_least(bound: float, to: str = "by_hand") -> Goal:
 
 
 def by_hand(options: Mapping[str, Any], label: str = "by hand", function: str = "train") -> Iterator[Contender]:
-    """Yields the loop by hand, and the same again."""
+    """Yields the hand-written loop twice."""
     run = f"{BY_HAND}:{function}"
     yield Contender(name="by_hand", label=label, run=run, options=options, quick=True)
     yield Contender(name="again", label=f"{label}, again", run=run, options=options, to="by_hand", quick=True)
@@ -89,14 +89,14 @@ def by_hand(options: Mapping[str, Any], label: str = "by hand", function: str = 
 def ours(
     name: str, label: str, net: str, *goals: Goal, loop: int = 0, to: str = "by_hand", **options: Any
 ) -> Contender:
-    """Returns trainer_kit with some settings; one with goals is quick."""
+    """Returns trainer_kit with some settings; a contender with goals is included in quick measurements."""
     given = {"net": net, "loop": loop or LOOP, **options}
     run = f"{OURS}:train"
     return Contender(name=name, label=label, run=run, options=given, to=to, goals=goals, quick=bool(goals))
 
 
 def peers(net: str, to: str) -> Iterator[Contender]:
-    """Yields what a user would take in place of trainer_kit."""
+    """Yields the alternatives to trainer_kit."""
     for at_once in (1, LOOP):
         yield Contender(
             name=f"keras_fit_{at_once}",
@@ -207,7 +207,7 @@ def replicas(net: str) -> Subject:
 
 
 def everything(net: str, loop: int, checkpoint_interval: int, seconds: float) -> Subject:
-    """Returns the step rate with all that users have on, against our own loop without it."""
+    """Returns the step rate with all usual features on, against trainer_kit's loop without them."""
     arrays: dict[str, Any] = {"task": {"source": "arrays"}}
     bare = ours("bare", "ours, bare: no checkpoints, summaries, progress, actions", net, loop=loop, bare=True, **arrays)
     contenders = (
@@ -262,7 +262,7 @@ def evaluation(name: str, examples: int) -> Subject:
 
 
 def stalls(net: str = "heavy", size: int = 32) -> Subject:
-    """Returns how long the loop stands still for a save."""
+    """Returns the time that a save stops the loop."""
     options = {"net": net, "size": size}
     run = f"{SAVES}:save"
     background, main_thread = {**options, "background": True}, {**options, "background": False}
@@ -328,7 +328,7 @@ def seeks() -> Subject:
 
 
 def subjects() -> list[Subject]:
-    """Returns all that is raced, in the order of the table."""
+    """Returns all subjects, in the order of the table."""
     return [
         dense(),
         larger("conv", "convolutional net on 32x32 images, batch 32"),

@@ -1,4 +1,4 @@
-"""Results as plain text. No TensorFlow."""
+"""Formats results as plain text. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def section_lines(section: Section) -> Iterator[str]:
 
 
 def goal_lines(results: Results) -> Iterator[str]:
-    """Yields all goals with their verdicts; nothing if there are none."""
+    """Yields all goals with their verdicts."""
     goals = results.goals
     if goals:
         yield "== goals"

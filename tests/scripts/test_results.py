@@ -22,7 +22,7 @@ def ours(*values: list[float], **fields: object) -> Row:
     return Row(name="ours", label="ours", to="a", values=list(values), **fields)  # type: ignore[arg-type]
 
 
-def test_ratios_are_paired_window_by_window_and_the_median_is_that_of_the_rounds() -> None:
+def test_ratios_are_paired_by_window_with_a_median_of_rounds() -> None:
     one = section(A, AGAIN, ours([90.0, 180.0, 270.0], [110.0] * 3, [9.5] * 3))
     assert one.ratios("ours", "a") == pytest.approx([0.9, 1.1, 0.95])
     assert one.ratio("ours", "a") == pytest.approx(0.95)
@@ -49,7 +49,7 @@ def test_a_goal_that_is_missed_by_no_more_than_the_spread_counts(bound: float, a
     assert one.verdict("ours", Goal(to="a", bound=bound, at_most=at_most)) == verdict
 
 
-def test_without_figures_nothing_is_said_of_a_goal_and_the_reason_is_in_the_table() -> None:
+def test_without_figures_the_table_has_the_reason_and_no_goal() -> None:
     one = section(A, AGAIN, ours(failed="ended with 1: no such key", goals=(Goal(to="a", bound=0.9),)))
     results = Results(machine={"cores": 2}, options={}, sections=[one])
     assert one.verdict("ours", Goal(to="a", bound=0.9)) == UNKNOWN
@@ -63,7 +63,7 @@ def test_what_is_not_installed_is_told_and_is_no_failure() -> None:
     assert any("not measured: torch not installed" in line for line in table.lines(results))
 
 
-def test_the_table_opens_a_section_with_equal_code_and_puts_goals_beside_their_rows() -> None:
+def test_a_section_opens_with_equal_code_and_shows_goals() -> None:
     goals = (Goal(to="a", bound=0.9), Goal(to="again", bound=2.0))
     one = section(A, AGAIN, ours([95.0, 190.0, 285.0], [95.0] * 3, [9.5] * 3, goals=goals))
     text = list(table.section_lines(one))
