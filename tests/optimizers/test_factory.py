@@ -1,4 +1,4 @@
-"""Each optimizer's first steps, beside the formulas in NumPy; what the factory wraps and refuses."""
+"""Each optimizer's first steps, compared with formulas in NumPy; what the factory wraps and refuses."""
 
 from __future__ import annotations
 

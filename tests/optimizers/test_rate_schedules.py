@@ -1,4 +1,4 @@
-"""The schedules that Keras does not have, beside Model Garden's classes."""
+"""The schedules that Keras does not have, compared with Model Garden's classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RuntimeConfig: on what an experiment runs. Names and defaults as in experiment.py."""
+"""RuntimeConfig: the devices, threads, precision and seed of an experiment. Names and defaults as in experiment.py."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RuntimeConfig(Config):
             yield "task_index", f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0"
 
     def _all_reduce_rules(self) -> Iterator[tuple[str, str]]:
-        """Algorithms that the strategy has; one that sums nothing over devices takes any, so that it can be tried."""
+        """The strategy has to have the algorithm; a strategy that sums nothing over devices accepts any."""
         every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
         known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
         if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
