@@ -65,14 +65,15 @@ def test_a_newer_checkpoint_of_another_run_is_moved_away_with_a_warning(
     _copy(other, tmp_path, 7)
     assert _run(tmp_path).start == 3
     assert (
-        f"{tmp_path}/ckpt-7 is not of this run: another run saved it; it was moved to {tmp_path}/foreign" in caplog.text
+        f"{tmp_path}/ckpt-7 does not belong to this run: another run saved it; it was moved to {tmp_path}/foreign"
+        in caplog.text
     )
     assert names(tmp_path / "foreign") == ["checkpoint", *parts(7)]
 
 
 def test_a_run_with_checkpoints_of_another_run_only_does_not_start(other: Path, tmp_path: Path) -> None:
     _copy(other, tmp_path, 7)
-    with pytest.raises(StorageError, match=r"are of another run \(ckpt-7\): .* copy them to a folder of their own"):
+    with pytest.raises(StorageError, match=r"belong to another run \(ckpt-7\): .* copy them to a folder of their own"):
         _run(tmp_path)
     assert names(tmp_path) == parts(7)
     with pytest.raises(UsageError, match=r"--from_step: another run saved .*ckpt-7"):
@@ -88,7 +89,7 @@ def test_a_save_moves_a_foreign_checkpoint_of_its_step_away(
     foreign = _copy(other, tmp_path, 7, *parts(7)[:1])
     run.train_to(7)
     assert names(tmp_path / "foreign") == ["checkpoint", *foreign]
-    assert "this run has not saved it; it was moved to" in caplog.text
+    assert "this run did not save it; it was moved to" in caplog.text
     assert is_own(f"{tmp_path}/ckpt-7", "ours")
 
 

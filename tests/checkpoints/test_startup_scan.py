@@ -240,9 +240,7 @@ def test_what_a_dead_process_was_going_back_to_is_known_until_it_is_done(folder:
 
 def test_to_go_on_from_a_step_that_was_not_saved_lists_those_that_were(folder: Path, tmp_path: Path) -> None:
     before = names(folder)
-    with pytest.raises(
-        UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; give 0"
-    ):
+    with pytest.raises(UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; give 0"):
         check_from_step(str(folder), 7)
     assert names(folder) == before
     with pytest.raises(UsageError, match="model_dir holds no checkpoint"):

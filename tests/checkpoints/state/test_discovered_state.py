@@ -194,7 +194,7 @@ def test_what_changed_after_a_checkpoint_is_named_when_the_run_goes_back_to_it(
     for path in paths:
         trainer.after_restore(path)
     (text,) = (record.getMessage() for record in caplog.records)
-    assert "ckpt-1 does not hold task/evaluated/" in text and "it keeps the value that it has" in text
+    assert "ckpt-1 does not hold task/evaluated/" in text and "which keeps its current value" in text
 
 
 class _OwnTrain(Trainer):
@@ -226,7 +226,7 @@ def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: p
     trainers[1].train(tf.constant(1))
     trainers[1].before_save(str(tmp_path / "ckpt-2"))
     (text,) = (record.getMessage() for record in caplog.records)
-    assert text.startswith("task/made: made in the first step")
+    assert text.startswith("task/made: created in the first step")
 
 
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
@@ -437,7 +437,7 @@ def test_a_tasks_own_state_is_in_every_checkpoint(tmp_path: Path, caplog: pytest
     assert evaluated.task.count == 3 and not caplog.records
     evaluated.state.restore_weights(again.state.weights.write(str(tmp_path / "best-3")))
     (record,) = caplog.records
-    assert "best-3 holds no state of the task: it keeps the state that it has" in record.getMessage()
+    assert "best-3 holds no state of the task, which keeps its current state" in record.getMessage()
 
 
 class _SavingEvaluations(_Saving):

@@ -87,7 +87,7 @@ def test_a_part_that_the_checkpoint_lacks_gets_nothing_and_one_that_this_run_lac
     _copied(source, _with(data=data, new=new)).load()
     assert (data.given, new.given) == ([1], [None])
     assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint holds the state of what this run does not have: action, zebra"
+        "the checkpoint holds state that this run does not use: action, zebra"
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
     state = _with(part=_Part({1, 2}))
-    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, texts"):
+    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, strings"):
         state.store()
 
 

@@ -91,7 +91,7 @@ def test_what_a_run_has_no_place_for_is_refused_when_it_goes_on_and_skipped_by_e
     rows = r"  optimizer/sgd/sequential/dense/kernel\n    momentum +not in this run +\[2, 1\] saved"
     with pytest.raises(UsageError, match=rows) as error:
         restore(without, path, whole=True)
-    advice = "use the code and the config that it was made with, another model_dir, or --allow_partial_restore"
+    advice = "use the code and the config that it was saved with, another model_dir, or --allow_partial_restore"
     assert advice in str(error.value)
     restore(without, path, whole=False)
 
@@ -203,8 +203,8 @@ def test_a_changed_model_is_refused_by_layer_with_shapes(tmp_path: Path, change:
         restore(training_checkpoint(**run), path, whole=True)
     told = str(error.value)
     assert told.splitlines()[0] == (
-        f"{path} does not fit this run; use the code and the config that it was made with, another model_dir, or "
-        "--allow_partial_restore, which takes what fits:"
+        f"{path} does not fit this run; use the code and the config that it was saved with, another model_dir, or "
+        "--allow_partial_restore, which restores what fits:"
     )
     assert _has_row(told, layer, row), told
     if change == "renamed layer":
