@@ -89,7 +89,7 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
     config = tiny_experiment(continuous_eval_timeout=0.2)
-    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; nobody"):
+    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; no run"):
         _run(tmp_path / "empty", "continuous_eval", config)
 
 
@@ -130,7 +130,7 @@ def test_the_newest_only_is_evaluated_when_the_config_says_so(run: Path, caplog:
     with caplog.at_level(logging.INFO):
         _run(run, "continuous_eval", _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}))
     assert _ledger(run) == [(40, "ckpt-40")]
-    assert "left out: ckpt-10, ckpt-20, ckpt-30" in caplog.text
+    assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
 
 def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(evaluated: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(evaluated
 
 def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
     before = sorted(os.listdir(run))
-    with pytest.raises(UsageError, match="no validation metric"):
+    with pytest.raises(UsageError, match="not a validation metric"):
         _run(run, "continuous_eval", _CONFIG.replace(trainer={"best_checkpoint_eval_metric": "acuracy"}))
     assert sorted(os.listdir(run)) == before
 
@@ -193,11 +193,11 @@ def test_one_that_dies_while_it_follows_a_run_back_keeps_no_superseded_weights(
 
 def test_a_trainer_is_alive_while_its_heart_beats_and_what_is_told_of_it_says_how_it_ended(tmp_path: Path) -> None:
     sidecar = _sidecar(tmp_path)
-    assert not sidecar.alive() and "is it the right folder" in sidecar.trainer()
+    assert not sidecar.alive() and "this is the right folder" in sidecar.trainer()
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.alive()
         assert sidecar.trainer().endswith(f"pid {os.getpid()}) is at step 40 (evaluate)")
-    assert not sidecar.alive() and sidecar.trainer().endswith("has ended at step 40: done")
+    assert not sidecar.alive() and sidecar.trainer().endswith(" ended at step 40: done")
 
 
 def test_a_heart_that_has_stopped_on_another_machine_is_that_of_a_dead_trainer(
@@ -209,7 +209,7 @@ def test_a_heart_that_has_stopped_on_another_machine_is_that_of_a_dead_trainer(
         assert sidecar.alive()
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.evals.continuous_eval._SILENT_SECONDS", 0.0)
-    assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone, last heard of" in sidecar.trainer()
+    assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone; its last" in sidecar.trainer()
 
 
 def test_a_run_is_not_finished_while_its_trainer_is_alive_whatever_its_life_before_has_left(tmp_path: Path) -> None:

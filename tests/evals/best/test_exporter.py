@@ -101,7 +101,7 @@ def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> N
 @pytest.mark.parametrize("value", [None, [0.1, 0.2], "0.5"])
 def test_a_best_metric_that_is_no_single_number_is_an_error_that_says_so(tmp_path: Path, value: object) -> None:
     best = BestCheckpoint(str(tmp_path), "f1")
-    message = r"'f1' is no validation metric, or not a single number; there are: accuracy$"
+    message = r"'f1' is not a validation metric, or not a single number; there are: accuracy$"
     with pytest.raises(UsageError, match=message):
         best.maybe_export_checkpoint(_Weights().at(1), {"f1": value, "accuracy": 0.5}, 1)
     assert not list(tmp_path.iterdir())

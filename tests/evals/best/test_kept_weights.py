@@ -219,8 +219,8 @@ def test_where_the_checkpoint_is_gone_too_the_next_best_is_taken_and_that_is_tol
     assert run.best.lost(lambda step: step in (3, 6)) == [6]  # 0.85 is the next best of those that can be had
     assert run.best.lost(lambda step: step in (3, 6)) == [6]
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "the weights of step 8 are to be kept (accuracy 0.95)" in told
-    assert told.endswith("; the best that there are weights of: step 5 (0.9), step 6 (0.85)")
+    assert "the weights of step 8 should be kept (accuracy 0.95)" in told
+    assert told.endswith("; the best weights that exist: step 5 (0.9), step 6 (0.85)")
     run.value.assign(6)
     run.best.put_back(run.checkpoint, 6)
     assert (_steps(tmp_path), _named(tmp_path)) == ([5, 6], 5)

@@ -48,6 +48,6 @@ def test_without_a_primary_one_no_best_is_told(tmp_path: Path) -> None:
 
 def test_a_metric_that_does_not_exist_is_told_with_the_name_of_the_option(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"trainer\.best_checkpoints\.loss\.metric: 'far\|loss' is no validation metric"
+        UsageError, match=r"trainer\.best_checkpoints\.loss\.metric: 'far\|loss' is not a validation metric"
     ):
         _both(tmp_path).check_metric(["accuracy", "loss"])

@@ -123,7 +123,7 @@ def test_where_the_checkpoint_is_gone_too_the_next_best_is_exported(
         prefix.with_name("ckpt-10.index").unlink()
     (run / "final.json").unlink()
     _launch(_config(), "train_and_eval", run)
-    assert "the weights of step 10 are to be kept" in caplog.text
+    assert "the weights of step 10 should be kept" in caplog.text
     assert list(_weights(run / "best_checkpoints/first")) == [20]
     assert json.loads((run / "best_checkpoints/first/info.json").read_text())["step"] == 20
 
