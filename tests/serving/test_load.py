@@ -172,7 +172,7 @@ def test_a_miss_says_what_there_is(run: Path, modules: list[str]) -> None:
         (7, r'no checkpoint of step 7; there are 40, 50, 60; best weights: "best'),
         (
             "newest",
-            "'newest' is no checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
+            "'newest' is not a checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
             "there are 40, 50, 60$",
         ),
         ("bset", r"did you mean best\? give"),
@@ -349,7 +349,7 @@ def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
     one, two, model = _sequential(), _sequential(), _sequential()
     _scramble(two)
     path = tf.train.Checkpoint(one=one, two=two).write(str(tmp_path / "x"))
-    with pytest.raises(UsageError, match=r"several parts that fit: one, two; give part="):
+    with pytest.raises(UsageError, match=r"several parts that fit: one, two; give one of them as part="):
         trainer_kit.load_weights(model, path)
     assert trainer_kit.load_weights(model, path, part="two").part == "two"
     np.testing.assert_array_equal(model(POINTS), two(POINTS))
@@ -363,7 +363,7 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path) -> None:
         trainer_kit.load_weights(keras.Sequential([keras.layers.Dense(2)]), path)
     with pytest.raises(UsageError, match=f"there is no checkpoint {tmp_path}/y; .* x"):
         trainer_kit.load_weights(_sequential(), tmp_path / "y")
-    with pytest.raises(UsageError, match="is no model"):
+    with pytest.raises(UsageError, match="is not a model"):
         trainer_kit.load_weights(3, path)
     (tmp_path / "x.index").write_bytes(b"broken")
     with pytest.raises(StorageError, match="damaged"):
