@@ -172,7 +172,7 @@ def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read()
     assert (tmp_path / "done").exists()
-    assert errors.count("the output is gone") == 1
+    assert errors.count("the output is closed") == 1
 
 
 def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixt
         writer.flush()
     writer.close()
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
-        "no more progress is shown: the output is gone"
+        "progress is no longer shown: the output is closed"
     ]
 
 

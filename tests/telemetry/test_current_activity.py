@@ -215,5 +215,5 @@ def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.Log
     with caplog.at_level(logging.WARNING), CurrentActivity(lambda: (EVALUATING, 1, 1, 1), lambda _: None, fail, 0.01):
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
-        "what the run is doing is no longer shown: OSError('gone')"
+        "the run's current activity is no longer shown: OSError('gone')"
     ]

@@ -17,13 +17,13 @@ def test_a_window_is_its_first_and_its_last_step(text: str, steps: tuple[int, in
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "is no window of steps; write the first and the last one, as in 10:20"),
-        ("10", "is no window"),
-        ("10-20", "is no window"),
-        ("1e3:2e3", "is no window"),
-        ("-1:5", "is no window"),
-        ("1:2:3", "is no window"),
-        ("0:5", "begins at step 0, and the first step of a run is 1"),
+        ("", "is not a window of steps; write the first and the last step, as in 10:20"),
+        ("10", "is not a window"),
+        ("10-20", "is not a window"),
+        ("1e3:2e3", "is not a window"),
+        ("-1:5", "is not a window"),
+        ("1:2:3", "is not a window"),
+        ("0:5", "begins at step 0, but the first step of a run is 1"),
         ("20:10", "ends before it begins"),
     ],
 )

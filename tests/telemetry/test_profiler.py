@@ -64,7 +64,7 @@ def test_a_run_that_is_past_the_window_or_does_not_come_to_it_says_so(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     assert _run(tmp_path, "4:6", _Squares(step=6)) == 0
-    assert messages.messages == ["profile=4:6: no trace is written, since the run goes on from step 6"]
+    assert messages.messages == ["profile=4:6: no trace is written, since the run resumes from step 6"]
     assert _run(tmp_path, "40:60") == 0
     assert messages.messages[1:] == ["profile=40:60: no trace is written, since the run ended before step 40"]
 
@@ -106,5 +106,5 @@ class _WholeLoops(BaseTrainer):
 
 
 def test_a_trainer_of_another_kind_cannot_be_profiled(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"profile=4:6: a ready-made trainer .* leave it out"):
+    with pytest.raises(UsageError, match=r"profile=4:6: a ready-made trainer .* omit it"):
         _run(tmp_path, "4:6", _WholeLoops())
