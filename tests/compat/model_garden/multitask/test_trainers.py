@@ -164,7 +164,7 @@ def test_ready_made_datasets_are_used_and_may_end(tasks: multitask.MultiTask) ->
 
 def test_steps_are_not_fused(tasks: multitask.MultiTask) -> None:
     config = tiny_experiment(fuse_steps=4)
-    with pytest.raises(UsageError, match="several tasks take their batches from a dataset each"):
+    with pytest.raises(UsageError, match="each task takes its batches from its own dataset"):
         MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
 
 

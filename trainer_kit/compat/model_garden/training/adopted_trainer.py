@@ -146,7 +146,7 @@ class AdoptedTrainer(BaseTrainer):
         """
         if not self.trains:
             kind = type(self._inner).__name__
-            raise UsageError(f"{kind} cannot train: it has no _train_dataset, as trainers of Model Garden and Orbit do")
+            raise UsageError(f"{kind} cannot train: it lacks _train_dataset, which Model Garden's trainers have")
         if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
             self._dataset = self._inner._train_dataset
             self.data.feed.replace(self._dataset)
