@@ -55,7 +55,7 @@ def _follow(folder: Path, run: Run, timeout: float | None = 0, newest_only: bool
         yield int(path.rpartition("-")[2])
 
 
-def test_all_that_are_there_come_in_order_and_each_is_kept_from_rotation_before_it_is_read(tmp_path: Path) -> None:
+def test_all_come_in_order_and_are_pinned_before_they_are_read(tmp_path: Path) -> None:
     _save(tmp_path, 100, 9, 20)
     run = Run()
     assert list(_follow(tmp_path, run)) == [9, 20, 100]
@@ -99,9 +99,7 @@ def test_the_newest_comes_next_and_what_is_left_out_is_counted(
     assert run.needs == [(None, 20), (None, 50), (None, None)]
 
 
-def test_one_that_goes_before_it_is_taken_is_told_and_does_not_end_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_removed_too_early_is_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
     follow = _follow(tmp_path, run)
