@@ -75,7 +75,7 @@ def modules(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("noted", "expected"), [(5, 5), (None, 1)])
-def test_the_config_of_a_run_that_an_earlier_release_began_with_auto_has_the_number_that_it_chose(
+def test_an_earlier_runs_auto_setting_has_the_number_it_chose(
     noted: int | None, expected: int, run: Path, modules: list[str], tmp_path: Path
 ) -> None:
     text, manifest = (run / "params.yaml").read_text(), json.loads((run / "manifest.json").read_text())
@@ -196,7 +196,7 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
         trainer_kit.load_model(tmp_path)
 
 
-def test_a_checkpoint_that_is_rotated_away_is_followed_by_the_newest(
+def test_a_rotated_checkpoint_is_replaced_by_the_newest(
     run: Path, modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
