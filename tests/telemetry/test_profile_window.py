@@ -79,13 +79,11 @@ def _trace(
         ([(9, 20), (5, 9), (9, 20)], ["start", "9-20", "stop", "5-9", "9-20"]),  # it went back
     ],
 )
-def test_the_trace_holds_the_steps_of_the_window_once_and_is_closed(
-    calls: list[tuple[int, int]], done: list[str]
-) -> None:
+def test_the_trace_holds_the_window_once_and_is_closed(calls: list[tuple[int, int]], done: list[str]) -> None:
     assert _trace((10, 20), calls)[0] == done
 
 
-def test_a_trace_that_could_not_be_started_is_tried_once_and_never_stopped() -> None:
+def test_a_failed_trace_start_is_not_retried_and_never_stopped() -> None:
     done, window = _trace((10, 20), [(9, 15), (15, 20)], starts=False)
     assert (done, window.started, window.passed) == (["start", "9-15", "15-20"], False, True)
 

@@ -60,7 +60,7 @@ def test_the_trace_holds_exactly_the_steps_of_the_window(
     assert messages.text.count("\n") == 1 and f"{tmp_path}/plugins/profile" in messages.text
 
 
-def test_a_run_that_is_past_the_window_or_does_not_come_to_it_says_so(
+def test_a_run_outside_the_window_logs_that_nothing_is_traced(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     assert _run(tmp_path, "4:6", _Squares(step=6)) == 0
@@ -69,7 +69,7 @@ def test_a_run_that_is_past_the_window_or_does_not_come_to_it_says_so(
     assert messages.messages[1:] == ["profile=40:60: no trace is written, since the run ended before step 40"]
 
 
-def test_a_worker_that_writes_nothing_traces_nothing_and_cuts_its_loops_alike(
+def test_a_worker_that_writes_no_trace_splits_its_loops_alike(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     trainer = _Squares()

@@ -43,7 +43,7 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
         (_times(report=9, input=19, step=8), r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$"),
     ],
 )  # fmt: skip
-def test_the_verdict_names_what_took_the_time_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
+def test_the_verdict_names_the_cause_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
     assert re.search(told, verdict(times, _SETTINGS)), verdict(times, _SETTINGS)
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_took_no_step_has_no_verdict() -> None:
     assert verdict(_times(steps=0), _SETTINGS) == ""
 
 
-def test_one_evaluation_at_the_end_and_the_tracing_of_the_first_cannot_be_saved() -> None:
+def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
     assert not verdict(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
     assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith("evaluation")
     assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith("evaluation: 40 %")
@@ -86,7 +86,7 @@ def test_what_the_run_has_already_is_not_advised() -> None:
     assert in_memory.endswith("; try larger batches, or runtime.dataset_num_private_threads")
 
 
-def test_a_save_of_a_fused_run_may_have_waited_for_stacks_of_batches() -> None:
+def test_a_save_of_a_fused_run_may_wait_for_stacks_of_batches() -> None:
     fused = replace(_SETTINGS, fused=True, saves_position=True)
     assert "lower trainer.fuse_steps if batches come slowly; raise" in verdict(_times(save=30), fused)
     assert "fuse_steps" not in verdict(_times(save=30), replace(fused, saves_position=False))
