@@ -281,11 +281,11 @@ def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int,
     given = [f"--{name}={value}" if name else value for name, value in flags.items() if value is not None]
     arguments = [argument.replace("{folder}", str(folder)) for argument in given]
     start = time.perf_counter()
-    code, told = run(arguments)
+    code, output = run(arguments)
     seconds = time.perf_counter() - start
     events = {str(path) for file in folder.rglob("events.out.tfevents*") for path in (file, *file.parents)}
     written = sorted({str(path) for path in folder.rglob("*") if "__pycache__" not in str(path)} - before - events)
-    lines = told.splitlines()
+    lines = output.splitlines()
     imported = any(line.startswith("import time:") and line.split()[-1] == "tensorflow" for line in lines)
     errors = [line for line in lines if not line.startswith(("WARNING: All log", "I0000", "E0000", "import time:"))]
     text = "\n".join(errors[next((i for i, line in enumerate(errors) if line.startswith("error")), 0) :])
@@ -307,8 +307,8 @@ def run_module(
     path.write_text(mistake.module())
     flags = {**BASE, "experiment": "mine", "model_dir": f"{folder}/run", "import_module": str(path)}
     overrides = [f"--params_override={mistake.overrides}"] if mistake.overrides else []
-    code, told = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
-    lines = [line for line in told.splitlines(keepends=True) if not line.startswith("import time:")]
+    code, output = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
+    lines = [line for line in output.splitlines(keepends=True) if not line.startswith("import time:")]
     text = "".join(lines)
     return code, text[max(0, text.rfind("\nerror: ") + 1) :]
 

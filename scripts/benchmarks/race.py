@@ -156,9 +156,9 @@ class Runner:
         """
         try:
             if self._connection.poll(within):
-                told = self._connection.recv()
+                message = self._connection.recv()
                 self._child.kill(signal.SIGSTOP)
-                return told
+                return message
             reason = f"no answer within {within:g} s"
         except (EOFError, OSError):
             reason = f"ended with {self._child.wait(ENDED_WITHIN).code}"

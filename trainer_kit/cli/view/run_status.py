@@ -151,22 +151,22 @@ def read_settings(folder: Path) -> Settings:
     except (OSError, ValueError, ConfigError):
         values = None
     trainer = values.get("trainer") if isinstance(values, dict) else None
-    told = trainer if isinstance(trainer, dict) else {}
+    recorded = trainer if isinstance(trainer, dict) else {}
     plain = TrainerConfig()
-    steps, comparison = told.get("train_steps"), told.get("best_checkpoint_metric_comp")
-    metric, best = told.get("best_checkpoint_eval_metric"), told.get("best_checkpoint_export_subdir")
+    steps, comparison = recorded.get("train_steps"), recorded.get("best_checkpoint_metric_comp")
+    metric, best = recorded.get("best_checkpoint_eval_metric"), recorded.get("best_checkpoint_export_subdir")
     return Settings(
         train_steps=steps if isinstance(steps, int) and steps >= 0 else None,
         metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
         comparison=comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp,
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
-        named=_named_bests(told.get("best_checkpoints")),
+        named=_named_bests(recorded.get("best_checkpoints")),
     )
 
 
-def _named_bests(told: Any) -> dict[str, Criterion]:
+def _named_bests(recorded: Any) -> dict[str, Criterion]:
     found = {}
-    for name, values in told.items() if isinstance(told, dict) else ():
+    for name, values in recorded.items() if isinstance(recorded, dict) else ():
         with contextlib.suppress(ValueError, TypeError):  # a FieldError is a ValueError
             one = BestCheckpointConfig(**values)
             found[str(name)] = Criterion(one.metric, one.metric_comp, one.keep, one.min_delta)
@@ -196,20 +196,20 @@ def read_status(folder: Path) -> RunStatus:
 
 def read_process(path: Path) -> Process | None:
     """Returns the content of the heartbeat or lease at `path`; None if the file is missing or incomplete."""
-    told = files.read_json(path)
+    recorded = files.read_json(path)
     try:
         written = path.stat().st_mtime
     except OSError:
         return None
-    if told is None:
+    if recorded is None:
         return None
-    pid, step, ended = told.get("pid"), told.get("step"), told.get("ended")
+    pid, step, ended = recorded.get("pid"), recorded.get("step"), recorded.get("ended")
     return Process(
-        host=str(told.get("host") or ""),
+        host=str(recorded.get("host") or ""),
         pid=pid if isinstance(pid, int) and pid > 0 else None,
-        phase=str(told.get("phase") or ""),
+        phase=str(recorded.get("phase") or ""),
         step=step if isinstance(step, int) else None,
-        beat=str(told.get("beat")),
+        beat=str(recorded.get("beat")),
         ended=ended if isinstance(ended, str) else "done" if ended else "",
         written=written,
     )

@@ -22,7 +22,7 @@ def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> 
       argv: The command line; None: sys.argv.
     """
 
-    def told(arguments: list[str]) -> Any:
+    def explained_main(arguments: list[str]) -> Any:
         try:
             return main(arguments)
         except Exception as error:
@@ -32,4 +32,4 @@ def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> 
             print(f"error: {mistake}", file=sys.stderr)
             return int(mistake.exit_code)
 
-    sys.exit(app.run(told, argv))
+    sys.exit(app.run(explained_main, argv))

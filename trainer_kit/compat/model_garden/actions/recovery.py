@@ -64,13 +64,13 @@ class RecoveryCondition:
 
     def _what_happened(self, loss: float, step: int) -> str:
         """Returns a description that begins with Model Garden's words, because programs match its text."""
-        told = f"training_loss is {loss:g} at step {step}"
+        description = f"training_loss is {loss:g} at step {step}"
         if math.isnan(loss):
-            return f"The loss value is NaN after training loop: {told}, not finite"
+            return f"The loss value is NaN after training loop: {description}, not finite"
         if math.isinf(loss):
-            return f"The loss value is {loss}: {told}, not finite"
+            return f"The loss value is {loss}: {description}, not finite"
         bound = self.loss_upper_bound
-        return f"The loss value is {loss}, which is larger than the bound {bound}: {told}, more than {bound:g}"
+        return f"The loss value is {loss}, which is larger than the bound {bound}: {description}, more than {bound:g}"
 
 
 class RecoveryAction:
