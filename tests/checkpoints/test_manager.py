@@ -260,7 +260,7 @@ def test_checkpoints_are_selected_by_latest_step_or_path(tmp_path: Path) -> None
         select_checkpoint(str(tmp_path / "empty"), "latest", best)
 
 
-def test_a_left_manager_frees_model_and_thread_and_can_save_again(tmp_path: Path) -> None:
+def test_a_left_manager_frees_model_and_thread_and_saves_again(tmp_path: Path) -> None:
     threads = threading.active_count()
     run = _Run(tmp_path)
     for _ in range(2):
