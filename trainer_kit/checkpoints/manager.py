@@ -1,4 +1,4 @@
-"""The run's checkpoints: saved in the background with a record, the newest kept, the newest sound one restored."""
+"""Manages the run's checkpoints: saves them in the background with records, rotates them, restores the newest sound."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
-        """What is saved and restored."""
+        """The checkpoint object that is saved and restored."""
         return self._tracked
 
     @property
