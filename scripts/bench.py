@@ -1,6 +1,6 @@
 """How fast trainer_kit is, beside a loop written by hand, Keras' fit, Model Garden and PyTorch Lightning.
 
-    python -m scripts.bench                    all sections: up to 20 minutes on two cores
+    python -m scripts.bench                    all sections: up to 30 minutes on two cores
     python -m scripts.bench --quick            most rows with a goal: up to 5 minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
@@ -9,8 +9,9 @@
 
 The contenders of a section run in processes of their own, started anew for each round, and take turns of half a second
 or so. A row has the median of its rounds, and ratios, paired within a round, to the row that its last column names.
-Each section opens with equal code in two processes: what that ratio is off from 1 says nothing, and a goal that is
-missed by no more counts as met. The table goes to the standard output, the figures to OUT/bench.json (--growth:
+Each section opens with a control, equal code in two processes. After nine rounds a difference of 3 % is resolved if the
+control is within 3 % of 1; otherwise up to six rounds follow. What is not resolved decides a goal only if it is farther
+off than equal code was in any round. The table goes to the standard output, the figures to OUT/bench.json (--growth:
 growth.json) and a picture to the .png beside it.
 
 Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after the table of

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -78,6 +78,7 @@ class Plan:
 
     Attributes:
       rounds: times that all processes are started anew.
+      most_rounds: rounds at most, where `race` is told that they do not suffice yet; 0: as many as `rounds`.
       windows: readings of each in a round.
       seconds: of a window, at least; it ends with a loop.
       warm_up: seconds of the window that comes first and does not count; none if 0.
@@ -91,6 +92,7 @@ class Plan:
     warm_up: float = 1.0
     until: int = 0
     settles_within: float = pacer.SETTLES_WITHIN
+    most_rounds: int = 0
 
 
 @dataclass
@@ -193,7 +195,13 @@ def server() -> Iterator[ForkServer]:
         yield running
 
 
-def race(running: ForkServer, contenders: Sequence[Contender], plan: Plan, title: str) -> Outcome:
+def race(
+    running: ForkServer,
+    contenders: Sequence[Contender],
+    plan: Plan,
+    title: str,
+    suffices: Callable[[Outcome], bool] = lambda outcome: True,
+) -> Outcome:
     """Runs all rounds; one that fails is out, and the others go on.
 
     Args:
@@ -201,10 +209,13 @@ def race(running: ForkServer, contenders: Sequence[Contender], plan: Plan, title
       contenders: with names of their own.
       plan: how often and how long.
       title: for the line that tells, on standard error, how far it is.
+      suffices: whether there are enough rounds, once there are `plan.rounds`.
     """
     names = [contender.name for contender in contenders]
     outcome = Outcome({name: [] for name in names}, {name: [] for name in names}, {})
-    for number in range(plan.rounds):
+    for number in range(max(plan.rounds, plan.most_rounds)):
+        if number >= plan.rounds and suffices(outcome):
+            break
         print(f"{title}: round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
         left = [one for one in contenders if one.name not in outcome.failed and not one.absent]
         _round(running, left, plan, outcome, random.Random(number))
