@@ -1,17 +1,18 @@
 """Compares the speed of trainer_kit with a hand-written loop, Keras' fit, Model Garden and PyTorch Lightning.
 
-    python -m scripts.bench                    all sections: up to 20 minutes on two cores
+    python -m scripts.bench                    all sections: up to 30 minutes on two cores
     python -m scripts.bench --quick            most rows with a goal: up to 5 minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
     python -m scripts.bench --list             names of sections and rows
     python -m scripts.bench --show=FOLDER      the table and the picture of earlier results in FOLDER
 
-Each contender of a section runs in its own process, which is restarted for each round; the processes take turns of
-about half a second. A row has the median of its rounds, and ratios, paired within a round, to the row that its last
-column names. Each section opens with equal code in two processes: how far their ratio is from 1 is the noise, and a
-goal that is missed by no more than the noise counts as met. The table goes to standard output, the figures to
-OUT/bench.json (--growth: growth.json), and a picture to a .png file next to it.
+The contenders of a section run in processes of their own, started anew for each round, and take turns of half a second
+or so. A row has the median of its rounds, and ratios, paired within a round, to the row that its last column names.
+Each section opens with a control, equal code in two processes. After nine rounds a difference of 3 % is resolved if the
+control is within 3 % of 1; otherwise up to six rounds follow. What is not resolved decides a goal only if it is farther
+off than equal code was in any round. The table goes to the standard output, the figures to OUT/bench.json (--growth:
+growth.json) and a picture to the .png beside it.
 
 Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after a table of
 the results so far. Missed goals do not change the exit code. For figures worth keeping, the machine should be

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -77,12 +77,13 @@ class Plan:
     """The number and length of measurements.
 
     Attributes:
-      rounds: The number of rounds; each starts all processes again.
-      windows: The number of windows of each contender in a round.
-      seconds: The least length of a window, which ends at the end of a loop.
-      warm_up: The seconds of a first window that does not count; 0: there is none.
-      until: A count that ends a round once all contenders have reached it; 0: there is none.
-      settles_within: Seconds at the beginning of a window; loops that end in them do not count.
+      rounds: times that all processes are started anew.
+      most_rounds: rounds at most, where `race` is told that they do not suffice yet; 0: as many as `rounds`.
+      windows: readings of each in a round.
+      seconds: of a window, at least; it ends with a loop.
+      warm_up: seconds of the window that comes first and does not count; none if 0.
+      until: count at which a round is over, too, once all contenders have reached it; 0: none.
+      settles_within: seconds after the beginning of a window in which loops that end do not count.
     """
 
     rounds: int
@@ -91,6 +92,7 @@ class Plan:
     warm_up: float = 1.0
     until: int = 0
     settles_within: float = pacer.SETTLES_WITHIN
+    most_rounds: int = 0
 
 
 @dataclass
@@ -193,18 +195,27 @@ def server() -> Iterator[ForkServer]:
         yield running
 
 
-def race(running: ForkServer, contenders: Sequence[Contender], plan: Plan, title: str) -> Outcome:
-    """Runs all rounds; a contender that fails drops out, and the others continue.
+def race(
+    running: ForkServer,
+    contenders: Sequence[Contender],
+    plan: Plan,
+    title: str,
+    suffices: Callable[[Outcome], bool] = lambda outcome: True,
+) -> Outcome:
+    """Runs all rounds; one that fails is out, and the others go on.
 
     Args:
-      running: The process from `server`.
-      contenders: The contenders, with distinct names.
-      plan: The number and length of measurements.
-      title: The title of the progress lines on standard error.
+      running: of `server`.
+      contenders: with names of their own.
+      plan: how often and how long.
+      title: for the line that tells, on standard error, how far it is.
+      suffices: whether there are enough rounds, once there are `plan.rounds`.
     """
     names = [contender.name for contender in contenders]
     outcome = Outcome({name: [] for name in names}, {name: [] for name in names}, {})
-    for number in range(plan.rounds):
+    for number in range(max(plan.rounds, plan.most_rounds)):
+        if number >= plan.rounds and suffices(outcome):
+            break
         print(f"{title}: round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
         left = [one for one in contenders if one.name not in outcome.failed and not one.absent]
         _round(running, left, plan, outcome, random.Random(number))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MET, WITHIN, MISSED, UNKNOWN = "met", "within the spread", "not met", "not known"
+MET, MISSED, UNRESOLVED, UNKNOWN = "met", "not met", "not resolved", "not known"
+ROUNDS, RESOLUTION = 9, 0.03  # so many rounds tell a difference of 3 %, if equal code differs by no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,10 @@ class Section:
     """Rows that took turns, in one unit.
 
     Attributes:
-      name, title, unit: Texts for people; `name` also selects the section.
-      rows: The rows in the order of the table.
-      equals: Two rows of equal code in separate processes; how far their ratio is from 1 is the noise.
-      note: A note for the reader.
+      name, title, unit: for people, and `name` to choose it by.
+      rows: in the order of the table.
+      equals: two rows of equal code in processes of their own, the control of the section.
+      note: what a reader has to know.
     """
 
     name: str
@@ -91,21 +93,34 @@ class Section:
         return statistics.median(ratios) if ratios else None
 
     @property
-    def spread(self) -> float | None:
-        """The median over the rounds of |ratio - 1| for equal code; None if it was not measured."""
-        ratios = self.ratios(self.equals[1], self.equals[0])
-        return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else None
+    def control(self) -> float | None:
+        """How far the median ratio of equal code is from 1; None if it was not measured."""
+        ratio = self.ratio(self.equals[1], self.equals[0])
+        return None if ratio is None else abs(ratio - 1)
+
+    @property
+    def spread(self) -> float:
+        """How far the ratio of equal code was from 1 in the worst round; infinity if it was not measured."""
+        return max((abs(ratio - 1) for ratio in self.ratios(self.equals[1], self.equals[0])), default=math.inf)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the section tells a difference of 3 %: it has nine rounds, and its control is within 3 % of 1."""
+        rounds = len(self.ratios(self.equals[1], self.equals[0]))
+        return rounds >= ROUNDS and self.control is not None and self.control <= RESOLUTION
 
     def verdict(self, name: str, goal: Goal) -> str:
-        """Returns whether the row meets the goal; a goal missed by no more than the spread counts as met."""
-        ratio, spread = self.ratio(name, goal.to), self.spread
+        """Returns whether the row reaches the goal.
+
+        A section that is not resolved decides a goal only if the ratio is farther from the bound than equal code was
+        from 1 in any round.
+        """
+        ratio = self.ratio(name, goal.to)
         if ratio is None:
             return UNKNOWN
-        if ratio <= goal.bound if goal.at_most else ratio >= goal.bound:
-            return MET
-        slack = goal.bound * (spread or 0.0)
-        near = ratio <= goal.bound + slack if goal.at_most else ratio >= goal.bound - slack
-        return WITHIN if near else MISSED
+        if not self.is_resolved and abs(ratio - goal.bound) <= goal.bound * self.spread:
+            return UNRESOLVED
+        return MET if (ratio <= goal.bound if goal.at_most else ratio >= goal.bound) else MISSED
 
 
 @dataclass(kw_only=True)
@@ -134,7 +149,7 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values: all figures, and the ratios and verdicts derived from them."""
         sections = [
-            {**asdict(section), "spread": section.spread, "rows": [_row_dict(section, row) for row in section.rows]}
+            {**asdict(section), "control": section.control, "rows": [_row_dict(section, row) for row in section.rows]}
             for section in self.sections
         ]
         return {"machine": dict(self.machine), "options": dict(self.options), "sections": sections}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scripts.benchmarks.race import Contender, Outcome, Plan, race
-from scripts.benchmarks.results import Goal, Row, Section
+from scripts.benchmarks.results import ROUNDS, Goal, Row, Section
 from trainer_kit.testing.fork_server import ForkServer
 
 BY_HAND, OURS = "scripts.benchmarks.by_hand", "scripts.benchmarks.ours"
@@ -56,12 +56,15 @@ class Subject:
         some = self.only(names or (one.name for one in self.contenders if one.quick))
         left = [one.name for one in self.contenders if one not in some.contenders]
         note = f"--quick leaves out: {', '.join(left)}" if left and not names else ""
-        plan = replace(self.plan, rounds=self.quick_rounds, windows=min(3, self.plan.windows))
+        plan = replace(self.plan, rounds=self.quick_rounds, most_rounds=0, windows=min(3, self.plan.windows))
         return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
 
     def measure(self, running: ForkServer) -> Section:
-        """Measures the subject."""
-        outcome = race(running, self.contenders, self.plan, self.name)
+        """Measures it."""
+        suffices = lambda outcome: self._section(outcome).is_resolved  # noqa: E731
+        return self._section(race(running, self.contenders, self.plan, self.name, suffices))
+
+    def _section(self, outcome: Outcome) -> Section:
         rows = [self.row(contender, outcome) for contender in self.contenders]
         given = {name: getattr(self, name) for name in ("name", "title", "unit", "equals", "note")}
         return Section(**given, rows=rows)
@@ -138,12 +141,21 @@ def dense() -> Subject:
     hundred = {"net": "dense", "loop": 100}
     contenders = [
         *by_hand({"net": "dense", "loop": 1000}, "by hand, loops of 1,000"),
-        ours("ours", "ours, default, loops of 1,000", "dense", at_least(0.97), loop=1000),
+        ours("ours", "ours, executor=default, loops of 1,000", "dense", at_least(0.97), loop=1000, runtime=DEFAULT),
+        ours("ours_auto", "ours, as it comes (executor=auto), loops of 1,000", "dense", at_least(1.5), loop=1000),
         ours("ours_arrays", "ours with an ArraySource", "dense", loop=1000, task={"source": "arrays"}),
         Contender(
             name="by_hand_100", label="by hand, loops of 100", run=f"{BY_HAND}:train", options=hundred, to="by_hand"
         ),
-        ours("ours_100", "ours, default, loops of 100", "dense", at_least(0.93, "by_hand_100"), to="by_hand_100"),
+        ours(
+            "ours_100",
+            "ours, executor=default, loops of 100",
+            "dense",
+            at_least(0.95, "by_hand_100"),
+            at_least(1.0, "keras_fit_100"),
+            to="by_hand_100",
+            runtime=DEFAULT,
+        ),
         Contender(
             name="fused_by_hand",
             label=f"by hand, {FUSE} steps in one XLA program",
@@ -160,7 +172,6 @@ def dense() -> Subject:
             loop=1000,
             trainer=fused,
         ),
-        ours("ours_single_threaded", "ours, executor=single_threaded", "dense", loop=1000, runtime=SINGLE_THREADED),
         *peers("dense", "by_hand_100"),
     ]
     return Subject(
@@ -168,23 +179,49 @@ def dense() -> Subject:
         title="dense net 64-32-10, batch 32",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=5, windows=4, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
         quick_rounds=2,
     )
 
 
-SINGLE_THREADED = {"executor": "single_threaded"}
+DEFAULT, SINGLE_THREADED = {"executor": "default"}, {"executor": "single_threaded"}
+MOST_ROUNDS = 15
+SIZES = (10_000, 30_000, 100_000)  # parameters in three dense layers
+
+
+def executors() -> Subject:
+    """Returns the step rate of dense nets of three sizes under each executor, and what `auto` makes of it."""
+    contenders = []
+    for size in SIZES:
+        base, of_size = f"default_{size}", {"task": {"size": size}, "loop": 1000}
+        row = ours(base, f"{size:,} parameters, executor=default", "wide", runtime=DEFAULT, to="", **of_size)
+        contenders.append(row)
+        if size == SIZES[0]:
+            contenders.append(replace(row, name="again", label=f"{row.label}, again", to=base))
+        for executor, settings in (("single_threaded", SINGLE_THREADED), ("auto", {})):
+            label = f"{size:,} parameters, executor={executor}"
+            contenders.append(ours(f"{executor}_{size}", label, "wide", to=base, runtime=settings, **of_size))
+    return Subject(
+        name="executors",
+        title="three dense layers, batch 32, by executor",
+        unit="steps/s",
+        contenders=tuple(contenders),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        equals=(f"default_{SIZES[0]}", "again"),
+        quick_rounds=0,
+    )
 
 
 def larger(net: str, title: str) -> Subject:
     """Returns the step rate of the convolutional net or the transformer."""
     contenders = [
         *by_hand({"net": net, "loop": LOOP}),
-        ours("ours", "ours, default", net, at_least(0.98)),
+        ours("ours", "ours, as it comes (executor=auto)", net, at_least(0.98)),
+        ours("ours_default", "ours, executor=default", net, runtime=DEFAULT),
         ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
         *peers(net, "by_hand"),
     ]
-    plan = Plan(rounds=2, windows=3, seconds=0.6)
+    plan = Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.6)
     return Subject(name=net, title=title, unit="steps/s", contenders=tuple(contenders), plan=plan)
 
 
@@ -333,6 +370,7 @@ def subjects() -> list[Subject]:
         dense(),
         larger("conv", "convolutional net on 32x32 images, batch 32"),
         larger("transformer", "transformer, two blocks on 16 tokens, batch 32, Adam"),
+        executors(),
         *(replicas(net) for net in ("dense", "conv", "transformer")),
         everything("dense", 1000, 10_000, 2.5),
         everything("conv", 100, 100, 3.5),

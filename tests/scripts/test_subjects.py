@@ -79,4 +79,4 @@ def test_a_variables_cost_is_the_difference_to_the_first_point() -> None:
     row = section.row("ours_5000")
     assert row is not None and row.median == pytest.approx(1e6 * 899 / 4990)
     assert section.ratio("ours_5000", "ours_1000") == pytest.approx((899 / 4990) / (99 / 990))
-    assert section.spread == 0
+    assert section.control == 0

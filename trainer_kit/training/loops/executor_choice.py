@@ -13,7 +13,7 @@ from trainer_kit.distribution.executor import executor
 from trainer_kit.telemetry.flops import count_loop_flops
 
 # Floating-point operations in a training step. On two cores one thread is 1.27 times as fast as the default executor at
-# 5 million and 0.71 times at 18 million: docs/development/decisions/executor.md.
+# 5 million and 0.71 times at 18 million: docs/development/decisions/single_threaded_executor.md.
 MOST_FLOPS = 8_000_000
 
 
