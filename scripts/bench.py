@@ -37,7 +37,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from scripts.benchmarks import cold, growth, machine, picture, table
 from scripts.benchmarks.race import server
 from scripts.benchmarks.results import Results, Section
-from scripts.benchmarks.subjects import Subject, subjects
+from scripts.benchmarks.subject import Subject
+from scripts.benchmarks.subjects import subjects
 from trainer_kit.files import write_json
 
 COLD = ("startup", "memory")

@@ -13,7 +13,8 @@ from typing import Any
 
 from scripts.benchmarks.race import Contender, Outcome, Plan, race
 from scripts.benchmarks.results import Goal, Row, Section
-from scripts.benchmarks.subjects import BY_HAND, OURS, SAVES
+from scripts.benchmarks.subject import BY_HAND, OURS
+from scripts.benchmarks.subjects import SAVES
 from trainer_kit.testing.fork_server import ForkServer
 
 LOOP = 1000  # steps

@@ -5,97 +5,19 @@ A goal is a ratio to another row. Those here are what trainer_kit has set itself
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from scripts.benchmarks.race import Contender, Outcome, Plan, race
-from scripts.benchmarks.results import ROUNDS, Goal, Row, Section
-from trainer_kit.testing.fork_server import ForkServer
+from scripts.benchmarks.race import Contender, Plan
+from scripts.benchmarks.results import ROUNDS, Goal
+from scripts.benchmarks.subject import BY_HAND, LOOP, OURS, Subject, at_least, by_hand, ours
 
-BY_HAND, OURS = "scripts.benchmarks.by_hand", "scripts.benchmarks.ours"
 OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
-LOOP = 100  # steps
 FUSE = 100  # steps in one program
 EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
 GARDEN_GOALS = {"dense": 2.0, "conv": 1.0, "transformer": 1.0}  # of Model Garden as shipped
 SHORT, LONG = 57 * 32 - 27, 1000 * 32  # examples of an evaluation; the first is that of the digits
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A section to measure.
-
-    Attributes:
-      name, title, unit, equals, note: See Section.
-      contenders: The contenders; the others are compared with the first one unless they name another.
-      plan: The number and length of measurements.
-      scale: Units per second, for costs; 0: the unit is counts per second.
-      quick_rounds: The rounds of a quick measurement; 0: the section is left out.
-    """
-
-    name: str
-    title: str
-    unit: str
-    contenders: tuple[Contender, ...]
-    plan: Plan
-    equals: tuple[str, str] = ("by_hand", "again")
-    scale: float = 0.0
-    note: str = ""
-    quick_rounds: int = 1
-
-    def only(self, names: Iterable[str]) -> Subject:
-        """Returns the subject with the named contenders, those that they are compared with, and the two equal ones."""
-        wanted, by_name = {*names, *self.equals}, {one.name: one for one in self.contenders}
-        for name in list(wanted):
-            wanted |= {by_name[name].to, *(goal.to for goal in by_name[name].goals)}
-        return replace(self, contenders=tuple(one for one in self.contenders if one.name in wanted))
-
-    def quick(self, names: Iterable[str] | None = None) -> Subject:
-        """Returns the subject with the rounds of a quick measurement, and its quick contenders or the named ones."""
-        some = self.only(names or (one.name for one in self.contenders if one.quick))
-        left = [one.name for one in self.contenders if one not in some.contenders]
-        note = f"--quick leaves out: {', '.join(left)}" if left and not names else ""
-        plan = replace(self.plan, rounds=self.quick_rounds, most_rounds=0, windows=min(3, self.plan.windows))
-        return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
-
-    def measure(self, running: ForkServer) -> Section:
-        """Measures it."""
-        suffices = lambda outcome: self._section(outcome).is_resolved  # noqa: E731
-        return self._section(race(running, self.contenders, self.plan, self.name, suffices))
-
-    def _section(self, outcome: Outcome) -> Section:
-        rows = [self.row(contender, outcome) for contender in self.contenders]
-        given = {name: getattr(self, name) for name in ("name", "title", "unit", "equals", "note")}
-        return Section(**given, rows=rows)
-
-    def row(self, contender: Contender, outcome: Outcome) -> Row:
-        """Returns the row of a contender, with its figures."""
-        row, name = contender.row(), contender.name
-        row.values = outcome.costs(name, self.scale) if self.scale else outcome.rates(name)
-        row.failed = outcome.failed.get(name, "")
-        return row
-
-
-def at_least(bound: float, to: str = "by_hand") -> Goal:
-    """Returns the goal of a ratio of at least `bound`."""
-    return Goal(to=to, bound=bound)
-
-
-def by_hand(options: Mapping[str, Any], label: str = "by hand", function: str = "train") -> Iterator[Contender]:
-    """Yields the hand-written loop twice."""
-    run = f"{BY_HAND}:{function}"
-    yield Contender(name="by_hand", label=label, run=run, options=options, quick=True)
-    yield Contender(name="again", label=f"{label}, again", run=run, options=options, to="by_hand", quick=True)
-
-
-def ours(
-    name: str, label: str, net: str, *goals: Goal, loop: int = 0, to: str = "by_hand", **options: Any
-) -> Contender:
-    """Returns trainer_kit with some settings; a contender with goals is included in quick measurements."""
-    given = {"net": net, "loop": loop or LOOP, **options}
-    run = f"{OURS}:train"
-    return Contender(name=name, label=label, run=run, options=given, to=to, goals=goals, quick=bool(goals))
 
 
 def peers(net: str, to: str) -> Iterator[Contender]:
@@ -134,10 +56,28 @@ def peers(net: str, to: str) -> Iterator[Contender]:
     )
 
 
+def fused() -> Iterator[Contender]:
+    """Yields the dense net with many steps in one program of XLA, by hand and in trainer_kit."""
+    yield Contender(
+        name="fused_by_hand",
+        label=f"by hand, {FUSE} steps in one XLA program",
+        run=f"{BY_HAND}:train_fused",
+        options={"net": "dense", "loop": 1000, "fuse": FUSE},
+        to="by_hand",
+    )
+    yield ours(
+        "ours_fused",
+        f"ours, fuse_steps={FUSE}",
+        "dense",
+        at_least(3.0),
+        at_least(0.9, "fused_by_hand"),
+        loop=1000,
+        trainer={"fuse_steps": FUSE},
+    )
+
+
 def dense() -> Subject:
     """Returns the step rate of the dense net, in all forms."""
-    fused = {"fuse_steps": FUSE}
-    fused_by_hand = {"net": "dense", "loop": 1000, "fuse": FUSE}
     hundred = {"net": "dense", "loop": 100}
     contenders = [
         *by_hand({"net": "dense", "loop": 1000}, "by hand, loops of 1,000"),
@@ -156,22 +96,7 @@ def dense() -> Subject:
             to="by_hand_100",
             runtime=DEFAULT,
         ),
-        Contender(
-            name="fused_by_hand",
-            label=f"by hand, {FUSE} steps in one XLA program",
-            run=f"{BY_HAND}:train_fused",
-            options=fused_by_hand,
-            to="by_hand",
-        ),
-        ours(
-            "ours_fused",
-            f"ours, fuse_steps={FUSE}",
-            "dense",
-            at_least(3.0),
-            at_least(0.9, "fused_by_hand"),
-            loop=1000,
-            trainer=fused,
-        ),
+        *fused(),
         *peers("dense", "by_hand_100"),
     ]
     return Subject(
@@ -193,14 +118,15 @@ def executors() -> Subject:
     """Returns the step rate of dense nets of three sizes under each executor, and what `auto` makes of it."""
     contenders = []
     for size in SIZES:
-        base, of_size = f"default_{size}", {"task": {"size": size}, "loop": 1000}
-        row = ours(base, f"{size:,} parameters, executor=default", "wide", runtime=DEFAULT, to="", **of_size)
+        base, task = f"default_{size}", {"size": size}
+        label = f"{size:,} parameters, executor="
+        row = ours(base, f"{label}default", "wide", loop=1000, to="", task=task, runtime=DEFAULT)
         contenders.append(row)
         if size == SIZES[0]:
             contenders.append(replace(row, name="again", label=f"{row.label}, again", to=base))
         for executor, settings in (("single_threaded", SINGLE_THREADED), ("auto", {})):
-            label = f"{size:,} parameters, executor={executor}"
-            contenders.append(ours(f"{executor}_{size}", label, "wide", to=base, runtime=settings, **of_size))
+            name = f"{executor}_{size}"
+            contenders.append(ours(name, label + executor, "wide", loop=1000, to=base, task=task, runtime=settings))
     return Subject(
         name="executors",
         title="three dense layers, batch 32, by executor",

@@ -7,7 +7,8 @@ import pytest
 from scripts import bench
 from scripts.benchmarks import cold, growth
 from scripts.benchmarks.race import Outcome
-from scripts.benchmarks.subjects import Subject, subjects
+from scripts.benchmarks.subject import Subject
+from scripts.benchmarks.subjects import subjects
 
 SUBJECTS = {subject.name: subject for subject in subjects()}
 
