@@ -23,9 +23,9 @@ class _Look(Callback):
         self.seen = run.trainer.executor
 
 
-def _train(folder: Path, steps: int, **runtime: Any) -> str:
+def _train(folder: Path, steps: int, executor: str = "auto") -> str:
     """Trains up to `steps`; returns the executor that did it."""
-    config = tiny_experiment(train_steps=steps, checkpoint_interval=2).replace(runtime=runtime)
+    config = tiny_experiment(train_steps=steps, checkpoint_interval=2).replace(runtime={"executor": executor})
     look = _Look()
     launch(config, "train", str(folder), callbacks=[look])
     return look.seen

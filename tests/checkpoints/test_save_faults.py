@@ -49,7 +49,7 @@ KILLS = [
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Any, Any]]:
     """The folder of each run that is killed, and its process; all are started before the first test."""
     items: list[Any] = request.session.items
-    chosen = [item.callspec.params["kill"] for item in items if "process_was_killed" in item.name]
+    chosen = [item.callspec.params["kill"] for item in items if "after_a_kill_during_a_save" in item.name]
     base = tmp_path_factory.mktemp("killed")
     with ForkServer(["tests.checkpoints.small_run"]) as server:
         started = {}

@@ -23,6 +23,7 @@ from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
+from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.factory import build_optimizers
@@ -275,8 +276,13 @@ class Trainer(Evaluator):
         with described, self._ended_with_data(), self.data.reporting_damage(), refusals:
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
-                    given = (self.executor, self.model.trainable_variables, self._search.look_into)
-                    loop, self.executor = self.new_loops.traced(loop, iterator, *given)
+                    weights = self.model.trainable_variables
+                    with executor(self.new_loops.executor_to_trace_for(self.executor, weights)):
+                        graph = loop.graph(iterator)
+                    self._search.look_into(graph)
+                    if self.fuse_steps > 1:
+                        tell_of_stacks(iterator.element_spec, self.fuse_steps, self.config.trainer.steps_per_loop)
+                    loop, self.executor = self.new_loops.decided(loop, graph, self.executor, weights)
                     self._train_loop = loop
                 with executor(self.executor):
                     self._run_in_parts(loop, iterator, num_steps)

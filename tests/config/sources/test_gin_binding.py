@@ -146,6 +146,6 @@ def test_bindings_that_cannot_be_read_back_are_an_error_and_stay(monkeypatch: py
         _bind_and_forget()
         gin.bind_parameter("theirs.size", 3)
         monkeypatch.setattr(gin, "config_str", lambda: "no_such_name.size = 3")
-        with pytest.raises(UsageError, match=r"no_such_name\.size.*start each run in a process of its own"):
+        with pytest.raises(UsageError, match=r"no_such_name\.size.*start each run in a new process"):
             gin_binding.forget(gin)
     assert _theirs() == (3, {})

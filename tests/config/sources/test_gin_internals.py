@@ -36,7 +36,7 @@ class _NoTables:
 
 
 def test_without_the_table_the_error_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"use the gin-config of requirements\.lock, or --config_file"):
+    with pytest.raises(UsageError, match=r"install the gin-config of requirements\.lock, or use --config_file"):
         internals.matching(_NoTables, "one")
 
 

@@ -178,8 +178,8 @@ def test_unknown_and_wrong_arguments_of_a_factory_are_mistakes(experiment: str) 
         ("validation_dta/DataConfig.seed = 1", "scope validation_dta", "validation_data"),
         ("x/ExperimentConfig.trainer = {}", "scope x", "without a scope"),
         ("TrainerConfig.train_steps = %steps", "%steps is not defined", "define it"),
-        ("TrainerConfig.train_steps = @nobody()", "@nobody", "import the module"),
-        ("NetConfig.name = [@nobody, 1]", "@nobody", "import the module"),
+        ("TrainerConfig.train_steps = @nobody()", "@nobody", "import its module"),
+        ("NetConfig.name = [@nobody, 1]", "@nobody", "import its module"),
     ],
 )
 def test_a_binding_of_ours_that_cannot_count_is_a_mistake(

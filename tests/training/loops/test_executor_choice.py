@@ -32,7 +32,7 @@ class _Branches(TinyTask):
 
 
 def _trained(task: type[TinyTask] = TinyTask, **overrides: Any) -> Any:
-    config = tiny_experiment().replace(**overrides)
+    config = tiny_experiment().replace(runtime={"executor": "auto"}).replace(**overrides)
     trainer = create_trainer(config, task(config.task), True, False, None)
     trainer.initialize()
     trainer.train(tf.constant(3))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.executor import executor
 from trainer_kit.telemetry.flops import count_loop_flops
 
 # Floating-point operations in a training step. On two cores one thread is 1.27 times as fast as the default executor at
@@ -28,29 +27,6 @@ class ExecutorChoice:
 
     name: str
     reason: str
-
-
-def loop_for_one_device(make: Callable[[], Any], iterator: Any, weights: Sequence[Any], batch_size: int) -> Any:
-    """Returns a training loop and the executor that it is traced for. Eager, on the host.
-
-    TensorFlow traces branches and loops differently for one thread, so a loop is traced for the executor that runs it.
-    A loop with few weights is traced for one thread first.
-
-    Args:
-      make: A function that returns a new, untraced loop; its method `graph` takes an iterator.
-      iterator: An iterator over the training data.
-      weights: The trainable variables.
-      batch_size: The number of examples in a step.
-
-    Returns:
-      (loop, ExecutorChoice)
-    """
-    if choice := executor_by_weights(weights, batch_size):
-        return make(), choice
-    loop = make()
-    with executor("single_threaded"):
-        choice = executor_by_graph(loop.graph(iterator), batch_size)
-    return (loop if choice.name == "single_threaded" else make()), choice
 
 
 def executor_by_weights(weights: Sequence[Any], batch_size: int) -> ExecutorChoice | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.distribution.executor import executor
-from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.training.checks.model_and_config import problem_of_one_thread, tell_dropped_assertions
-from trainer_kit.training.loops.executor_choice import loop_for_one_device
+from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
 from trainer_kit.training.loops.train_loop import Begin, Results, Step, TrainLoop
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
@@ -69,32 +67,40 @@ class NewLoops:
             exact_waits=self.executor != "default",
         )
 
-    def traced(
-        self,
-        loop: TrainLoop | FusedLoop,
-        iterator: Any,
-        chosen: str,
-        weights: Sequence[Any],
-        look_into: Callable[[tf.Graph | None], None],
-    ) -> tuple[TrainLoop | FusedLoop, str]:
-        """Returns a loop that has been traced and searched, and the executor that it was traced for. Eager.
+    def executor_to_trace_for(self, chosen: str, weights: Sequence[Any]) -> str:
+        """Returns the executor that a loop is traced for first: TensorFlow gives branches another form for one thread.
 
         Args:
-          loop: A loop that `make` has returned.
-          iterator: An iterator over the training data.
-          chosen: The executor; auto: it is chosen by the size of a step.
-          weights: The trainable variables.
-          look_into: A function that is called with the graph, or with None if the loop is not compiled.
+          chosen: the executor of the loop; auto: it is not chosen yet.
+          weights: the trainable variables.
         """
-        if chosen == "auto":
-            data = getattr(self._config.task, "train_data", None)
-            loop, choice = loop_for_one_device(self.make, iterator, weights, getattr(data, "global_batch_size", 0))
-            chosen = choice.name
-            _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
-        with executor(chosen):
-            graph = loop.graph(iterator)
-        look_into(graph)
+        if chosen != "auto":
+            return chosen
+        return "single_threaded" if executor_by_weights(weights, self._batch_size) is None else "default"
+
+    def decided(
+        self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, chosen: str, weights: Sequence[Any]
+    ) -> tuple[TrainLoop | FusedLoop, str]:
+        """Returns the loop to run, and its executor. Eager, before the first step.
+
+        Args:
+          loop: traced for the executor of `executor_to_trace_for`.
+          graph: of the loop; None where it is not compiled.
+          chosen: the executor of the loop; auto: it is chosen now, by the size of a step.
+          weights: the trainable variables.
+        """
         if self.fuse_steps > 1:
             tell_dropped_assertions(graph)
-            tell_of_stacks(iterator.element_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
-        return loop, chosen
+        if chosen != "auto":
+            return loop, chosen
+        by_weights = executor_by_weights(weights, self._batch_size)
+        choice = by_weights or executor_by_graph(graph, self._batch_size)
+        _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
+        if by_weights is None and choice.name == "default":
+            loop = self.make()  # the first one was traced for one thread
+        return loop, choice.name
+
+    @property
+    def _batch_size(self) -> int:
+        data = getattr(self._config.task, "train_data", None)
+        return int(getattr(data, "global_batch_size", 0))

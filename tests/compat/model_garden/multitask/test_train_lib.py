@@ -302,7 +302,7 @@ def test_what_an_optimizer_lacks_is_told_before_a_model_is_made(data: Path, tmp_
 def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     config.override({"trainer": {"trainer_type": "jiont"}})
-    with pytest.raises(UsageError, match=r"there is no 'jiont'.*joint"):
+    with pytest.raises(UsageError, match=r"there is no trainer type 'jiont'.*joint"):
         run(ours, config, tmp_path)
     with pytest.raises(UsageError, match="train_and_eval"):
         run(ours, config, tmp_path, "train_and_evaluate")
