@@ -1,20 +1,21 @@
-"""How fast trainer_kit is, beside a loop written by hand, Keras' fit, Model Garden and PyTorch Lightning.
+"""Compares the speed of trainer_kit with a hand-written loop, Keras' fit, Model Garden and PyTorch Lightning.
 
-    python -m scripts.bench                    all sections: up to 20 minutes on two cores
+    python -m scripts.bench                    all sections: up to 30 minutes on two cores
     python -m scripts.bench --quick            most rows with a goal: up to 5 minutes
     python -m scripts.bench --growth           how cost grows: up to an hour
     python -m scripts.bench --only=conv,dense/ours_fused
     python -m scripts.bench --list             names of sections and rows
-    python -m scripts.bench --show=FOLDER      the table and the picture of results that are there
+    python -m scripts.bench --show=FOLDER      the table and the picture of earlier results in FOLDER
 
 The contenders of a section run in processes of their own, started anew for each round, and take turns of half a second
 or so. A row has the median of its rounds, and ratios, paired within a round, to the row that its last column names.
-Each section opens with equal code in two processes: what that ratio is off from 1 says nothing, and a goal that is
-missed by no more counts as met. The table goes to the standard output, the figures to OUT/bench.json (--growth:
+Each section opens with a control, equal code in two processes. After nine rounds a difference of 3 % is resolved if the
+control is within 3 % of 1; otherwise up to six rounds follow. What is not resolved decides a goal only if it is farther
+off than equal code was in any round. The table goes to the standard output, the figures to OUT/bench.json (--growth:
 growth.json) and a picture to the .png beside it.
 
-Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after the table of
-what was measured until then; goals that are not met change nothing. For figures worth keeping the machine should be
+Exit code: 0; 1 when a row could not be measured; 2 for a mistake in the arguments; 130 for Ctrl-C, after a table of
+the results so far. Missed goals do not change the exit code. For figures worth keeping, the machine should be
 otherwise idle.
 """
 
@@ -36,7 +37,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from scripts.benchmarks import cold, growth, machine, picture, table
 from scripts.benchmarks.race import server
 from scripts.benchmarks.results import Results, Section
-from scripts.benchmarks.subjects import Subject, subjects
+from scripts.benchmarks.subject import Subject
+from scripts.benchmarks.subjects import subjects
 from trainer_kit.files import write_json
 
 COLD = ("startup", "memory")
@@ -73,18 +75,18 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--quick", action="store_true", help="most rows with a goal, one or two rounds")
-    kind.add_argument("--growth", action="store_true", help="how cost grows")
-    parser.add_argument("--only", help="sections, or section/row, separated by commas")
-    parser.add_argument("--rounds", type=int, help="rounds of each section, in place of its own number")
+    kind.add_argument("--quick", action="store_true", help="measure most rows with a goal, in one or two rounds")
+    kind.add_argument("--growth", action="store_true", help="measure how cost grows")
+    parser.add_argument("--only", help="sections or section/row names to measure, separated by commas")
+    parser.add_argument("--rounds", type=int, help="number of rounds for each section, instead of its default")
     parser.add_argument("--out", default="runs/bench", help="folder for the results (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="print the names of sections and rows")
-    parser.add_argument("--show", default="", metavar="FOLDER", help="print and draw what was measured before")
+    parser.add_argument("--show", default="", metavar="FOLDER", help="print and draw earlier results in FOLDER")
     return parser
 
 
 def _mistake(options: argparse.Namespace) -> str:
-    """Returns what is wrong with the arguments; "" if nothing is."""
+    """Returns the mistake in the arguments; "" if there is none."""
     if options.rounds is not None and options.rounds < 1:
         return f"--rounds: {options.rounds} is less than 1"
     known = _known(options.growth)
@@ -100,7 +102,7 @@ def _mistake(options: argparse.Namespace) -> str:
 
 
 def _measured(options: argparse.Namespace, path: Path) -> tuple[Results, bool]:
-    """Measures section by section, and tells whether Ctrl-C ended it; what is done is kept even if the rest is not."""
+    """Measures section by section; returns the results so far, and whether Ctrl-C ended the measurement."""
     begin = time.perf_counter()
     described = {"quick": options.quick, "only": options.only, "rounds": options.rounds, "seconds": 0.0}
     if options.quick:
@@ -136,7 +138,7 @@ def _growth(options: argparse.Namespace) -> Iterator[Section]:
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
-    """The sections that were asked for, with the rows that were asked for."""
+    """Yields the requested sections with the requested rows."""
     only = _wanted(options)
     for subject in subjects():
         if only and subject.name not in only:
@@ -151,7 +153,7 @@ def _chosen(options: argparse.Namespace) -> Iterator[Subject]:
 
 
 def _wanted(options: argparse.Namespace) -> dict[str, set[str]]:
-    """Returns the rows that were asked for by section; none for all of a section."""
+    """Returns section -> requested rows; an empty set means all rows of the section."""
     wanted: dict[str, set[str]] = {}
     for name in filter(None, (options.only or "").split(",")):
         section, _, row = name.partition("/")
@@ -165,7 +167,7 @@ def _known(growing: bool) -> list[str]:
 
 
 def _names(growing: bool) -> list[str]:
-    """Returns what --only takes, but for the sections of which the rows are named."""
+    """Returns the names that --only takes, without the sections that have named rows."""
     rows = [f"{subject.name}/{one.name}" for subject in subjects() for one in subject.contenders]
     return list(growth.NAMES) if growing else [*rows, *COLD]
 

@@ -1,4 +1,4 @@
-"""Mistakes in a user's own code: what a command prints for each. scripts/mistakes.py runs them with its own."""
+"""Mistakes in a user's code, and what a command prints for each. scripts/mistakes.py runs them with its own list."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SETS = ("train_data", "validation_data")
 
 @dataclass(frozen=True)
 class CodeMistake:
-    """A mistake in a module of a user's.
+    """A mistake in a user's module.
 
     Attributes:
       name: what is wrong.
@@ -141,7 +141,8 @@ CODE_MISTAKES = [
         {"build_losses": _LOSSES.format(_DIFFERENCE)}, overrides=_TWO,
     ),
     CodeMistake(
-        "no labels", ("{line:losses = keras}, in build_losses", "float32 [None, 8]\n", "is no pair (features, labels)"),
+        "no labels",
+        ("{line:losses = keras}, in build_losses", "float32 [None, 8]\n", "is not a pair (features, labels)"),
         {"build_inputs": _INPUTS.format("return tf.data.Dataset.from_tensor_slices(points()[0]).batch(20)")},
     ),
     CodeMistake(
@@ -157,7 +158,7 @@ CODE_MISTAKES = [
         {"build_model": _MODEL.format("keras.Sequential([Widen(), keras.layers.Dense(3)])")},
     ),
     CodeMistake(
-        "a metric that does not fit", ("the metric iou (MeanIoU) got this batch", "trainer_kit called what failed"),
+        "a metric that does not fit", ("the metric iou (MeanIoU) got this batch", "called the code that failed"),
         {"build_metrics": """
     def build_metrics(self, training=True):
         return [keras.metrics.MeanIoU(num_classes=3, name="iou")]
@@ -191,7 +192,7 @@ CODE_MISTAKES = [
         {"build_inputs": _INPUTS.format("return points()")}, 2,
     ),
     CodeMistake(
-        "names of metrics", ("build_metrics returned a list with 'accuracy', which is no metric",),
+        "names of metrics", ("build_metrics returned a list with 'accuracy', which is not a metric",),
         {"build_metrics": "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"}, 2,
     ),
     CodeMistake(

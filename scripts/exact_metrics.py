@@ -1,4 +1,4 @@
-"""Whether evaluations are exact: the metrics of all 1,797 digits against NumPy's, in every form of the loop.
+"""Checks that evaluations are exact: compares metrics of all 1,797 digits with NumPy's, in every form of the loop.
 
     python -m scripts.exact_metrics [--without-peer]
 
@@ -43,13 +43,13 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_three(labels: Any) -> Any:
-    """Returns what the AUC is of: whether each label is a three, as float32."""
+    """Returns the labels of the AUC: 1.0 where the digit is a three, else 0.0, as float32."""
     return tf.cast(tf.equal(labels, 3), tf.float32)
 
 
 @tk.register_task(tk.TaskConfig)
 class EveryMetric(tk.Task):
-    """Metrics of each kind; the names of the images go with them, as strings, to `aggregate_logs`."""
+    """Task with metrics of each kind; the images' names go to `aggregate_logs` as strings."""
 
     def build_model(self) -> keras.Model:
         """Returns a small net."""
@@ -68,7 +68,7 @@ class EveryMetric(tk.Task):
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model_outputs))
 
     def build_metrics(self, training: bool = True) -> list[Any]:
-        """Returns a count, a mean over examples and a metric of thresholds."""
+        """Returns a count, a mean over examples and a threshold metric."""
         entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
         return [
             keras.metrics.SparseCategoricalAccuracy("accuracy"),
@@ -77,7 +77,7 @@ class EveryMetric(tk.Task):
         ]
 
     def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
-        """Updates them."""
+        """Updates the metrics."""
         accuracy, entropy, auc = metrics
         accuracy.update_state(labels, model_outputs)
         entropy.update_state(labels, model_outputs)
@@ -93,7 +93,7 @@ class EveryMetric(tk.Task):
 
 
 class AggregatingEveryMetric(EveryMetric):
-    """Also computes metrics from the outputs for all images."""
+    """Task that also computes metrics from the outputs for all images."""
 
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
         """Returns the outputs, labels and names of all images so far."""
@@ -108,17 +108,17 @@ class AggregatingEveryMetric(EveryMetric):
 
 
 class NamingTrainer(Trainer):
-    """Names each image by a string that no replica sees."""
+    """Trainer that names each image by a string, which no replica sees."""
 
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the batch, and the pixels of each of its images as its name."""
+        """Returns the batch, and each image's pixels as its name."""
         inputs = next(iterator)
         images = self.strategy.experimental_local_results(inputs[0])
         return inputs, {"names": [tf.strings.reduce_join(tf.strings.as_string(some), axis=-1) for some in images]}
 
 
 def evaluated(form: str, replicas: int, batch: int) -> dict[str, float]:
-    """Returns the metrics of one evaluation of all digits; needs as many logical CPUs."""
+    """Returns the metrics of one evaluation of all digits; needs one logical CPU per replica."""
     task_class = EveryMetric if form == "graph, metrics only" else AggregatingEveryMetric
     data = {"global_batch_size": batch, "is_training": False, "drop_remainder": False}
     config = tk.ExperimentConfig(task=tk.TaskConfig()).replace(task={"validation_data": data}, trainer=FORMS[form])
@@ -129,7 +129,7 @@ def evaluated(form: str, replicas: int, batch: int) -> dict[str, float]:
 
 
 def exact(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns the same metrics of some of the digits by NumPy, in float64 from the weights on."""
+    """Returns the same metrics for some of the digits, computed by NumPy in float64 from the weights on."""
     weights = [weight.astype(np.float64) for weight in EveryMetric(tk.TaskConfig()).build_model().get_weights()]
     logits = np.tanh(images @ weights[0] + weights[1]) @ weights[2] + weights[3]
     shifted = logits - logits.max(axis=1, keepdims=True)
@@ -147,7 +147,7 @@ def exact(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def differences(found: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
-    """Returns how far each metric that was found is from what it should be."""
+    """Returns the absolute difference of each found metric from its expected value."""
     return {name: abs(value - expected[name]) for name, value in found.items()}
 
 
@@ -159,7 +159,7 @@ def _margin(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _area(positive: np.ndarray, chances: np.ndarray, thresholds: int = 200) -> float:
-    """The area under the ROC curve by the trapezoids between Keras' thresholds."""
+    """Returns the area under the ROC curve, by trapezoids between Keras' thresholds."""
     inner = np.arange(1, thresholds - 1) / (thresholds - 1)
     above = chances[:, None] > np.concatenate([[-1e-7], inner, [1 + 1e-7]])
     hits, alarms = above[positive].mean(axis=0), above[~positive].mean(axis=0)
@@ -174,7 +174,7 @@ def _strategy(replicas: int) -> tf.distribute.Strategy:
 
 
 def peer(batch: int) -> dict[str, float]:
-    """Returns loss and accuracy by Model Garden's trainer, with the defaults of its DataConfig, on one device."""
+    """Returns loss and accuracy from Model Garden's trainer, with the defaults of its DataConfig, on one device."""
     import tf_keras
     from official.core import base_task, base_trainer, config_definitions
 
@@ -202,7 +202,7 @@ def peer(batch: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the table; ends with 1 where one of ours is off."""
+    """Prints the table; exits with 1 if a metric of trainer_kit is not exact."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--without-peer", action="store_true", help="leave Model Garden out")
     arguments = parser.parse_args()
@@ -215,7 +215,7 @@ def main() -> None:
         worst = max(worst, _print_row(form, replicas, batch, differences(evaluated(form, replicas, batch), expected)))
     for batch in () if arguments.without_peer else BATCHES:
         _print_row("Model Garden", 1, batch, differences(peer(batch), expected))
-    print(f"largest of ours: {worst:.1e}, of {TOLERANCE:.0e} allowed")
+    print(f"largest difference of trainer_kit: {worst:.1e}; {TOLERANCE:.0e} is allowed")
     sys.exit(worst >= TOLERANCE)
 
 

@@ -1,4 +1,4 @@
-"""The examples in Markdown pages: Python files, and commands that run them.
+"""Reads the examples in Markdown pages: Python files, and the commands that run them.
 
 A page marks them by comments at the start of a line. `<!-- example: NAME.py -->` before a Python block makes it a file
 of that name, `<!-- run: NAME -->` before a Bash block makes it a command that has to end with 0 (`<!-- run: NAME, exit
@@ -38,7 +38,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Page:
-    """A page, and what it marks.
+    """A page with its marked examples.
 
     Attributes:
       path: Its path in the checkout.
@@ -56,7 +56,7 @@ class Page:
 
 
 def read_page(path: str, text: str) -> Page:
-    """Returns what the page with this text marks."""
+    """Returns the marked examples of a page with this text."""
     files = dict(_EXAMPLE.findall(text))
     commands = tuple(Command(name, block, int(code or 0)) for name, code, block in _RUN.findall(text))
     needs = tuple(_NEEDS.findall(text))

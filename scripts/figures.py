@@ -1,4 +1,4 @@
-"""Prints the size of the house: files, code lines and longest function on each floor, tests, annotations, docstrings.
+"""Prints the size of the package: files, code lines and longest function of each floor, tests, annotations, docstrings.
 
     .venv/bin/python -m scripts.figures
 

@@ -1,6 +1,6 @@
-"""The floors of trainer_kit and the rules of its house, as functions that return what breaks them.
+"""The architecture rules of trainer_kit, as functions that return the breaches of each rule.
 
-tests/test_architecture.py applies every rule to the checkout, and to a sample that breaks it.
+tests/test_architecture.py applies every rule to the checkout, and to a sample that breaks the rule.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def lower_floors_only(sources: Sequence[Source]) -> list[str]:
 
 
 def no_cycles(sources: Sequence[Source]) -> list[str]:
-    """No module needs itself to be imported."""
+    """No module imports itself, directly or through others."""
     known = {source.module for source in sources}
     graph = {}
     for source in sources:
@@ -189,7 +189,7 @@ def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
 
 
 def private_names_in_their_modules(sources: Sequence[Source]) -> list[str]:
-    """What a library does not publish, and another module's private names, are used in INTERNALS only."""
+    """Unpublished names of libraries, and other modules' private names, are used in INTERNALS only."""
     users: dict[str, str] = {}
     for use in private_uses(sources):
         if not any(is_within(use.module, f"{PACKAGE}.{room}") for room in INTERNALS):
@@ -225,7 +225,7 @@ def names_say_what_is_inside(sources: Sequence[Source]) -> list[str]:
 
 
 def module_docstrings(sources: Sequence[Source]) -> list[str]:
-    """Every module with something in it begins with a docstring."""
+    """Every module that is not empty begins with a docstring."""
     return [source.module for source in sources if source.tree.body and not ast.get_docstring(source.tree)]
 
 
@@ -285,12 +285,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def _inside(sources: Sequence[Source]) -> Iterator[Source]:
-    """The modules of the house; the front door, which names them all, is not one."""
+    """Returns the package's modules, without the top-level __init__, which names them all."""
     return (source for source in sources if source.module.startswith(PACKAGE + "."))
 
 
 def _nodes(node: ast.AST, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Walks a tree, telling what is run when the module is imported from what is not."""
+    """Yields each node of a tree, and whether it runs when the module is imported."""
     for child in ast.iter_child_nodes(node):
         later = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_types(child)
         yield child, at_start and not later

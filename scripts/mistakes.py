@@ -1,4 +1,4 @@
-"""Mistakes that a user makes, each run as a real command: what is printed, the exit code, and how long it took.
+"""Runs user mistakes as real commands: prints each message, its exit code, and how long the command took.
 
     .venv/bin/python -m scripts.mistakes
 
@@ -30,12 +30,12 @@ class Mistake:
     """A wrong command.
 
     Attributes:
-      name: what is wrong.
-      flags: given beside experiment, mode and model_dir, or in their place; `{folder}` is a folder of its own.
-      expected: part of the message.
-      code: the exit code.
-      files: to be there first, name -> text.
-      needs_tensorflow: whether it can be known only after the import; the others must be told without it.
+      name: The description of the mistake.
+      flags: Flags that are added to experiment, mode and model_dir, or replace them; `{folder}` is a new folder.
+      expected: A part of the message.
+      code: The exit code.
+      files: Files to create first, as (name, text).
+      needs_tensorflow: Whether the mistake is found only after importing TensorFlow; others must not import it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Mistake:
 
 
 def _experiment(name: str, method: str) -> str:
-    """Returns a module that registers a tiny experiment whose task has `method` in place of its own."""
+    """Returns the text of a module that registers a tiny experiment whose task overrides a method by `method`."""
     return f"""
 import tensorflow as tf, trainer_kit
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
@@ -157,7 +157,7 @@ MISTAKES = [
         "task.train_data.global_batch_size",
     ),
     _override("folder that is everything", "trainer.best_checkpoint_export_subdir=..", "'..' is not a plain folder"),
-    _override("folder that is taken", "trainer.validation_summary_subdir=train", "'train' is what trainer_kit calls"),
+    _override("folder that is taken", "trainer.validation_summary_subdir=train", "'train' is a name that trainer"),
     _override("evaluation that goes on at the end", "trainer.eval_recreate_iterator=false", "validation_steps"),
     _override("fewer tries than none", "trainer.recovery_max_trials=-2", "trainer.recovery_max_trials"),
     Mistake(
@@ -166,10 +166,10 @@ MISTAKES = [
         files=(("my.py", "import sys\nsys.exit(0)\n"),),
     ),
     _override("parameter servers", "runtime.distribution_strategy=parameter_server", "use multi_worker_mirrored"),
-    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500; 0 starts again"),
+    Mistake("a path for a step", {"from_step": "runs/x/ckpt-500"}, "such as 500 or ckpt-500, or 0 to start again"),
     Mistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
     Mistake("a checkpoint that is not there", {"from_step": "7"}, "there is no checkpoint of step 7"),
-    Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is what"),
+    Mistake("name of an evaluation that is taken", {"eval_name": "validation"}, "--eval_name: 'validation' is a name"),
     Mistake("tf.data service", {"tf_data_service": "grpc://host:1"}, "no reader of this release uses the tf.data"),
     Mistake("change of nothing", {"allow_config_change": "trainer.train_step"}, "did you mean trainer.train_steps"),
     Mistake(
@@ -250,9 +250,9 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a mistake: exit code, error text, seconds, what was written, whether TensorFlow was imported.
+    """The outcome of a mistake: exit code, error text, seconds, written files, whether TensorFlow was imported.
 
-    An event file, which TensorFlow opens with the first loop, does not count as written.
+    Event files, which TensorFlow opens with the first loop, do not count as written.
     """
 
     code: int
@@ -272,7 +272,7 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
 
 
 def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command) -> Outcome:
-    """Runs the wrong command by `run`, which returns its exit code and its error text."""
+    """Runs the wrong command with `run`, which returns its exit code and its error text."""
     for name, text in mistake.files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -281,11 +281,11 @@ def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int,
     given = [f"--{name}={value}" if name else value for name, value in flags.items() if value is not None]
     arguments = [argument.replace("{folder}", str(folder)) for argument in given]
     start = time.perf_counter()
-    code, told = run(arguments)
+    code, output = run(arguments)
     seconds = time.perf_counter() - start
     events = {str(path) for file in folder.rglob("events.out.tfevents*") for path in (file, *file.parents)}
     written = sorted({str(path) for path in folder.rglob("*") if "__pycache__" not in str(path)} - before - events)
-    lines = told.splitlines()
+    lines = output.splitlines()
     imported = any(line.startswith("import time:") and line.split()[-1] == "tensorflow" for line in lines)
     errors = [line for line in lines if not line.startswith(("WARNING: All log", "I0000", "E0000", "import time:"))]
     text = "\n".join(errors[next((i for i, line in enumerate(errors) if line.startswith("error")), 0) :])
@@ -293,7 +293,7 @@ def commit(mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int,
 
 
 def is_told(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
-    """Whether the outcome is as it should be."""
+    """Whether the outcome is as expected: message, exit code, no files written, TensorFlow imported only if needed."""
     expected = mistake.expected.replace("{folder}", str(folder))
     told = outcome.code == mistake.code and expected in outcome.text and "Traceback" not in outcome.text
     return told and not outcome.written and outcome.imported_tensorflow == mistake.needs_tensorflow
@@ -307,14 +307,14 @@ def run_module(
     path.write_text(mistake.module())
     flags = {**BASE, "experiment": "mine", "model_dir": f"{folder}/run", "import_module": str(path)}
     overrides = [f"--params_override={mistake.overrides}"] if mistake.overrides else []
-    code, told = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
-    lines = [line for line in told.splitlines(keepends=True) if not line.startswith("import time:")]
+    code, output = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
+    lines = [line for line in output.splitlines(keepends=True) if not line.startswith("import time:")]
     text = "".join(lines)
     return code, text[max(0, text.rfind("\nerror: ") + 1) :]
 
 
 def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:
-    """Returns what is wrong with the outcome of a mistake in a module; [] when it is told as it should be."""
+    """Returns what is wrong with the outcome of a mistake in a module; [] when it is reported as expected."""
     lines, path = mistake.module().splitlines(), folder / "mine.py"
 
     def place(match: re.Match[str]) -> str:
@@ -322,13 +322,13 @@ def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) ->
 
     expected = [re.sub(r"\{line:(.+?)\}(?=[,:])", place, part) for part in mistake.expected]
     found = [f"exit {mistake.code}, not {code}"] if code != mistake.code else []
-    found += [f"not told: {part}" for part in expected if part not in text]
+    found += [f"the message lacks: {part}" for part in expected if part not in text]
     found += ["a traceback"] if "Traceback" in text else []
     return found + ([f"more than {LINES} lines"] if text.count("\n") > LINES else [])
 
 
 def main() -> int:
-    """Prints the table; returns how many mistakes were not told as they should be."""
+    """Prints the table; returns the number of mistakes that were not reported as expected."""
     wrong = 0
     for code_mistake in CODE_MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
@@ -344,7 +344,7 @@ def main() -> int:
         wrong += not good
         marks = ("" if good else "  <-- WRONG") + ("  (needs TensorFlow)" if mistake.needs_tensorflow else "")
         print(f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}", flush=True)
-    print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not told as they should be")
+    print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not reported as expected")
     return wrong
 
 

@@ -36,7 +36,7 @@ _RATE = (
 )
 _IMAGES, _TWO_CLASSES = "task: {model: {num_classes: 2, input_size: [64, 64, 3]}}", "task: {model: {num_classes: 2}}"
 
-# What a user has to know for each: given in the second check.
+# Values that only a user can know, by experiment; the second check sets them.
 GIVEN: dict[str, tuple[str, ...]] = {
     "mock": (_OPTIMIZER,),
     **dict.fromkeys(("image_classification", "retinanet", "semantic_segmentation"), (_OPTIMIZER, _IMAGES)),
@@ -49,7 +49,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """What `check` says: its exit code, its message without line breaks, and the seconds it took."""
+    """A result of `check`: its exit code, its message without line breaks, and the seconds it took."""
 
     code: int
     message: str
@@ -57,7 +57,7 @@ class Checked:
 
 
 def check(server: ForkServer, name: str, overrides: tuple[str, ...] = ()) -> Checked:
-    """Runs `trainer-kit check` for an experiment of theirs."""
+    """Runs `trainer-kit check` for an experiment of Model Garden."""
     arguments = ["check", PREFIX + name, *(f"--params_override={text}" for text in overrides)]
     ended = server.run(_command, arguments, timeout=600)
     _, _, error = ended.text.partition("\nerror: ")

@@ -73,7 +73,7 @@ class Outcomes:
 
     Attributes:
       tests: "passed", "skipped" or the last line of the error, by the name Class.method.
-      problem: why the file, or the rest of it, did not run; "" if it did.
+      problem: why the file, or the rest of it, did not run; "" if all of it ran.
       seconds: how long it took.
     """
 
@@ -88,7 +88,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Row:
-    """One file of the table: its tests by Model Garden alone, and with trainer_kit in its place."""
+    """One file of the table: its tests with Model Garden alone, and with trainer_kit's names."""
 
     file: str
     theirs: Outcomes
@@ -97,26 +97,26 @@ class Row:
 
     @property
     def differing(self) -> list[str]:
-        """The names of the tests that pass by Model Garden alone, and not with trainer_kit."""
+        """The names of the tests that pass with Model Garden alone, but not with trainer_kit."""
         return sorted(self.theirs.passed() - self.ours.passed())
 
     @property
     def meant(self) -> list[str]:
-        """Those of them that stand in the docs; a name there is one for all parameters of a test."""
+        """The differing tests that the docs list; a listed name stands for all parameters of a test."""
         return [name for name in self.differing if any(_is_of(name, one) for one in self.listed)]
 
     @property
     def unexpected(self) -> list[str]:
-        """Those of them that do not."""
+        """The differing tests that the docs do not list."""
         return [name for name in self.differing if name not in self.meant]
 
     @property
     def outdated(self) -> list[str]:
-        """The names in the docs of which no test differs."""
+        """The names listed in the docs for which no test differs."""
         return [one for one in sorted(self.listed) if not any(_is_of(name, one) for name in self.differing)]
 
     def cells(self) -> tuple[str, ...]:
-        """Returns what the table says of the file."""
+        """Returns the file's cells in the table."""
         ran = sum(outcome != SKIPPED for outcome in self.theirs.tests.values())
         both = len(self.theirs.passed() & self.ours.passed())
         numbers = (ran, len(self.theirs.passed()), both, len(self.meant), len(self.unexpected))
@@ -130,14 +130,14 @@ def _is_of(name: str, test: str) -> bool:
 
 @dataclass(frozen=True)
 class Replaced:
-    """The public names of a module of Model Garden: those with another object now, and those that are still its own."""
+    """The public names of a Model Garden module: those that were replaced, and those that are still its own."""
 
     ours: list[str]
     theirs: list[str]
 
 
 def replace_modules() -> dict[str, Replaced]:
-    """Puts the names of trainer_kit into Model Garden's modules, in this process; returns what it did by module."""
+    """Puts trainer_kit's names into Model Garden's modules in this process; returns module -> Replaced."""
     found = {}
     for theirs, ours in REPLACED.items():
         module, door = importlib.import_module(theirs), importlib.import_module(ours)
@@ -151,16 +151,16 @@ def replace_modules() -> dict[str, Replaced]:
 
 
 def tell_names() -> None:
-    """Prints, for each module, whose names its are when the tests run with trainer_kit."""
+    """Prints, for each module, which names are trainer_kit's and which are Model Garden's when the tests run."""
     for module, names in replace_modules().items():
         left = f"; still Model Garden's: {', '.join(names.theirs)}" if names.theirs else ""
         print(f"{module}: trainer_kit's {', '.join(names.ours)}{left}")
 
 
 def run_file(file: str, replaced: bool, results: str) -> None:
-    """Runs the tests of one file in this process, and adds a line of JSON for each to the file `results`.
+    """Runs the tests of one file in this process, and appends a line of JSON for each to the file `results`.
 
-    A test that is there already is not run again.
+    A test that `results` already has is not run again.
     """
     from absl import flags
 
@@ -243,9 +243,9 @@ def _one_line(error: Any) -> str:
 
 
 def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Outcomes:
-    """Runs the tests of one file in a process of its own, and returns how they ended.
+    """Runs the tests of one file in a separate process, and returns their outcomes.
 
-    After a test that ends the process, or takes too long, the others run in another one.
+    After a test that ends the process, or takes too long, the remaining tests run in another process.
     """
     results = folder / f"{file.replace('/', '.')}.{'ours' if replaced else 'theirs'}.jsonl"
     results.unlink(missing_ok=True)
@@ -258,12 +258,12 @@ def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Out
         known, found.tests = len(found.tests), read_results(results)
         if not problem or len(found.tests) == known:
             break
-    found.seconds, found.problem = time.monotonic() - begin, problem and f"{problem}; {log} says why"
+    found.seconds, found.problem = time.monotonic() - begin, problem and f"{problem}; see {log}"
     return found
 
 
 def _run(server: ForkServer, *arguments: Any) -> tuple[str, str]:
-    """Runs tests in one process; returns what went wrong, if anything did, and what they have written."""
+    """Runs tests in one process; returns the problem ("" if none) and the output."""
     try:
         ended = server.run(run_file, *arguments, timeout=TIME_LIMIT)
     except TimeoutError as error:
@@ -288,23 +288,25 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def report(row: Row) -> list[str]:
-    """Returns what there is to say of one file beside its row."""
+    """Returns lines about a file's problems, unexpected differences and outdated entries in the docs."""
     lines = [
         f"{row.file}: {kind}: {one.problem}"
         for kind, one in (("Model Garden", row.theirs), ("trainer_kit", row.ours))
         if one.problem
     ]
     lines += [f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected]
-    return lines + [f"{row.file}: {name} stands in {_DOCS.name}, and does not differ" for name in row.outdated]
+    return lines + [f"{row.file}: {name} is listed in {_DOCS.name}, but does not differ" for name in row.outdated]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the table, and what is unexpected; returns the exit code."""
+    """Prints the table and the unexpected differences; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="below the package `official`; default: the list")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="test files below the package `official`; default: FILES"
+    )
     parser.add_argument("--theirs", action="store_true", help="run Model Garden alone, and print what fails there")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
-    parser.add_argument("--logs", default=None, help="folder of the logs; default: a new one")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of parallel processes")
+    parser.add_argument("--logs", default=None, help="folder for the logs; default: a new one")
     options = parser.parse_args(arguments)
     files = [one.partition("official/")[2] or one for one in options.files] or list(FILES)
     folder = Path(options.logs or tempfile.mkdtemp(prefix="model_garden_tests_"))

@@ -22,7 +22,7 @@ _ONESELF = ("self", "cls")
 
 @dataclass(frozen=True)
 class Use:
-    """A use of a name that is not public: the name, where, and the text."""
+    """A use of a name that is not public: the name, its place, and the text."""
 
     name: str
     module: str
@@ -40,7 +40,7 @@ class _Class:
 
 @dataclass(frozen=True)
 class _Names:
-    """What a module defines, its classes, and what it imports: name -> dotted target."""
+    """A module's defined names, its classes, and its imports: name -> dotted target."""
 
     source: Source
     imports: dict[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def private_uses(sources: Sequence[Source]) -> list[Use]:
 
 
 def _uses(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> Iterator[Use]:
-    """Yields the uses below a node; `inside` is the class that `self` is of."""
+    """Yields the uses below a node; `inside` is the class of `self`."""
     for child in ast.iter_child_nodes(node):
         for name in _private(child, names, known, inside):
             yield Use(name, names.source.module, getattr(child, "lineno", 0), ast.unparse(child))
@@ -97,7 +97,7 @@ def _private_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
-    """Returns the object and the name of an attribute that is asked for, by a dot or by a string."""
+    """Returns the object and the name of an attribute access, by a dot or by a string."""
     if isinstance(node, ast.Attribute):
         return node.value, node.attr
     if isinstance(node, ast.Call) and ast.unparse(node.func) in _BY_STRING and len(node.args) > 1:
@@ -108,7 +108,7 @@ def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
 
 
 def _names_of(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]:
-    """Returns what a class defines, and what its bases do that are in the sources."""
+    """Returns the names that a class and those of its bases that are in the sources define."""
     if name not in names.classes:
         module, _, name = names.imports.get(name, "").rpartition(".")
         if module not in known or name not in known[module].classes:
@@ -119,7 +119,7 @@ def _names_of(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]
 
 
 def _defined(node: ast.AST) -> set[str]:
-    """Returns the names that are defined below a node: functions, classes, variables, and attributes of oneself."""
+    """Returns the names defined below a node: functions, classes, variables, and attributes of `self`."""
     found = set()
     for child in ast.walk(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

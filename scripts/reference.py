@@ -114,7 +114,7 @@ def _page(title: str, lines: Iterable[str]) -> str:
 
 
 def _sections(path: str, config_class: type[Config], value: Any) -> Iterator[tuple[str, type[Config], Any]]:
-    """Yields path, class and default of a section and all that are inside it; that of a model is the task's own."""
+    """Yields path, class and default of a section and of all sections inside it, except a task's model section."""
     yield path, config_class, value
     for name, doc in field_docs(config_class).items():
         if doc.section is not None and doc.section is not Config:
@@ -122,7 +122,7 @@ def _sections(path: str, config_class: type[Config], value: Any) -> Iterator[tup
 
 
 def _as_before(path: str, config_class: type[Config], value: Any) -> str:
-    """Returns the text for a section of a class that the page has already, with the defaults that differ."""
+    """Returns the text for a section whose class the page has already, with the defaults that differ."""
     others = {
         name: show(getattr(value, name))
         for name, doc in field_docs(config_class).items()
@@ -133,7 +133,7 @@ def _as_before(path: str, config_class: type[Config], value: Any) -> str:
 
 
 def _several(doc: FieldDoc) -> str:
-    """Returns what stands for the name or the number of one of several sections."""
+    """Returns the placeholder for the name or the number of one of several sections."""
     return ".<name>" if doc.allowed.startswith("a mapping") else "[<n>]" if doc.allowed.startswith("a list") else ""
 
 
@@ -152,10 +152,10 @@ def _anchor(heading: str) -> str:
 
 
 class _Recorder(argparse.ArgumentParser):
-    """A parser that notes how its arguments are written and what they mean.
+    """A parser that records how its arguments are written and what they mean.
 
     Attributes:
-      noted: pairs of both.
+      noted: pairs of an argument's form and its meaning.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class _Recorder(argparse.ArgumentParser):
         self.noted: list[tuple[str, str]] = []
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Adds an argument, and notes it."""
+        """Adds an argument, and records it."""
         choices = options.get("choices")
         value = options.get("metavar") or (" or ".join(choices) if choices else names[0].lstrip("-").upper())
         takes_none = options.get("action") == "store_true"
@@ -172,7 +172,7 @@ class _Recorder(argparse.ArgumentParser):
         return super().add_argument(*names, **options)
 
     def add_mutually_exclusive_group(self, **options: Any) -> Any:
-        """Returns the parser itself, so that the arguments of the group are noted too."""
+        """Returns the parser itself, so that the arguments of the group are recorded too."""
         return self
 
 
@@ -195,7 +195,7 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _escaped(cell: str) -> str:
-    """Returns a cell in which a bar is no border, and `<name>` is no HTML outside of code."""
+    """Returns a cell with bars escaped, and, outside of code, `<` escaped so that `<name>` is not HTML."""
     parts = cell.replace("|", "\\|").split("`")
     return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
 

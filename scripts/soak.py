@@ -1,11 +1,11 @@
-"""A run under a supervisor and a sidecar beside it, under faults of all kinds, against a run that nothing happens to.
+"""Compares a supervised run with a sidecar, under faults of all kinds, with an uninterrupted run.
 
     scripts/soak.sh [MINUTES] [SEED] [--keep]
 
 Faults: kill -9, SIGTERM (with SIGINT too) and SIGHUP of the trainer, kill -9 of the sidecar, and, while the trainer is
-down, damage to its files (soak_faults.py), or the loss of one that it cannot make up for (soak_losses.py). The folder
-of the run is moved away and back, too: that ends the supervisor with exit code 6, and the command is given again. A
-full disk is not among the faults.
+down, damage to its files (soak_faults.py), or the loss of a file that it cannot rebuild (soak_losses.py). The run's
+folder is also moved away and back: this ends the supervisor with exit code 6, and the command is run again. A full
+disk is not among the faults.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _POLL_SECONDS = 0.05
 
 
 def main() -> int:
-    """Runs the soak; returns 0 when nothing differs and nobody had to help."""
+    """Runs the soak; returns 0 when nothing differs and no help was needed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("minutes", type=float, nargs="?", default=20.0)
     parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--keep", action="store_true", help="keep the folders when all is well, too")
+    parser.add_argument("--keep", action="store_true", help="keep the folders even if the test passes")
     arguments = parser.parse_args()
     # What nohup starts ignores SIGHUP, and what a shell starts in the background SIGINT; the trainers must not.
     for number in (signal.SIGHUP, signal.SIGINT):
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _run_with_faults(soak: Soak, seconds: float) -> int | None:
-    """Trains to the end, with faults for so long; returns the supervisor's exit code, None if it hangs."""
+    """Trains to the end, with faults in the first `seconds`; returns the supervisor's exit code, None if it hangs."""
     try:
         while time.monotonic() - soak.begin < seconds and _progress(soak):
             _fault(soak)
@@ -81,9 +81,9 @@ def _run_with_faults(soak: Soak, seconds: float) -> int | None:
 
 
 def _progress(soak: Soak) -> bool:
-    """Returns True when the trainer is alive and past the heartbeat of now; False when the run has ended, or hangs.
+    """Returns True once the trainer is alive and beyond its current heartbeat; False if the run has ended or hangs.
 
-    A supervisor takes a second crash at the same heartbeat's step for one that will come again, and ends.
+    A supervisor takes two crashes at the same heartbeat's step for a permanent fault, and ends.
     """
     begin, known = time.monotonic(), (read_heartbeat(soak.run) or {}).get("step", 0)
     told: object = None
@@ -102,7 +102,7 @@ def _progress(soak: Soak) -> bool:
 
 
 def _fault(soak: Soak) -> None:
-    """One fault, or several at once, after a random while."""
+    """Causes a fault, or several at once, after a random time."""
     end = time.monotonic() + soak.chance.uniform(0, 5)
     while time.monotonic() < end and soak.supervisor.poll() is None:
         time.sleep(_POLL_SECONDS)
@@ -127,7 +127,7 @@ def _fault(soak: Soak) -> None:
 
 
 def _check_stop(soak: Soak, name: str, attempts: int) -> None:
-    """Waits for the end of a trainer that was asked to stop: it has to save, and to say so by its exit code."""
+    """Waits for the end of a trainer that was asked to stop; its exit code has to say that it saved."""
     begin = time.monotonic()
     while len(soak.attempts()) == attempts:
         if time.monotonic() - begin > PATIENCE:
@@ -140,14 +140,14 @@ def _check_stop(soak: Soak, name: str, attempts: int) -> None:
 
 
 def _damage(soak: Soak, pid: int) -> None:
-    """Hurts the files of the trainer that was killed, with its lock held: no trainer is there meanwhile."""
+    """Damages the files of the killed trainer while holding its lock, so that no trainer starts meanwhile."""
     while _alive(pid):
         time.sleep(_POLL_SECONDS / 10)
     with open(soak.run / LOCK, "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # the next one is there already
+            return  # the next trainer has already started
         names = {soak.draw(list(DAMAGES)) for _ in range(soak.chance.choice([1, 1, 2]))}
         for name in sorted(names & ALONE)[:1] or sorted(names):
             if what := DAMAGES[name](soak.run, soak.chance):
@@ -177,7 +177,7 @@ def _wait_for_end(soak: Soak) -> int | None:
 
 
 def _judge(soak: Soak, code: int | None) -> bool:
-    """Compares with a run that nothing happens to, and prints the table; returns whether all is well."""
+    """Compares the run with an uninterrupted one, and prints the table; returns whether the test passes."""
     from trainer_kit.evals.run_comparison import compare_runs
 
     whole = soak.base / "uninterrupted"
@@ -188,12 +188,12 @@ def _judge(soak: Soak, code: int | None) -> bool:
     differences += compare_runs(whole, soak.run) if code == 0 else []
     differences += _sidecar_differences(soak.run)
     if soak.faults["foreign checkpoint"] and not foreign_kept(soak.run):
-        differences += ["the checkpoint of somebody else is gone"]
+        differences += ["the foreign checkpoint is gone"]
     differences += [f"left over: {name}" for name in halves(soak.run)]
     rows = {
         **{f"fault: {kind}": count for kind, count in sorted(soak.faults.items())},
         "faults": sum(soak.faults.values()),
-        "kinds that did not come": ", ".join(sorted(KINDS - soak.faults.keys())) or "none",
+        "kinds that did not occur": ", ".join(sorted(KINDS - soak.faults.keys())) or "none",
         "restarts of the trainer": len(soak.attempts()) - 1,
         "restarts of the sidecar": soak.sidecar_starts - 1,
         "exit code": code,
@@ -210,9 +210,9 @@ def _judge(soak: Soak, code: int | None) -> bool:
 
 
 def _sidecar_differences(run: Path) -> list[str]:
-    """Where the sidecar has other numbers than the trainer for the same step, or a step twice.
+    """Returns the steps for which the sidecar and the trainer have different metrics, or that the sidecar has twice.
 
-    Its best so far is that of its own evaluations: it sees checkpoints that the trainer does not evaluate.
+    The sidecar's best so far is that of its own evaluations: it sees checkpoints that the trainer does not evaluate.
     """
     own, its = (list(files.read_lines(run / "evals" / f"{name}.jsonl")) for name in ("validation", "continuous_eval"))
     wanted = {record["step"]: record["metrics"] for record in own}

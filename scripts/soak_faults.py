@@ -1,7 +1,7 @@
-"""The damage that the soak test does to a run's files while its trainer is down; only what a restart survives.
+"""Damages that the soak test causes in a run's files while its trainer is down; a restart survives all of them.
 
-Each function takes the run's folder and a random generator, and returns what it has done; "" if there was nothing that
-it could damage: at least one whole checkpoint is always left beside the one that is hurt.
+Each function takes the run's folder and a random generator, and returns a description of the damage, or "" if it could
+not damage anything: at least one other complete checkpoint is always left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def truncate_index(run: Path, chance: random.Random) -> str:
 
 
 def flip_bit(run: Path, chance: random.Random) -> str:
-    """Turns one bit of the newest checkpoint's data, which its record tells."""
+    """Flips one bit of the newest checkpoint's data; its record has the checksum."""
     prefix = _newest_with_older(run)
     if prefix is None or read_record(prefix) is None:
         return ""
@@ -55,7 +55,7 @@ def remove_data(run: Path, chance: random.Random) -> str:
 
 
 def remove_record(run: Path, chance: random.Random) -> str:
-    """Removes the newest checkpoint's commit record; the checkpoint itself is whole."""
+    """Removes the newest checkpoint's commit record; the checkpoint itself stays complete."""
     del chance
     return _on_newest(run, RECORD, _remove)
 
@@ -80,7 +80,7 @@ def tear_pointer(run: Path, chance: random.Random) -> str:
 
 
 def tear_best(run: Path, chance: random.Random) -> str:
-    """Cuts info.json or removes it; the weights beside it, and their record, stay, and so does the ledger's line."""
+    """Cuts info.json or removes it; the weights, their record and the ledger's line stay."""
     path = run / "best_ckpt" / "info.json"
     evaluated = {line.get("step") for line in files.read_lines(run / "evals" / "validation.jsonl")}
     weights = complete_checkpoints(str(path.parent)).items()
@@ -94,7 +94,7 @@ def tear_best(run: Path, chance: random.Random) -> str:
 
 
 def tear_ledger(run: Path, chance: random.Random) -> str:
-    """Cuts the ledger's last line, if the evaluation is one that a restart makes up or comes to again."""
+    """Cuts the ledger's last line, if a restart will repeat that evaluation."""
     path = run / "evals" / "validation.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     newest = _newest(run)
@@ -109,7 +109,7 @@ def tear_ledger(run: Path, chance: random.Random) -> str:
 
 
 def tear_history(run: Path, chance: random.Random) -> str:
-    """Cuts the last line of metrics.jsonl, if it comes again: it is of a step after the newest checkpoint."""
+    """Cuts the last line of metrics.jsonl, if its step is after the newest checkpoint, so that it comes again."""
     path, newest = run / "metrics.jsonl", _newest(run)
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if not lines or newest is None or not lines[-1].endswith(b"\n") or json.loads(lines[-1])["step"] <= step_of(newest):
@@ -125,7 +125,7 @@ def tear_heartbeat(run: Path, chance: random.Random) -> str:
 
 
 def leave_debris(run: Path, chance: random.Random) -> str:
-    """Leaves what a process leaves that dies while it writes."""
+    """Leaves the temporary files of a process that dies while writing."""
     step = chance.randrange(10**6, 10**7)
     (run / f"ckpt-{step}_temp").mkdir()
     (run / f"ckpt-{step}_temp" / "part").write_bytes(b"half")
@@ -134,18 +134,18 @@ def leave_debris(run: Path, chance: random.Random) -> str:
 
 
 def leave_foreign(run: Path, chance: random.Random) -> str:
-    """Puts a checkpoint of somebody else there, without a record; `foreign_kept` looks for it at the end."""
+    """Adds a foreign checkpoint without a record; `foreign_kept` looks for it at the end."""
     del chance
     prefix = _newest(run)
     if prefix is None or (run / "ckpt-7.index").exists():
         return ""
     for end in FOREIGN_FILES:
         shutil.copy(f"{prefix}{end}", run / f"ckpt-7{end}")
-    return "ckpt-7 of somebody else"
+    return "foreign checkpoint ckpt-7"
 
 
 def leave_half(run: Path, chance: random.Random) -> str:
-    """Leaves the half of a save that was killed: a mark, and data without an index."""
+    """Leaves half of a killed save: a mark, and data without an index."""
     prefix, run_id = _newest(run), read_run_id(str(run))
     if prefix is None or not run_id:
         return ""
@@ -156,17 +156,17 @@ def leave_half(run: Path, chance: random.Random) -> str:
 
 
 def foreign_kept(run: Path) -> bool:
-    """Whether the checkpoint of `leave_foreign` is whole."""
+    """Whether the checkpoint of `leave_foreign` is complete."""
     return problem(str(run / "ckpt-7")) == ""
 
 
 def halves(run: Path) -> list[str]:
-    """Returns the data files of checkpoints without an index: what is left of saves that were killed."""
+    """Returns the data files of checkpoints without an index, which killed saves have left."""
     names = {path.name for path in run.glob("ckpt-*")}
     return sorted(name for name in names if ".data-" in name and f"{name.partition('.')[0]}.index" not in names)
 
 
-# What stops a trainer so that it saves and is started again: launchers forward SIGTERM and SIGINT together.
+# Signals after which a trainer saves and is started again; launchers forward SIGTERM and SIGINT together.
 STOPS: tuple[tuple[signal.Signals, ...], ...] = (
     (signal.SIGTERM,),
     (signal.SIGTERM, signal.SIGINT),
@@ -193,16 +193,16 @@ DAMAGES: dict[str, Damage] = {
     "history emptied": empty_history,
     "ledger emptied": empty_ledger,
 }
-ALONE = {"history emptied", "ledger emptied"}  # what they take was recorded by the checkpoint that is newest then
+ALONE = {"history emptied", "ledger emptied"}  # they need the newest checkpoint, which records what they remove
 
 
 def _newest(run: Path) -> str | None:
-    """The newest whole checkpoint."""
+    """Returns the newest complete checkpoint."""
     return next((path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)), None)
 
 
 def _newest_with_older(run: Path) -> str | None:
-    """The newest whole checkpoint, if an older one is whole too."""
+    """Returns the newest complete checkpoint, if an older one is complete too."""
     whole = [path for step, path in complete_checkpoints(str(run)).items() if step != 7 and not problem(path)]
     return whole[-1] if len(whole) > 1 else None
 
@@ -231,4 +231,4 @@ def _flip(path: Path, chance: random.Random) -> str:
     bit = chance.randrange(len(data) * 8)
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
-    return f"bit {bit} turned"
+    return f"bit {bit} flipped"

@@ -1,7 +1,7 @@
-"""Two losses that the soak test makes while the trainer is down: metrics.jsonl or the ledger is emptied.
+"""Two losses that the soak test causes while the trainer is down: it empties metrics.jsonl or the ledger.
 
-A run goes on after such a loss, and has to print what is missing. What was lost is kept outside the run and put back
-before the comparison, so that all of the rest can be compared as usual.
+The run continues after such a loss, and has to print what is missing. The lost lines are kept outside the run and put
+back before the comparison, so that everything else can be compared as usual.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from trainer_kit.evals.best.info_json import read_info
 
 HISTORY, LEDGER = "metrics.jsonl", "evals/validation.jsonl"
 WARNINGS = {"history emptied": "has lost reports", "ledger emptied": "has lost evaluations"}
-LONG_AGO = 1000  # steps; damage to checkpoints does not take the run further back than that
+LONG_AGO = 1000  # steps; damaged checkpoints never set the run back further
 
 
 def empty_history(run: Path, chance: random.Random) -> str:
-    """Empties metrics.jsonl, if the checkpoint that the run goes on from records that there was something in it."""
+    """Empties metrics.jsonl, if the newest checkpoint records that the file had content."""
     del chance
     return _empty(run, HISTORY) if _recorded(run, "history") else ""
 
 
 def empty_ledger(run: Path, chance: random.Random) -> str:
-    """Empties the ledger, if the newest checkpoint records that there was something in it, and info.json has the best.
+    """Empties the ledger, if the newest checkpoint records that it had content, and info.json has the best.
 
-    The best has to be of an early step: the run goes on from info.json alone, and a later one would come again.
+    The best has to be of an early step: the run continues from info.json alone, and would repeat a later evaluation.
     """
     del chance
     info, newest = read_info(str(run / "best_ckpt"), quiet=True), _newest(run)
@@ -39,7 +39,7 @@ def empty_ledger(run: Path, chance: random.Random) -> str:
 
 
 def put_back(run: Path) -> None:
-    """Puts the lines that were taken back into their files, in the order of the steps; later lines stay."""
+    """Puts the removed lines back into their files, in the order of their steps; later lines stay."""
     for name in (HISTORY, LEDGER):
         lines = {}
         for path in [*sorted(_taken(run, name), key=lambda path: int(path.suffix[1:])), run / name]:
@@ -51,7 +51,7 @@ def put_back(run: Path) -> None:
 
 
 def _recorded(run: Path, what: str) -> bool:
-    """Whether the newest whole checkpoint records that anything of the run's reports or evaluations was there."""
+    """Whether the newest complete checkpoint records that `what`, reports or evaluations, existed."""
     newest = _newest(run)
     record = (read_record(newest) or {}) if newest else {}
     return max(record.get("recorded", {}).get(what, [0])) > 0
@@ -69,7 +69,7 @@ def _empty(run: Path, name: str) -> str:
     kept.parent.mkdir(exist_ok=True)
     kept.write_bytes(text)
     (run / name).write_bytes(b"")
-    return f"{name}: {len(text.splitlines())} lines taken"
+    return f"{name}: {len(text.splitlines())} lines removed"
 
 
 def _taken(run: Path, name: str) -> list[Path]:

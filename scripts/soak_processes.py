@@ -1,4 +1,4 @@
-"""What the soak test runs: the supervised trainer, and the sidecar; and the move of the run's folder under both."""
+"""The processes of the soak test, a supervised trainer and a sidecar, and the move of the run's folder under them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OVERRIDES = (
     "trainer.validation_interval=500,trainer.continuous_eval_timeout=3600,"
     "trainer.optimizer_config.ema.average_decay=0.99,task.model.dropout=0.2"
 )
-# trainer_kit.supervise with short waits: a soak has more crashes in an hour than a run has in a year.
+# trainer_kit.supervise with short waits: a soak has more crashes in an hour than a usual run in a year.
 SUPERVISED = """
 import logging, sys
 import trainer_kit
@@ -41,15 +41,15 @@ _EXPLAINED = (ExitCode.DONE, ExitCode.PREEMPTED, -9)  # ends of a trainer: stopp
 
 @dataclass
 class Soak:
-    """What runs, and what has happened.
+    """The processes of the soak test, and a record of what has happened.
 
     Attributes:
-      base: the folder of it all.
-      steps: that the run has to take.
-      chance: decides on everything.
-      faults: how many there were, by kind.
-      oddities: what no fault explains.
-      expected: (size of the trainer's log, text that it has to print after that).
+      base: The folder of the whole test.
+      steps: The number of training steps.
+      chance: The random generator of all decisions.
+      faults: The number of faults by kind.
+      oddities: Events that no fault explains.
+      expected: Pairs of a size of the trainer's log and a text that it has to print after that.
     """
 
     base: Path
@@ -72,12 +72,12 @@ class Soak:
         return self.base / "run"
 
     def log(self, kind: str, what: str) -> None:
-        """Prints a fault, with its moment, and counts it."""
+        """Prints a fault with its time, and counts it."""
         self.faults[kind] += 1
         print(f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}: {what}", flush=True)
 
     def draw(self, kinds: Sequence[_Kind]) -> _Kind:
-        """Returns one of the kinds by chance, and each of them before one comes again."""
+        """Returns a random kind; each kind comes once before any is repeated."""
         deck = self._decks.setdefault(tuple(kinds), [])
         if not deck:
             deck += self.chance.sample(kinds, len(kinds))
@@ -99,12 +99,12 @@ class Soak:
             )
 
     def start_supervisor(self) -> subprocess.Popen[bytes]:
-        """Starts the supervisor of the trainer, which starts that."""
+        """Starts the supervisor, which starts the trainer."""
         command = self.command("train_and_eval", self.run)
         return self.start(_RUN_LOG, [sys.executable, "-c", SUPERVISED, str(self.run), *command])
 
     def keep_sidecar(self) -> None:
-        """Starts the sidecar, and again when it has died, as whatever runs it would."""
+        """Starts the sidecar, or restarts it if it has died."""
         if self.sidecar is not None and (code := self.sidecar.poll()) is None:
             return
         if self.sidecar is not None and code:
@@ -113,7 +113,7 @@ class Soak:
         self.sidecar = self.start(_SIDECAR_LOG, self.command("continuous_eval", self.run))
 
     def kill_sidecar(self) -> None:
-        """Kills it if it runs."""
+        """Kills the sidecar if it runs."""
         if self.sidecar is not None and self.sidecar.poll() is None:
             self.sidecar.kill()
             self.sidecar.wait()
@@ -121,16 +121,16 @@ class Soak:
             self.sidecar = None
 
     def attempts(self) -> list[dict[str, Any]]:
-        """Returns what the supervisor tells of the attempts that have ended."""
+        """Returns the supervisor's records of the attempts that have ended."""
         return list(files.read_lines(self.run / "attempts.jsonl"))
 
     def expect(self, text: str) -> None:
-        """Notes what the trainer has to print from now on."""
+        """Notes a text that the trainer has to print from now on."""
         self.expected.append((log.stat().st_size if (log := self.base / _RUN_LOG).exists() else 0, text))
 
 
 def step_reached(run: Path) -> int:
-    """Returns the step of the last line of the history; 0 if there is none."""
+    """Returns the step of the last line of metrics.jsonl; 0 if there is none."""
     with contextlib.suppress(OSError), open(run / "metrics.jsonl", "rb") as stream:
         stream.seek(max(os.fstat(stream.fileno()).st_size - 4096, 0))
         steps = re.findall(rb'"step": (\d+)', stream.read())
@@ -139,14 +139,14 @@ def step_reached(run: Path) -> int:
 
 
 def move_folder(soak: Soak) -> None:
-    """Moves the folder of the run while it is in use, and back when all have ended; then the same command goes on.
+    """Moves the run's folder while it is in use, moves it back when all processes have ended, and restarts the run.
 
-    The supervisor, and the sidecar if it has begun, have to end with exit code 6 and the reason, and to leave nothing
-    at the old path.
+    The supervisor, and the sidecar if it has begun, have to end with exit code 6 and the reason, and must not leave
+    anything at the old path.
     """
     lease = read_heartbeat(soak.run / "evals", "continuous_eval.lease.json") or {}
     if soak.sidecar is None or lease.get("pid") != soak.sidecar.pid:
-        soak.kill_sidecar()  # it would begin at the old path
+        soak.kill_sidecar()  # it would start at the old path
     elsewhere = soak.base / "moved"
     soak.log("folder moved", elsewhere.name)
     soak.expect(MOVED)
@@ -154,14 +154,15 @@ def move_folder(soak: Soak) -> None:
     code = _end_of(soak, "supervisor", soak.supervisor)
     beside = _end_of(soak, "sidecar", soak.sidecar) if soak.sidecar is not None else None
     if soak.run.exists():
-        soak.oddities.append(f"something was written where the folder was: {sorted(os.listdir(soak.run))}")
+        written = sorted(os.listdir(soak.run))
+        soak.oddities.append(f"after the folder was moved, something was written at its old path: {written}")
         soak.run.rename(soak.base / f"second_half_{len(soak.oddities)}")
     elsewhere.rename(soak.run)
     if code == ExitCode.DONE:  # the last write came before the move
         soak.expected.pop()
         return
     if code != ExitCode.STORAGE or beside not in (None, ExitCode.STORAGE, ExitCode.DONE):
-        soak.oddities.append(f"the folder was moved: exit code {code}, of the sidecar {beside}")
+        soak.oddities.append(f"after the folder was moved, the exit code was {code}, and the sidecar's {beside}")
     soak.sidecar, soak.supervisor = None, soak.start_supervisor()
 
 
@@ -169,13 +170,13 @@ def _end_of(soak: Soak, what: str, process: subprocess.Popen[bytes]) -> int | No
     try:
         return process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        soak.oddities.append(f"the folder was moved, and the {what} did not end")
+        soak.oddities.append(f"after the folder was moved, the {what} did not end")
         process.kill()
         return process.wait()
 
 
 def odd_ends(soak: Soak) -> list[str]:
-    """Returns what logs and attempts.jsonl tell that no fault explains, and which warnings are not there."""
+    """Returns events in logs and attempts.jsonl that no fault explains, and expected warnings that are missing."""
     text = (soak.base / _RUN_LOG).read_bytes()
     places = [*(place for place, _ in soak.expected), len(text)]
     odd = [

@@ -1,9 +1,9 @@
-"""Two workers, each under a supervisor of its own, of which now one, now the other is killed; then the comparison.
+"""Kills one or the other of two supervised workers repeatedly, then compares with an uninterrupted run.
 
     python -m scripts.soak_workers [KILLS=5] [SEED=0]
 
-Nobody helps: the supervisors start the killed worker and the one that is left over again. Exit code 0: the run ends
-with the bits of one that nothing happened to.
+Each worker has its own supervisor. The supervisors restart both the killed worker and the other one, without help.
+Exit code 0: the run ends with the same bits as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _start(folder: Path, hosts: str, steps: int) -> list[subprocess.Popen[bytes]]:
-    """Starts both supervisors, with the same command but for the worker's number."""
+    """Starts both supervisors, with commands that differ in the worker's index only."""
     return [
         _supervised(folder, index, f"trainer.train_steps={steps},{OVERRIDES},runtime.worker_hosts='{hosts}'")
         for index in (0, 1)
@@ -74,12 +74,12 @@ def _supervised(folder: Path, index: int, overrides: str) -> subprocess.Popen[by
 
 
 def _kill(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: int, chance: random.Random) -> None:
-    """Kills one of the two workers, after some steps each time."""
+    """Kills one of the two workers `kills` times, each time after some steps."""
     begin = time.monotonic()
     for number in range(kills):
         target = step_reached(folder) + chance.randrange(60, STEPS_PER_KILL)
         if not _until(folder, supervisors, target):
-            print(f"kill {number + 1} is not made: the run has ended, or hangs", flush=True)
+            print(f"kill {number + 1} is skipped: the run has ended, or hangs", flush=True)
             return
         time.sleep(chance.uniform(0, 0.3))  # anywhere in a loop, a save or an evaluation
         index = number % 2 if number < 2 else chance.randrange(2)
@@ -92,7 +92,7 @@ def _kill(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: i
 
 
 def _until(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: int) -> bool:
-    """Waits for `step`; False when the run ends before, or makes no progress."""
+    """Waits for `step`; returns False when the run ends earlier or makes no progress."""
     seen, since = step_reached(folder), time.monotonic()
     while seen < step and time.monotonic() - since < _PATIENCE and supervisors[0].poll() is None:
         time.sleep(_POLL_SECONDS)
@@ -102,7 +102,7 @@ def _until(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: i
 
 
 def _trainer_of(supervisor: subprocess.Popen[bytes]) -> int | None:
-    """The worker that a supervisor has started; None between two of them."""
+    """Returns the process id of a supervisor's worker; None between two attempts."""
     for child in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split():
         with contextlib.suppress(OSError):
             if b"trainer_kit.train" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -111,7 +111,7 @@ def _trainer_of(supervisor: subprocess.Popen[bytes]) -> int | None:
 
 
 def _ends(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Waits for both; None for one that makes no progress any more, which is killed."""
+    """Waits for both supervisors and returns their exit codes; one that makes no progress is terminated."""
     _until(folder, supervisors, sys.maxsize)
     for supervisor in supervisors:
         try:

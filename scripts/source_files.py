@@ -1,4 +1,4 @@
-"""Python files as text, and how they are measured.
+"""Reads Python files as text, and measures them.
 
 Code lines are neither blank nor comment nor docstring. A function's length is its physical lines without its docstring,
 inner functions included. A function is fully annotated when every parameter but self or cls and the return value are;
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def code_lines(self) -> int:
-        """How many lines of code there are."""
+        """The number of lines of code."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         lines = {n for t in tokens if t.type not in _LAYOUT for n in range(t.start[0], t.end[0] + 1)}
         return len(lines - {n for node in ast.walk(self.tree) for n in _docstring_lines(node)})

@@ -182,13 +182,13 @@ def test_the_checkout_is_read_at_all() -> None:
     assert {"trainer_kit", "trainer_kit.errors", "trainer_kit.config.schema.experiment"} <= modules
 
 
-def test_length_leaves_the_docstring_out_and_code_lines_count_code_only() -> None:
+def test_lengths_count_neither_docstrings_nor_comments() -> None:
     one = source('"""m\n\n"""\n\n# note\ndef f() -> str:\n    """f"""\n    return """\n    a"""\n')
     assert length(one.functions[0]) == 3
     assert one.code_lines == 3
 
 
-def test_private_names_overloads_and_inner_functions_need_no_docstring() -> None:
+def test_only_public_names_need_a_docstring() -> None:
     text = """
 def _f(): ...
 @overload
@@ -215,7 +215,7 @@ def heavy_imports(modules: Iterable[str], folder: Path) -> set[str]:
     return HEAVY & set(done.stdout.split())
 
 
-def test_the_front_door_flags_config_and_commands_import_nothing_heavy() -> None:
+def test_front_door_flags_config_and_commands_import_little() -> None:
     modules = [one.module for one in read_sources("trainer_kit")]
     light = [m for m in modules if house.floor_of(m) in house.LIGHT_FLOORS]
     doors = [m for m in modules if m in ("trainer_kit", "trainer_kit.train") or house.floor_of(m) == "cli"]
@@ -223,7 +223,7 @@ def test_the_front_door_flags_config_and_commands_import_nothing_heavy() -> None
     assert heavy_imports([*light, *doors], ROOT) == set()
 
 
-def test_registering_the_shipped_experiments_imports_nothing_heavy() -> None:
+def test_registering_the_experiments_imports_nothing_heavy() -> None:
     names = {one.module for one in read_sources("experiments") if one.module.count(".") == 1}
     assert heavy_imports(names, ROOT) == set()
 

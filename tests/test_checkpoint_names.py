@@ -45,7 +45,7 @@ def test_files_of_other_names_have_none(name: str) -> None:
     assert owner(name) is None
 
 
-def test_own_files_are_those_that_belong_and_not_those_of_a_longer_step_or_of_others(tmp_path: Path) -> None:
+def test_own_files_are_those_of_exactly_that_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "a [folder]"
     folder.mkdir()
     for name in (*OWN, *FOREIGN, "ckpt-100.index", "ckpt-1.index"):
@@ -58,7 +58,7 @@ def test_the_step_is_the_number_at_the_end() -> None:
     assert step_of("/runs/2026-11-21/ckpt-1200") == 1200
 
 
-def test_only_checkpoints_with_an_index_count_in_the_order_of_steps(tmp_path: Path) -> None:
+def test_checkpoints_with_an_index_are_listed_in_order(tmp_path: Path) -> None:
     indices = [f"ckpt-{step}.index" for step in (100, 20, 3)]
     others = ("ckpt-7.data-00000-of-00001", "ckpt-8.index.tmp", "other-9.index", "ckpt-x.index", "ckpt-6.commit.json")
     for name in (*indices, *others, "ckpt-5.iterator.index"):

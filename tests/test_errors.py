@@ -49,7 +49,7 @@ def test_every_exit_code_is_explained() -> None:
     assert all(EXIT_CODES.values())
 
 
-def test_every_exception_of_ours_has_an_exit_code_of_its_own_kind() -> None:
+def test_every_exception_has_the_exit_code_of_its_kind() -> None:
     classes = [
         found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, TrainerKitError)
     ]
@@ -107,7 +107,7 @@ def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
     assert "name11" in many and "name12" not in many and "20 in all" in many
 
 
-def test_an_error_that_autograph_has_wrapped_is_found_and_no_other() -> None:
+def test_only_an_error_wrapped_by_autograph_is_found() -> None:
     inner, handled = UsageError("what to do"), UsageError("was handled")
     inner.ag_error_metadata = object()  # type: ignore[attr-defined]
     wrapped, later = RuntimeError("in user code: ..."), RuntimeError("a bug")

@@ -99,7 +99,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     assert [record["step"] for record in files.read_lines(path)] == [0, 1, 2]
 
 
-def test_a_line_that_a_crash_cut_is_dropped_and_the_next_one_is_not(tmp_path: Path) -> None:
+def test_only_the_line_that_a_crash_cut_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     files.append_line(path, {"step": 0})
     with open(path, "a") as stream:
@@ -130,7 +130,7 @@ def test_a_folder_that_can_be_made_is_writable_and_is_not_made(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_the_system_keeps_for_itself_is_not_writable() -> None:
+def test_a_folder_of_the_system_is_not_writable() -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         files.check_writable("/proc/run")
 

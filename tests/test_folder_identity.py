@@ -66,7 +66,7 @@ def test_a_folder_whose_inode_number_changes_is_still_the_same(folder: Path, uns
 
 
 @pytest.mark.parametrize("end", [_moved, _replaced, _copied, _made_again, shutil.rmtree])
-def test_a_folder_that_is_gone_is_noticed_where_inode_numbers_change(
+def test_a_lost_folder_is_noticed_where_inode_numbers_change(
     folder: Path, unstable: None, end: Callable[[Path], None]
 ) -> None:
     with FolderIdentity(folder) as held:
@@ -74,7 +74,7 @@ def test_a_folder_that_is_gone_is_noticed_where_inode_numbers_change(
         assert f"{folder} was moved or removed during the run" in held.look()
 
 
-def test_a_folder_is_the_same_although_a_file_comes_while_its_names_are_compared(
+def test_a_file_that_comes_during_the_check_does_not_matter(
     folder: Path, unstable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coming = [folder / "one", folder / "two"]
@@ -106,7 +106,7 @@ def test_nothing_is_written_at_the_old_path_of_a_lost_folder(folder: Path, end: 
 
 
 @pytest.mark.parametrize("end", [_moved, shutil.rmtree])
-def test_a_folder_that_goes_while_a_file_is_written_is_not_made_again(
+def test_a_folder_lost_during_a_write_is_not_made_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[Path], None]
 ) -> None:
     def check_and_lose(path: Path) -> None:
@@ -119,17 +119,17 @@ def test_a_folder_that_goes_while_a_file_is_written_is_not_made_again(
     assert not folder.exists()
 
 
-def test_the_message_names_the_new_place_and_the_newest_checkpoint(folder: Path) -> None:
+def test_the_message_names_the_new_path_and_newest_checkpoint(folder: Path) -> None:
     with FolderIdentity(folder) as held:
         _moved(folder)
         assert held.lost == ""
-        assert f"it is {folder.with_name('elsewhere')} now, with checkpoints up to step 30. Move" in held.look()
-        assert "left alone" not in held.look()
+        assert f"it is now at {folder.with_name('elsewhere')}, with checkpoints up to step 30. Move" in held.look()
+        assert "was not changed" not in held.look()
     with FolderIdentity(folder.with_name("elsewhere")) as held:
         _replaced(folder.with_name("elsewhere").rename(folder))
         folder.rename(folder.with_name("again"))
         shutil.rmtree(folder.parent)
-        assert "nothing is left of it" in held.look()
+        assert "none of its checkpoints was found" in held.look()
 
 
 def test_a_folder_that_was_seen_to_be_lost_stays_lost(folder: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_job_decides_as_our_own_supervisor_does(rules: list[dict[str, Any]],
     assert _action(rules, code) == ACTIONS[outcome(code)[1]]
 
 
-def test_a_model_dir_in_use_is_tried_again_for_a_pod_of_a_lost_node_may_hold_it(rules: list[dict[str, Any]]) -> None:
+def test_a_model_dir_in_use_is_retried(rules: list[dict[str, Any]]) -> None:
     assert _action(rules, ExitCode.MODEL_DIR_IN_USE) == "Count"
 
 
@@ -56,7 +56,7 @@ def test_death_by_a_signal_counts(rules: list[dict[str, Any]], number: int) -> N
     assert _action(rules, 128 + number) == "Count"
 
 
-def test_a_disruption_does_not_count_but_an_end_that_no_restart_helps_comes_first(rules: list[dict[str, Any]]) -> None:
+def test_disruptions_do_not_count_but_final_ends_come_first(rules: list[dict[str, Any]]) -> None:
     assert [(rule["action"], "onPodConditions" in rule) for rule in rules] == [
         ("FailJob", False), ("Ignore", False), ("Ignore", True), ("Count", False),
     ]  # fmt: skip
@@ -75,7 +75,7 @@ def test_the_rules_are_as_kubernetes_requires_them(job: dict[str, Any], rules: l
             assert codes["containerName"] in [container["name"] for container in pod["containers"]]
 
 
-def test_the_container_runs_a_command_of_ours_and_leaves_restarts_to_the_job(job: dict[str, Any]) -> None:
+def test_the_container_leaves_restarts_to_the_job(job: dict[str, Any]) -> None:
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"][:3] == ["python", "-m", "trainer_kit.train"]

@@ -12,7 +12,7 @@ NAMES = [name for name in trainer_kit.__all__ if name != "__version__"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_resolves_again_and_again_to_what_its_module_defines(name: str) -> None:
+def test_a_public_name_always_resolves_to_the_same_object(name: str) -> None:
     first, second = getattr(trainer_kit, name), getattr(trainer_kit, name)
     assert first is second
     assert first.__name__ == name
@@ -20,7 +20,7 @@ def test_a_public_name_resolves_again_and_again_to_what_its_module_defines(name:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_module_has_a_public_name_which_it_would_take_once_imported(name: str) -> None:
+def test_no_module_shadows_a_public_name(name: str) -> None:
     assert importlib.util.find_spec(f"trainer_kit.{name}") is None
 
 

@@ -72,7 +72,7 @@ def test_a_misspelt_experiment_and_mode_are_told_together(name: str, capsys: pyt
     assert _main(f"--experiment={name}x", "--mode=trian", "--model_dir=anywhere") == 2
     error = capsys.readouterr().err
     assert "error: 2 mistakes" in error
-    assert f"none is called '{name}x'; did you mean" in error and "no mode is called 'trian'" in error
+    assert f"no experiment is called '{name}x'; did you mean" in error and "no mode is called 'trian'" in error
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,7 @@ def test_debug_shows_the_traceback(arguments: list[str], shown: bool, capsys: py
     assert ("Traceback" in capsys.readouterr().err) == shown
 
 
-def test_debug_shows_where_a_users_module_fails_beside_the_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_shows_the_failing_line_of_a_users_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "failing.py").write_text("import no_such_library\n")
     arguments = ("--experiment=a", "--mode=train", "--model_dir=b", f"--import_module={tmp_path}/failing.py")
     assert _main(*arguments) == 2
@@ -102,7 +100,7 @@ def test_debug_shows_where_a_users_module_fails_beside_the_message(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_model_dir_that_cannot_be_written_is_exit_6_in_every_mode(name: str, mode: str, tmp_path: Path) -> None:
+def test_an_unwritable_model_dir_is_exit_6_in_every_mode(name: str, mode: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     pretraining = "--params_override=task.init_checkpoint=elsewhere"
     common = (f"--experiment={name}", f"--model_dir={tmp_path}/file/run", "--checkpoint=best", pretraining)
@@ -165,7 +163,7 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train", **env
     return done, {*common, *flags}
 
 
-def test_with_restarts_the_same_flags_run_in_a_process_that_is_started_again(tmp_path: Path) -> None:
+def test_with_restarts_the_same_flags_run_in_a_child_process(tmp_path: Path) -> None:
     done, flags = _supervised(tmp_path, "look preempted crash no-data")
     assert done.returncode == 5, done.stderr
     assert done.stdout == "import 1\nimport 2\nimport 3\nFalse\n"
@@ -178,7 +176,7 @@ def test_with_restarts_the_same_flags_run_in_a_process_that_is_started_again(tmp
     assert "  RuntimeError: the crash" in records[1]["log"]
 
 
-def test_with_restarts_a_step_to_go_back_to_is_not_forgotten_before_the_run_has_begun(tmp_path: Path) -> None:
+def test_with_restarts_from_step_is_used_until_the_run_begins(tmp_path: Path) -> None:
     done, flags = _supervised(tmp_path, "look preempted crash no-data", "--from_step=0")
     records = list(read_lines(tmp_path / "run" / "attempts.jsonl"))
     assert [set(record["command"][3:]) == flags for record in records] == [True] * 3, done.stderr
@@ -195,7 +193,7 @@ _SECOND = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "w
         ([], "train", {"TF_CONFIG": _SECOND}, "workers/1"),
     ],
 )
-def test_beside_a_trainer_attempts_are_kept_apart_and_its_step_is_not_taken_for_ones_own(
+def test_a_supervised_sidecar_ignores_the_trainers_step(
     tmp_path: Path, flags: list[str], mode: str, environment: dict[str, str], own: str
 ) -> None:
     done, _ = _supervised(tmp_path, "look crash crash no-data", *flags, mode=mode, beside="", **environment)
@@ -206,23 +204,19 @@ def test_beside_a_trainer_attempts_are_kept_apart_and_its_step_is_not_taken_for_
 
 
 @pytest.mark.parametrize(("end", "code", "told"), [("no-data", 5, "there is no data"), ("crash", 1, "the crash")])
-def test_with_restarts_what_fails_before_the_first_run_is_told_at_once(
-    tmp_path: Path, end: str, code: int, told: str
-) -> None:
+def test_with_restarts_an_early_failure_is_reported_at_once(tmp_path: Path, end: str, code: int, told: str) -> None:
     done, _ = _supervised(tmp_path, end)
     assert (done.returncode, done.stdout) == (code, "import 0\nFalse\n")
     assert told in done.stderr and "attempt" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_with_restarts_a_mistake_is_told_once_and_not_tried_again(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_with_restarts_a_mistake_is_reported_once(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert _main("--max_restarts=5", f"--experiment={name}x", "--mode=trian", f"--model_dir={tmp_path}/run") == 2
     assert capfd.readouterr().err.count("no mode is called 'trian'") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_without_a_model_dir_a_mistake_is_told_without_a_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_dir_is_reported_without_a_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
     assert _main("--max_restarts=5", "--mode=train") == 2
     assert "--model_dir: is needed" in capsys.readouterr().err

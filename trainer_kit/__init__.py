@@ -1,13 +1,13 @@
 """trainer_kit runs machine-learning experiments on TensorFlow.
 
-The public names are resolved when first used, so that importing trainer_kit does not import TensorFlow.
+The public names are resolved at their first use, so that importing trainer_kit does not import TensorFlow.
 """
 
 from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # as typing has it; a command's first lines import nothing that takes time
+TYPE_CHECKING = False  # as in typing, which takes time to import
 
 __version__ = "0.1.0"
 

@@ -1,7 +1,7 @@
 """Local files: atomic writes with named write points, and appended records.
 
-A write is: temporary name in the same folder, flush to disk, rename. A reader therefore sees the old file or
-the new one, never half of either. No TensorFlow here; remote paths are for whoever may import it.
+A write makes a temporary file in the same folder, flushes it to disk and renames it. A reader therefore sees the old
+file or the new one, never a part of either. This module imports no TensorFlow and handles local paths only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from trainer_kit.errors import StorageError
 from trainer_kit.folder_identity import check_held, make_folder
 
-_DEEPEST = 100  # levels of a record; what walks a deeper one might end Python's recursion
+_DEEPEST = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
 
 # Called with (write point, path) just before each step of a write; fault injection sets it, nothing else does.
 on_write_point: Callable[[str, str], None] | None = None
@@ -29,9 +29,9 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def follow_links(folder: str) -> str:
-    """Returns the path of `folder` without symbolic links, or as it is given when there are none.
+    """Returns the path of `folder` without symbolic links, or `folder` unchanged when there are none.
 
-    A link that is pointed elsewhere during a run, such as `runs/latest`, does not take the run along.
+    So a link that is redirected during a run, such as `runs/latest`, does not redirect the run.
     """
     if not folder or is_remote(folder):
         return folder
@@ -43,9 +43,9 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
     """Replaces the file at `path` by `text` (UTF-8), atomically; makes the folder if it is missing.
 
     Args:
-      path: a local path.
-      text: the new content.
-      point: the name under which fault injection knows this write.
+      path: A local path.
+      text: The new content.
+      point: The name of this write point for fault injection.
 
     Raises:
       StorageError: when the folder or the file cannot be written.
@@ -60,17 +60,17 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
 
 
 def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") -> None:
-    """Replaces the file at `path` by `value` as indented JSON, atomically; NaN and infinity stay JavaScript's."""
+    """Replaces the file at `path` by `value` as indented JSON, atomically; NaN and infinity are as in JavaScript."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
 
 
 def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str = "line") -> None:
-    """Appends `record` as one JSON line, flushed to disk. A line cut by a crash is dropped by `read_lines`.
+    """Appends `record` as one JSON line, flushed to disk. `read_lines` drops a line that a crash has cut.
 
     Args:
-      path: local; made, with its folder, if it is missing.
-      record: what JSON can hold.
-      point: the name under which fault injection knows this write.
+      path: A local path; the file and its folder are made if they are missing.
+      record: A record of values that JSON can hold.
+      point: The name of this write point for fault injection.
 
     Raises:
       StorageError: when the file cannot be written.
@@ -94,7 +94,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yields the records of a file of JSON lines, leaving out lines that are damaged; nothing if there is no file.
+    """Yields the records of a file of JSON lines without damaged lines; yields nothing if there is no file.
 
     Raises:
       StorageError: when the file cannot be read.
@@ -113,13 +113,13 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns the value that JSON text holds. All that reads records goes by it: damage is one kind of error.
+    """Returns the value of JSON text. All readers of records use it, so that damage is one kind of error.
 
     Args:
-      text: bytes are UTF-8; what is none of it is replaced.
+      text: The text; bytes are read as UTF-8, and invalid bytes are replaced.
 
     Raises:
-      ValueError: when it is no JSON, nested too deeply, or holds a number of more digits than Python reads.
+      ValueError: when the text is not JSON, is nested too deeply, or has a number with more digits than Python reads.
     """
     try:
         value = json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
@@ -138,7 +138,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns the JSON object in the file at `path`; None if there is no file, or it holds no object."""
+    """Returns the JSON object in the file at `path`; None if there is no file or no object in it."""
     try:
         value = parse_json(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -147,7 +147,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def flush_folder(folder: str | os.PathLike[str]) -> None:
-    """Forces the names in `folder`, as renames have left them, to the disk; nothing where the system cannot."""
+    """Flushes the file names in `folder` to disk after renames; does nothing if the system cannot do it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder or ".", os.O_RDONLY)
         try:
@@ -157,13 +157,13 @@ def flush_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def reach(point: str, path: str | os.PathLike[str]) -> None:
-    """Tells fault injection that the write point `point` is next, on the file at `path`."""
+    """Reports to fault injection that the write point `point` comes next, on the file at `path`."""
     if on_write_point is not None:
         on_write_point(point, os.fspath(path))
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Raises StorageError unless files can be made in `folder` or, where it is missing, in what would hold it."""
+    """Raises StorageError unless files can be made in `folder` or, if it is missing, in its nearest existing parent."""
     place = Path(folder).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent

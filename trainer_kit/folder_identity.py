@@ -1,11 +1,11 @@
-"""Folders that a process writes to for a while: whether each is still the folder that it was at the start.
+"""Notices when a folder that a process writes to is moved, removed or replaced.
 
-A folder that somebody moves or removes during a run would come into being again at the old path with the next write,
-and there would be two halves of a run. So `check_held` is asked before every write: it raises StorageError once the
-folder at the path is another one, or none. A folder is known by its device and inode number. Some file systems (FUSE,
-9p, virtiofs, a network file system that is mounted again) change these numbers, or report no links, while the folder
-stays where it is. There the folder is the same if the open descriptor and the path list the same names. An error of the
-file system other than "no such file" says nothing; the write itself will fail or not.
+If a folder is moved or removed during a run, the next write would make it again at the old path and split the run in
+two. So every write calls `check_held` first, which raises StorageError once the path has another folder or none. A
+folder is known by its device and inode number. Some file systems (FUSE, 9p, virtiofs, a network file system that is
+mounted again) change these numbers, or report no links, while the folder stays in its place. There the folder is the
+same if the open descriptor and the path list the same names. An error of the file system other than "no such file"
+proves nothing, and the write itself decides.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trainer_kit.errors import StorageError
 
 
 class FolderIdentity:
-    """While entered, writes below `path` are refused as soon as the folder there is not the one it was at the start.
+    """While entered, refuses writes below `path` once the folder there is no longer the same as at the start.
 
-    Once it was seen that the folder is gone it counts as gone, even if it is moved back: others may have noticed too.
+    A folder that was found missing stays lost, even if it is moved back, since other threads may have noticed it too.
 
     Args:
-      path: of a folder that exists; local.
+      path: The path of a local folder that exists.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -37,10 +37,10 @@ class FolderIdentity:
         self._place, self._links, self._lost = "", 0, ""
 
     def __enter__(self) -> FolderIdentity:
-        """Remembers which folder is at the path.
+        """Remembers the folder at the path.
 
         Raises:
-          StorageError: when there is none, or it cannot be read.
+          StorageError: when there is no folder, or it cannot be read.
         """
         try:
             self._at_start = os.stat(self._absolute)
@@ -61,11 +61,11 @@ class FolderIdentity:
 
     @property
     def lost(self) -> str:
-        """The message for the user once `look` has seen that the folder is gone; "" before. Asks no file system."""
+        """The message for the user once `look` has found the folder gone; "" before. Uses no file system."""
         return self._lost
 
     def look(self) -> str:
-        """Returns the message for the user if the folder is gone from its path; "" if it is there. In any thread."""
+        """Returns the message for the user if the folder is gone from its path, else "". In any thread."""
         if not self._is_there():
             self._lost = self._explanation()
         return self._lost
@@ -76,7 +76,7 @@ class FolderIdentity:
         return self._absolute
 
     def remove_if_made_again(self) -> None:
-        """Removes an empty folder that has come to the path since the folder was moved or removed."""
+        """Removes an empty folder that was made at the path since the held folder was moved or removed."""
         if not self._is_there():
             with contextlib.suppress(OSError):
                 os.rmdir(self._absolute)
@@ -98,11 +98,11 @@ class FolderIdentity:
             return True
 
     def _lists_the_same(self) -> bool:
-        """Whether descriptor and path list the same names; tried again, for a file may come or go in between."""
+        """Whether descriptor and path list the same names; tries several times, since files may come and go."""
         return any(set(self._names()) == set(os.listdir(self._absolute)) for _ in range(_TRIES))
 
     def _names(self) -> list[str]:
-        """The names in the folder that was there at the start, wherever it is now."""
+        """Returns the names in the folder of the start, wherever it is now."""
         again = os.open(".", _FOLDER, dir_fd=self._descriptor)  # other threads read the folder too, from its beginning
         try:
             return os.listdir(again)
@@ -110,13 +110,13 @@ class FolderIdentity:
             os.close(again)
 
     def _place_now(self) -> str:
-        """Where Linux says that the folder is now; "" if it does not say."""
+        """Returns the folder's current path by Linux's /proc; "" without /proc."""
         with contextlib.suppress(OSError):
             return os.readlink(f"/proc/self/fd/{self._descriptor}")
         return ""
 
     def _new_place(self) -> str:
-        """Where the folder was moved to; "" if it was not moved, or is gone, or nothing says where it is."""
+        """Returns the path that the folder was moved to; "" if it was not moved, was removed, or is not known."""
         place = self._place_now()
         return "" if place == self._place or place.endswith(" (deleted)") else place
 
@@ -125,19 +125,19 @@ class FolderIdentity:
         with contextlib.suppress(OSError):
             steps = [step_of(str(owner(name))) for name in self._names() if _is_index(name)]
         what = f"{self.path} was moved or removed during the run"
-        other = "; what is at that path now was left alone" if os.path.exists(self._absolute) else ""
+        other = "; the folder that is at that path now was not changed" if os.path.exists(self._absolute) else ""
         if place := self._new_place():
             held = f", with checkpoints up to step {max(steps)}" if steps else ""
             return (
-                f"{what}: it is {place} now{held}{other}. Move it back, then run the same command again, or give the "
-                "new path"
+                f"{what}: it is now at {place}{held}{other}. Move it back, then run the same command again, or give "
+                "the new path"
             )
         if steps:
             return (
                 f"{what}{other}. The folder held checkpoints up to step {max(steps)}. Move it back, then run the same "
                 "command again"
             )
-        return f"{what}: nothing is left of it{other}. Run the same command again to start from step 0"
+        return f"{what}: none of its checkpoints was found{other}. Run the same command again to start from step 0"
 
 
 def _is_index(name: str) -> bool:
@@ -146,23 +146,23 @@ def _is_index(name: str) -> bool:
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TRIES = 5
-_held: list[FolderIdentity] = []  # changed by single operations only, since threads read it
+_held: list[FolderIdentity] = []  # changed by atomic operations only, since threads read it
 
 
 def lost_folder(path: str | os.PathLike[str]) -> str:
-    """Returns the message for the user if `path` lies in a held folder that is gone; "" otherwise."""
+    """Returns the message for the user if `path` lies in a held folder that is gone, else ""."""
     absolute = os.path.abspath(path)
     return next((lost for held in list(_held) if held.contains(absolute) and (lost := held.look())), "")
 
 
 def check_held(path: str | os.PathLike[str]) -> None:
-    """Raises StorageError when `path`, which is about to be written, lies in a held folder that is gone."""
+    """Raises StorageError before a write to `path` when it lies in a held folder that is gone."""
     if lost := lost_folder(path):
         raise StorageError(lost)
 
 
 def remove_made_again(path: str | os.PathLike[str]) -> None:
-    """Removes an empty folder in place of the held folder of `path`, after a call that makes missing folders."""
+    """Removes an empty folder that a call made in place of the held folder of `path`, which is gone."""
     absolute = os.path.abspath(path)
     for held in list(_held):
         if held.contains(absolute):
@@ -176,7 +176,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
     Raises:
       StorageError: when `path` is or lies in a held folder that is gone.
-      OSError: as os.makedirs.
+      OSError: when os.makedirs would raise it.
     """
     check_held(path)
     absolute = os.path.abspath(path)
@@ -198,12 +198,12 @@ def _make_below(folder: str, held_paths: set[str]) -> None:
     try:
         os.mkdir(folder)
     except FileExistsError:
-        if not os.path.isdir(folder):  # else another thread or process has made it
+        if not os.path.isdir(folder):  # otherwise another thread or process has made it
             raise
 
 
 def is_seen_lost(path: str | os.PathLike[str]) -> bool:
-    """Returns False unless it was seen that the held folder of `path` is gone: then it raises. Asks no file system.
+    """Returns False, or raises if the held folder of `path` was already found gone. Uses no file system.
 
     Raises:
       StorageError: when it is gone; the message says where it is now.
@@ -217,7 +217,7 @@ def is_seen_lost(path: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def held_if_there(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the folder at `path`; does nothing where there is none yet."""
+    """Holds the folder at `path` for a block; does nothing if there is no folder yet."""
     with contextlib.ExitStack() as stack:
         if os.path.isdir(path):
             stack.enter_context(FolderIdentity(path))

@@ -1,6 +1,6 @@
-"""`python -m trainer_kit.train`: flags -> config -> run_experiment. Wiring only.
+"""`python -m trainer_kit.train`: turns flags into a config and runs it. Wiring only.
 
-Whatever flags, files and config can tell is reported before TensorFlow is imported.
+Mistakes in flags, files and config are reported before TensorFlow is imported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ASK = "import sys; from trainer_kit import train; sys.exit(train.main(plan=trai
 
 
 def checked_run(values: flags.FlagValues) -> Callable[[], Any]:
-    """Returns what runs the experiment; imports TensorFlow when the config is known to be sound."""
+    """Returns a function that runs the experiment; imports TensorFlow after the config is checked."""
     with gc_frozen():
         resolved = check_request(request(values))
         from trainer_kit.run.launcher import launch
@@ -63,14 +63,14 @@ def checked_run(values: flags.FlagValues) -> Callable[[], Any]:
 
 
 def tell_log_dir(values: flags.FlagValues) -> Callable[[], Any]:
-    """Returns what prints where the supervisor of the run keeps its record, for `ask_log_dir`."""
+    """Returns a function that prints the folder of the supervisor's attempts.jsonl, for `ask_log_dir`."""
     asked = request(values)
     return functools.partial(tell, log_dir_of(asked, check_request(asked).config))
 
 
 def run_supervised(values: flags.FlagValues) -> int:
-    """Runs the same flags under a supervisor, and returns its exit code; that of a mistake at once."""
-    values.model_dir = follow_links(values.model_dir)  # once, so that each attempt goes on in the same folder
+    """Runs the same flags under a supervisor and returns its exit code; after a mistake in them starts no attempt."""
+    values.model_dir = follow_links(values.model_dir)  # once, so that all attempts use the same folder
     arguments, once = unsupervised(values), until_begun(values)
     code, log_dir = ask_log_dir([sys.executable, "-c", _ASK, *arguments, *once])
     if code:
@@ -79,14 +79,14 @@ def run_supervised(values: flags.FlagValues) -> int:
         [sys.executable, "-m", "trainer_kit.train", *arguments],
         max_restarts=values.max_restarts,
         log_dir=log_dir,
-        step=None if log_dir == values.model_dir else lambda: None,  # the heartbeat is that of who trains there
+        step=None if log_dir == values.model_dir else lambda: None,  # model_dir's heartbeat is another process's
         until_begun=once,
         run_dir=values.model_dir,
     )
 
 
 def main(argv: Sequence[str] | None = None, plan: _Plan = checked_run) -> int:
-    """Runs the command and returns its exit code; errors are described in a few lines."""
+    """Runs the command and returns its exit code; prints errors in a few lines."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     defer_imports()
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     outlast_readers()
     code = ends_with(main())
     train_data = sys.modules.get("trainer_kit.inputs.train_data")
-    if train_data is not None and train_data.is_still_saving():  # all else is done, and the end of Python would wait
+    if train_data is not None and train_data.is_still_saving():  # all is done, but Python's exit would wait for it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -61,7 +61,7 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
     if not names:
         raise DataError(
             f"char_lm: none of the files in {folder} is for {'evaluation' if held_out else 'training'}; "
-            f"one in {HELD_OUT} is held out, so give a folder with more of them"
+            f"one in {HELD_OUT} is held out, so give a folder with more files"
         )
     texts = [(folder / name).read_bytes().decode("utf-8", "replace").encode("ascii", "replace") for name in names]
     return np.frombuffer(b"".join(texts), np.uint8)

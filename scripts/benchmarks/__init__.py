@@ -1,4 +1,4 @@
-"""What scripts/bench.py measures, a file for each subject.
+"""The measurements of scripts/bench.py, a file for each subject.
 
 results, table, picture   figures, goals and verdicts; plain text; PNG. No TensorFlow.
 machine                   where it was measured

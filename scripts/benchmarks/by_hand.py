@@ -1,4 +1,4 @@
-"""Loops as one writes them by hand: what all else is compared with.
+"""Hand-written training and evaluation loops, the baseline of all comparisons.
 
 Each function is run by a process of its own, takes its turns from a Pacer and never returns. Metrics are reset before
 and read after each loop, which is what it takes to see the same numbers; in the same graph, which is the fastest way.
@@ -17,12 +17,12 @@ from scripts.benchmarks.pacer import Pacer
 
 
 class Learner:
-    """A net and what it is trained with. To be made in the scope of the strategy.
+    """A net with its optimizer, loss and metrics. Created in strategy scope.
 
     Args:
       net, size: as `nets.build` takes them.
-      metrics: how many, beside the mean loss.
-      replicas: that share a batch.
+      metrics: The number of metrics in addition to the mean loss.
+      replicas: The number of replicas that share a batch.
     """
 
     def __init__(self, net: str, size: int = 0, metrics: int = 1, replicas: int = 1) -> None:
@@ -45,7 +45,7 @@ class Learner:
             accuracy.update_state(labels, logits)
 
     def loop(self) -> Any:
-        """Returns a tf.function of an iterator and a number of steps, which returns what `results` does."""
+        """Returns a tf.function that takes an iterator and a number of steps, and returns `results()`."""
 
         @tf.function
         def run(iterator: Any, steps: Any) -> Any:
@@ -63,7 +63,7 @@ class Learner:
             metric.reset_state()
 
     def results(self) -> list[Any]:
-        """Returns what the metrics are; in graph."""
+        """Returns the values of the metrics; in graph."""
         return [metric.result() for metric in self.metrics]
 
 
@@ -124,7 +124,7 @@ def train_replicas(pacer: Pacer, folder: str, *, net: str, loop: int, replicas: 
 
 
 def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
-    """Evaluates all of the data again and again, each time from its start; all in one tf.function."""
+    """Evaluates all of the data repeatedly, each time from its start, in one tf.function."""
     del folder
     _let_gpus_grow()
     model, data = nets.build(keras, net), nets.one_pass(net, examples)
@@ -147,13 +147,13 @@ def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
 
 
 class Latest:
-    """Something called after each loop: keeps the least of what it is given."""
+    """An action that is called after each loop, and keeps the least loss."""
 
     def __init__(self) -> None:
         self.least = float("inf")
 
     def __call__(self, logs: Any) -> None:
-        """Looks at a loop's loss."""
+        """Updates the least loss with a loop's loss."""
         self.least = min(self.least, float(logs["training_loss"]))
 
 
@@ -163,7 +163,7 @@ def _run_loops(
     run: Callable[[], Any],
     after: Sequence[Callable[[Any], None]] = (),
 ) -> None:
-    """Runs loops for ever; `run` returns the mean loss first."""
+    """Runs loops for ever; the first result of `run` is the mean loss."""
     while True:
         results = [float(result) for result in run()]
         for action in after:
@@ -172,6 +172,6 @@ def _run_loops(
 
 
 def _let_gpus_grow() -> None:
-    """Without it the first process would take all memory of all GPUs."""
+    """Lets GPU memory grow: otherwise the first process would take all memory of all GPUs."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)

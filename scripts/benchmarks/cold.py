@@ -1,4 +1,4 @@
-"""What a user waits for: whole processes, started cold, one after the other, looked at from outside.
+"""Measures the waiting times of a user: whole processes, started cold, one after the other, seen from outside.
 
 Their output is read through a pipe, unbuffered. A command's time ends when the process does. The first step's ends when
 the first line `train | step N` with N above 0 arrives: all print it after the first loop, and a loop is one step here.
@@ -44,9 +44,9 @@ class Command:
     """A process to measure.
 
     Attributes:
-      name, label, to, goals: as of a Row.
-      measure: returns (seconds, MiB; NaN where that is not looked at).
-      quick: whether a quick measurement has it too.
+      name, label, to, goals: See Row.
+      measure: Returns (seconds, MiB); MiB is NaN if memory is not measured.
+      quick: Whether a quick measurement includes the command.
     """
 
     name: str
@@ -107,10 +107,10 @@ def measure(commands: Sequence[Command], rounds: int, *, warm_up: bool, growing:
     """Returns the sections `startup` and `memory`.
 
     Args:
-      commands: of COMMANDS, to run in turn.
-      rounds: that count.
-      warm_up: whether a round that does not count comes first, to have the libraries in the disk's cache.
-      growing: whether memory is looked at during a longer run, too.
+      commands: The commands of COMMANDS to run in turn.
+      rounds: The number of rounds that count.
+      warm_up: Whether a round that does not count comes first, to load the libraries into the disk cache.
+      growing: Whether to measure memory during a longer run too.
     """
     taken: dict[str, list[tuple[float, float]]] = {command.name: [] for command in commands}
     failed: dict[str, str] = {}
@@ -143,12 +143,12 @@ def first_step(program: Sequence[str], override: str = "") -> tuple[float, float
 
 
 def until_exit(command: Sequence[str], expect: int, run: bool = True) -> tuple[float, float]:
-    """Returns the seconds until a command has ended, and NaN.
+    """Returns the seconds until a command ends, and NaN for its memory.
 
     Args:
-      command: with its arguments.
-      expect: its exit code.
-      run: whether it gets a model_dir.
+      command: The command with its arguments.
+      expect: The expected exit code.
+      run: Whether the command gets a model_dir.
 
     Raises:
       RuntimeError: when it ends with another code.
@@ -215,7 +215,7 @@ def _memory(
 
 
 def _memory_at(marks: Sequence[int], samples: int = 5) -> list[float]:
-    """Returns MiB at each mark: the median of samples taken as the lines of that step and the next ones arrive."""
+    """Returns MiB at each mark: the median of samples taken when the lines of that step and the next ones arrive."""
     taken: list[list[float]] = [[] for _ in marks]
     with _training(OURS, MEMORY_RUN) as (process, steps):
         for step in steps:
@@ -229,7 +229,7 @@ def _memory_at(marks: Sequence[int], samples: int = 5) -> list[float]:
 
 @contextmanager
 def _training(program: Sequence[str], override: str) -> Iterator[tuple[subprocess.Popen[str], Iterator[int]]]:
-    """Starts a training process; gives it and the steps that its output tells, as they come; ends it afterwards."""
+    """Starts a training process; yields it and an iterator over the steps in its output; ends it afterwards."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         arguments = [f"--model_dir={folder}/run", override] if override else []
         command = [sys.executable, *program, *arguments]

@@ -1,4 +1,4 @@
-"""The loop by hand as a program of its own: `python -m scripts.benchmarks.cold_loop`, for the time to its first step.
+"""The hand-written loop as a program, `python -m scripts.benchmarks.cold_loop`, to measure the time to its first step.
 
 It trains on the same digits as experiments/digits_mlp does, with the same net and optimizer, one step in a loop, and
 prints a line after each, as trainer_kit does.

@@ -1,4 +1,4 @@
-"""How cost grows: with steps, parameters, variables, metrics, replicas and actions. Ours beside the loop by hand.
+"""Measures how cost grows with steps, parameters, variables, metrics, replicas and actions, against a loop by hand.
 
 Beyond ten thousand steps it is the dense net only.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 from scripts.benchmarks.race import Contender, Outcome, Plan, race
 from scripts.benchmarks.results import Goal, Row, Section
-from scripts.benchmarks.subjects import BY_HAND, OURS, SAVES
+from scripts.benchmarks.subject import BY_HAND, OURS
+from scripts.benchmarks.subjects import SAVES
 from trainer_kit.testing.fork_server import ForkServer
 
 LOOP = 1000  # steps
@@ -33,13 +34,13 @@ class Growth:
     """A section to measure, point by point.
 
     Attributes:
-      name, title, unit: as of a Section.
-      points: what it grows with.
-      equal_at: the point at which the loop by hand runs twice; the first one if None.
-      runs: by line, "module:function".
-      options: returns the keyword arguments of the run at a point of a line.
-      plan: how often and how long at each point.
-      scale: units a second.
+      name, title, unit: See Section.
+      points: The values of the quantity that grows.
+      equal_at: The point at which the hand-written loop runs twice; None: the first point.
+      runs: Line -> "module:function".
+      options: Returns the keyword arguments of the run at a point of a line.
+      plan: The rounds and durations at each point.
+      scale: Units per second.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Growth:
         return self.points[0] if self.equal_at is None else self.equal_at
 
     def contenders(self, x: float) -> Iterator[Contender]:
-        """Yields what is raced at a point."""
+        """Yields the contenders at a point."""
         for name, label in LINES.items():
             if name == "again" and x != self._equal_at:
                 continue
@@ -157,7 +158,7 @@ def replicas() -> Growth:
 
 
 def stalls() -> Growth:
-    """Returns how long the loop stands still for a save: synchronous by hand, in the background ours."""
+    """Returns the time that a save stops the loop: synchronous by hand, in the background in trainer_kit."""
 
     def options(x: float, line: str) -> Mapping[str, Any]:
         return {"net": "wide", "size": int(x), **({"background": True} if line == "ours" else {})}
@@ -193,7 +194,7 @@ def resumes() -> Growth:
 
 
 def measure(running: ForkServer, only: Sequence[str] = (), rounds: int = 0) -> Iterator[Section]:
-    """Yields all sections, or those named; with so many rounds, if it is not 0, in place of their own number."""
+    """Yields all sections, or those named in `only`; `rounds`, if not 0, replaces their own number of rounds."""
     if not only or "steps" in only:
         yield steps(running, rounds or SHORT_RUNS, rounds or LONG_RUNS)
     for growth in (variables(), parameters(), stalls(), resumes(), metrics(), replicas(), actions()):
@@ -209,7 +210,7 @@ def measure(running: ForkServer, only: Sequence[str] = (), rounds: int = 0) -> I
 
 
 def steps(running: ForkServer, short_runs: int, long_runs: int) -> Section:
-    """Returns the cost of a step against the steps done, in units of what it costs by hand at the same moment."""
+    """Returns the cost of a step by the number of steps done, relative to the hand-written loop at the same moment."""
     options = {"net": "dense", "loop": LOOP}
     contenders = [
         Contender(name=name, label=label, run=f"{OURS if name == 'ours' else BY_HAND}:train", options=options)
@@ -238,11 +239,11 @@ def steps(running: ForkServer, short_runs: int, long_runs: int) -> Section:
 
 
 def by_decade(own: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> dict[float, float]:
-    """Returns, for each range of steps that was reached, the median ratio of the costs of a step.
+    """Returns, for each decade of steps that was reached, the median ratio of the costs of a step.
 
     Args:
-      own: windows, (count, seconds), in order.
-      other: those of another process, taken at the same moments.
+      own: Windows, as (count, seconds), in order.
+      other: The windows of another process, taken at the same moments.
     """
     found: dict[float, list[float]] = {}
     done = LOOP  # the first one came before all windows
@@ -270,12 +271,12 @@ def _decade_row(
 
 
 def per_variable(section: Section) -> Section:
-    """Returns what each further variable costs: flat where cost is linear."""
+    """Returns the cost of each further variable, which is constant if cost is linear."""
     return _slopes(section, "variables_each", "cost of a step for each further variable", "us/step")
 
 
 def starts(growth: Growth, outcomes: Mapping[float, Outcome]) -> Section:
-    """Returns what each further variable costs until the first step, TensorFlow's import apart."""
+    """Returns the start-up cost of each further variable, without the import of TensorFlow."""
     section = growth.section(outcomes)
     for row in section.rows:
         taken = outcomes[row.x].starts[row.name]
@@ -286,7 +287,7 @@ def starts(growth: Growth, outcomes: Mapping[float, Outcome]) -> Section:
 
 
 def _slopes(section: Section, name: str, title: str, unit: str) -> Section:
-    """Returns, of each row, the difference to the first point of its line over that of the variables."""
+    """Returns for each row the cost difference to its line's first point, divided by the difference in variables."""
     rows, (before, last) = [], VARIABLES[-2:]
     for row in section.rows:
         first = section.row(f"{row.name.rpartition('_')[0]}_{VARIABLES[0]}".replace("again", "by_hand"))

@@ -1,4 +1,4 @@
-"""What it was measured on. No TensorFlow."""
+"""Describes the machine of a measurement. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> dict[str, Any]:
-    """Returns machine, versions, commit and load, as text and numbers."""
+    """Returns the machine, versions, commit and load, as text and numbers."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = {name: version for name in PACKAGES if (version := _version(name))}
     return {
@@ -38,7 +38,7 @@ def _version(package: str) -> str:
 
 
 def _output(command: list[str]) -> str:
-    """Returns what a command prints; nothing where there is no such command, or it fails."""
+    """Returns the output of a command; "" if the command does not exist or fails."""
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The nets and the pipelines that the contenders on TensorFlow share; for the processes that are measured."""
+"""The nets and pipelines that all TensorFlow contenders share; used in the measured processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ManyVariables(keras.layers.Layer):
         self._count, self._shape = count, shape
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables."""
+        """Creates the variables."""
         self.parts = [self.add_weight(shape=self._shape, name=f"part_{number}") for number in range(self._count)]
 
     def call(self, inputs: Any) -> Any:
@@ -103,12 +103,12 @@ def optimizer(library: Any, net: str) -> Any:
 
 
 def pipeline(net: str, batch: int = BATCH, stack: int = 0) -> tf.data.Dataset:
-    """Returns training data as one writes it by hand: endless, shuffled, in full batches.
+    """Returns hand-written training data: endless, shuffled, in full batches.
 
     Args:
-      net: whose data.
-      batch: examples in a batch.
-      stack: batches in an element, along a further first axis; 0: an element is a batch.
+      net: The net whose data is returned.
+      batch: The number of examples in a batch.
+      stack: The number of batches in an element, along an extra first axis; 0: an element is a batch.
     """
     dataset = tf.data.Dataset.from_tensor_slices(arrays(net)).shuffle(EXAMPLES).repeat()
     dataset = dataset.batch(batch, drop_remainder=True)
@@ -118,5 +118,5 @@ def pipeline(net: str, batch: int = BATCH, stack: int = 0) -> tf.data.Dataset:
 
 
 def one_pass(net: str, examples: int) -> tf.data.Dataset:
-    """Returns validation data as one writes it by hand: each example once, in order."""
+    """Returns hand-written validation data: each example once, in order."""
     return tf.data.Dataset.from_tensor_slices(arrays(net, examples)).batch(BATCH).prefetch(tf.data.AUTOTUNE)

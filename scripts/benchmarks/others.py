@@ -1,4 +1,4 @@
-"""What a user would take in place of trainer_kit: Keras' fit, and Model Garden.
+"""Alternatives to trainer_kit: Keras' fit, and Model Garden.
 
 Each function is run by a process of its own, takes its turns from a Pacer and never returns.
 """
@@ -22,7 +22,7 @@ FOR_EVER = 10**9
 
 
 class _Turns(keras.callbacks.Callback):
-    """Takes turns at the ends of epochs: nothing is called between them that a user would not have."""
+    """Callback that takes turns at the ends of epochs, so that nothing is called during an epoch."""
 
     def __init__(self, pacer: Pacer, steps: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def keras_fit(pacer: Pacer, folder: str, *, net: str, epoch: int, at_once: int) 
 
 
 class PeerTask(base_task.Task):
-    """One of the nets, as a task of Model Garden."""
+    """One of the nets as a Model Garden task."""
 
     def __init__(self, params: Any, net: str, examples: int = 0) -> None:
         super().__init__(params)
@@ -58,7 +58,7 @@ class PeerTask(base_task.Task):
         return nets.build(tf_keras, self._net)
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
-        """Returns the data: what there is to evaluate if a number of examples was given."""
+        """Returns the data: validation data if a number of examples was given, else training data."""
         return nets.one_pass(self._net, self._examples) if self._examples else nets.pipeline(self._net)
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
@@ -98,7 +98,7 @@ def model_garden(pacer: Pacer, folder: str, *, net: str, loop: int, strategy: st
 
 
 def model_garden_on_ours(pacer: Pacer, folder: str, *, net: str, loop: int) -> None:
-    """Trains the same task on our engine, through the door, with the same settings."""
+    """Trains the same Model Garden task on trainer_kit's engine, with the same settings."""
     config = _garden_config(net, loop)
     distribution = model_garden_door.get_distribution_strategy()
     with distribution.scope():
@@ -108,7 +108,7 @@ def model_garden_on_ours(pacer: Pacer, folder: str, *, net: str, loop: int) -> N
 
 
 def model_garden_evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
-    """Evaluates all of the data again and again with Model Garden's trainer."""
+    """Evaluates all of the data repeatedly with Model Garden's trainer."""
     del folder
     config = config_definitions.ExperimentConfig()
     task = PeerTask(config.task, net, examples)

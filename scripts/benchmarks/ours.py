@@ -1,4 +1,4 @@
-"""trainer_kit as its users have it: a Task, a config, and run_experiment.
+"""trainer_kit as its users run it: a Task, a config, and run_experiment.
 
 Each function is run by a process of its own, takes its turns from a Pacer, which is the last of the run's
 train_actions, and never returns.
@@ -30,11 +30,11 @@ class BenchConfig(tk.TaskConfig):
     """One of the nets.
 
     Attributes:
-      net, size: as `nets.build` takes them.
-      metrics: how many.
-      source: pipeline, the tf.data that the loops by hand have, or arrays, an ArraySource.
-      examples: of the validation data.
-      aggregates: whether evaluations aggregate the labels of all examples.
+      net, size: See `nets.build`.
+      metrics: The number of metrics.
+      source: "pipeline", the tf.data pipeline of the hand-written loops, or "arrays", an ArraySource.
+      examples: The number of validation examples.
+      aggregates: Whether evaluations aggregate the labels of all examples.
     """
 
     net: str = "dense"
@@ -82,10 +82,10 @@ class BenchTask(tk.Task):
 
 
 class AggregatingTask(BenchTask):
-    """Counts the labels, too."""
+    """Task that also counts the labels."""
 
     def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
-        """Returns how many examples of each class there were."""
+        """Returns the number of examples of each class so far."""
         counts = tf.math.bincount(step_logs["labels"][0], minlength=samples.CLASSES, maxlength=samples.CLASSES)
         return counts if state is None else state + counts
 
@@ -94,7 +94,7 @@ class Silent:
     """A console that shows nothing."""
 
     def write(self, report: Report) -> None:
-        """Takes a report."""
+        """Ignores a report."""
 
     def flush(self) -> None:
         """Does nothing."""
@@ -118,13 +118,13 @@ def train(
     """Trains in loops of `loop` steps with default settings, and without a checkpoint.
 
     Args:
-      pacer: gives the turns.
-      folder: where model_dir is made.
-      net: of nets.
-      loop: steps.
-      task, trainer, runtime: further settings of these sections.
-      bare: whether there are no summaries and no progress.
-      actions: how many train_actions there are beside the pacer.
+      pacer: The pacer that assigns the turns.
+      folder: The parent folder of model_dir.
+      net: A net of `nets`.
+      loop: The steps of a loop.
+      task, trainer, runtime: Further settings in these sections.
+      bare: Whether to switch off summaries and progress.
+      actions: The number of train_actions in addition to the pacer.
     """
     config = config_of(net, loop, task or {}, trainer or {}, runtime or {})
     quiet: dict[str, Any] = {"save_summary": False, "console": Silent()} if bare else {}
@@ -133,7 +133,7 @@ def train(
 
 
 class TimedTrainer(tk.Trainer):
-    """Has the time of evaluations left out."""
+    """Trainer whose evaluations are left out of the measured time."""
 
     pacer: Pacer
 
@@ -182,7 +182,7 @@ def evaluate(
     aggregates: bool = False,
     trainer: Mapping[str, Any] | None = None,
 ) -> None:
-    """Evaluates all of the data again and again with Trainer.evaluate."""
+    """Evaluates all of the data repeatedly with Trainer.evaluate."""
     del folder
     options = {"examples": examples, "source": source, "aggregates": aggregates}
     config = config_of(net, 1, options, trainer or {}, {})
@@ -198,7 +198,7 @@ def evaluate(
 def config_of(
     net: str, loop: int, task: Mapping[str, Any], trainer: Mapping[str, Any], runtime: Mapping[str, Any]
 ) -> tk.ExperimentConfig:
-    """Returns the config of an endless run without checkpoints, with the settings given."""
+    """Returns the config of an endless run without checkpoints, with the given settings."""
     learning_rate = {"type": "constant", "constant": {"learning_rate": samples.RATE}}
     steps = {"train_steps": FOR_EVER, "steps_per_loop": loop, "checkpoint_interval": FOR_EVER}
     optimization = {"optimizer": {"type": samples.optimizer_name(net)}, "learning_rate": learning_rate}

@@ -1,4 +1,4 @@
-"""What a measured process tells the one that measures: it runs when it is told to, and how far it has come."""
+"""The protocol by which a measuring process runs a measured one window by window, and receives its counts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SETTLES_WITHIN = 0.15
 
 
 class Pacer:
-    """Lets a process run window by window. It stands still in `done` while others have their turn.
+    """Runs a process window by window; the process waits in `done` while others have their turn.
 
-    Loops that end just after it went on do not count. (A loop that is longer than that counts, with what was overdue.)
+    A loop that ends just after the process continued does not count, because it was overdue. A longer loop counts.
 
     Args:
-      connection: to the process that measures. It sends (seconds, settles_within): the length of the next window, and
-        how long after its beginning a loop that ends does not count; it gets the seconds from the start to the first
-        `done`, then (count, seconds) of each window.
-      clock: seconds that only go up.
+      connection: The connection to the measuring process. That sends (seconds, settles_within): the length of the next
+        window, and the time at its beginning in which loops that end do not count. It receives the seconds from the
+        start to the first `done`, then (count, seconds) of each window.
+      clock: Returns monotonic seconds.
     """
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -33,10 +33,10 @@ class Pacer:
         self._started, self._went_on, self._settles_within = False, 0.0, 0.0
 
     def done(self, count: int) -> None:
-        """Notes that `count` more steps are done; at the end of a window, returns when the next one begins.
+        """Counts `count` more steps; at the end of a window, waits until the next one begins.
 
         Raises:
-          EOFError: when nobody measures any more.
+          EOFError: when the measuring process has ended.
         """
         now = self._clock()
         seconds = now - self._begin - self._apart
@@ -56,19 +56,19 @@ class Pacer:
         self._went_on = self._begin
 
     def leave_out(self, seconds: float) -> None:
-        """Has so many seconds of this window not count."""
+        """Leaves `seconds` out of the current window."""
         self._apart += seconds
         self._went_on += seconds
 
     def tell(self, seconds: float) -> None:
-        """Ends the window with something that took `seconds`, however long the window was; then as `done`."""
+        """Ends the window with one count that took `seconds`, whatever the window's length; then waits like `done`."""
         self._apart = self._clock() - self._begin - seconds
         self._wanted = 0.0
         self.done(1)
 
 
 def run(connection: Connection, function: str, folder: str, options: dict[str, Any]) -> None:
-    """In a process of its own: calls "module:function" with a Pacer, a folder and `options`."""
+    """Calls "module:function" with a Pacer, a folder and `options`; this is the main function of a measured process."""
     pacer = Pacer(connection)
     module, name = function.split(":")
     getattr(importlib.import_module(module), name)(pacer, folder, **options)

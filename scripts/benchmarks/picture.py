@@ -1,4 +1,4 @@
-"""Results as a picture: ratios as bars, growth as curves. No TensorFlow."""
+"""Draws results as a picture: ratios as bars, growth as curves. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def write(results: Results, path: Path) -> None:
 
 
 def _bars(axes: Any, section: Section) -> None:
-    """Draws the ratio of each row to the one that it is compared with; goals as lines, the spread as a band."""
+    """Draws the ratio of each row to the one that it is compared with; goals as lines, the control as a band."""
     rows = [row for row in section.rows if row.values]
     ratios = [section.ratio(row.name, row.to) if row.to else 1.0 for row in rows]
     places = range(len(rows))
     axes.barh(places, [ratio or 0.0 for ratio in ratios], color=[_colour(row) for row in rows], height=0.7)
-    if section.spread is not None:
-        axes.axvspan(1 - section.spread, 1 + section.spread, color="black", alpha=0.12, lw=0)
+    if section.control is not None:
+        axes.axvspan(1 - section.control, 1 + section.control, color="black", alpha=0.12, lw=0)
     for place, row, ratio in zip(places, rows, ratios, strict=True):
         text = f" {ratio:.2f}" if ratio is not None else " -"
         other = f" of {row.to}" if row.to not in ("", section.rows[0].name) else ""
@@ -59,7 +59,7 @@ def _bars(axes: Any, section: Section) -> None:
 
 
 def _curves(axes: Any, section: Section) -> None:
-    """Draws each line's cost against what it grows with."""
+    """Draws each line's cost against the quantity that grows."""
     for line in dict.fromkeys(row.line for row in section.rows if row.line):
         points = [(row.x, row.median) for row in section.rows if row.line == line and row.median is not None]
         colour = _colour(next(row for row in section.rows if row.line == line))

@@ -1,10 +1,10 @@
-"""Contenders that run at the same time and take turns: each in a process of its own, one of them at any moment.
+"""Races contenders that take turns: each runs in its own process, and only one of them runs at any moment.
 
-All of a round are forked from one process that has imported TensorFlow, get ready side by side, and then run window by
-window while the others stand still, in an order that changes. So a slow second of the machine hits neighbours alike,
-which processes that run one after the other do not have; and tf.data tunes itself for each process alone. Those that
-stand still are stopped by a signal: their threads would otherwise take time from the one whose turn it is, and get data
-ready, or finish a save, that counts as no time of theirs.
+All contenders of a round are forked from one process that has imported TensorFlow. They get ready at the same time, and
+then run window by window, in a changing order, while the others are stopped. So a slow second of the machine hits
+neighbouring windows alike, unlike with processes that run one after the other, and tf.data tunes itself for each
+process alone. Waiting contenders are stopped by a signal. Otherwise their threads would take time from the running
+contender, and prepare data or finish a save outside of their own measured time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,20 +32,20 @@ from trainer_kit.testing.fork_server import Child, Ended, ForkServer
 
 PRELOADED = ("scripts.benchmarks.by_hand", "scripts.benchmarks.ours", "scripts.benchmarks.others")
 READY_WITHIN, WINDOW_WITHIN, ENDED_WITHIN = 900.0, 300.0, 60.0  # seconds
-REASON = 250  # characters that are told of an error
+REASON = 250  # most characters of an error message that are reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Something to measure.
+    """A program to measure.
 
     Attributes:
-      name, label, to, goals, line, x: as of a Row.
+      name, label, to, goals, line, x: See Row.
       run: "module:function", which takes a Pacer, a folder and `options`.
-      options: keyword arguments.
-      needs: modules without which it is left out.
-      fresh: whether its process is started anew, not forked from one that has imported TensorFlow.
-      quick: whether a quick measurement has it too.
+      options: Keyword arguments of the function.
+      needs: Modules without which the contender is left out.
+      fresh: Whether its process is started from scratch, not forked from one that has imported TensorFlow.
+      quick: Whether a quick measurement includes it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Contender:
 
     @property
     def absent(self) -> str:
-        """Why it cannot be tried here; empty if it can."""
+        """Why the contender cannot run here; "" if it can."""
         missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
         return f"{' and '.join(missing)} not installed" if missing else ""
 
@@ -74,10 +74,11 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How often and how long.
+    """The number and length of measurements.
 
     Attributes:
       rounds: times that all processes are started anew.
+      most_rounds: rounds at most, where `race` is told that they do not suffice yet; 0: as many as `rounds`.
       windows: readings of each in a round.
       seconds: of a window, at least; it ends with a loop.
       warm_up: seconds of the window that comes first and does not count; none if 0.
@@ -91,16 +92,17 @@ class Plan:
     warm_up: float = 1.0
     until: int = 0
     settles_within: float = pacer.SETTLES_WITHIN
+    most_rounds: int = 0
 
 
 @dataclass
 class Outcome:
-    """What came of a race.
+    """The outcome of a race.
 
     Attributes:
-      windows: by name and round, (count, seconds) of each window.
-      starts: by name and round, the seconds until the first loop was done.
-      failed: why a contender has neither.
+      windows: (count, seconds) of each window, by contender and round.
+      starts: Seconds until the first loop was done, by contender and round.
+      failed: The reason why a contender has neither.
     """
 
     windows: dict[str, list[list[tuple[int, float]]]]
@@ -108,16 +110,16 @@ class Outcome:
     failed: dict[str, str]
 
     def rates(self, name: str) -> list[list[float]]:
-        """Returns counts a second."""
+        """Returns counts per second."""
         return [[count / seconds for count, seconds in windows] for windows in self.windows[name]]
 
     def costs(self, name: str, scale: float = 1.0) -> list[list[float]]:
-        """Returns seconds for one, times `scale`."""
+        """Returns seconds per count, times `scale`."""
         return [[scale * seconds / count for count, seconds in windows] for windows in self.windows[name]]
 
 
 class Fresh:
-    """A process that was started and not forked; with the methods of a Child that are needed here."""
+    """A process that was started, not forked, with the methods of a Child that are needed here."""
 
     def __init__(self, contender: Contender, folder: str, descriptor: int) -> None:
         self._output = Path(f"{folder}.txt")
@@ -130,15 +132,15 @@ class Fresh:
 
     @property
     def text(self) -> str:
-        """What it has written."""
+        """The output of the process."""
         return self._output.read_text(errors="replace")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends it a signal."""
+        """Sends a signal to the process."""
         self._process.send_signal(number)
 
     def wait(self, timeout: float) -> Ended:
-        """Returns how it ended."""
+        """Waits for the process, and returns its end."""
         return Ended(self._process.wait(timeout), self.text, 0.0)
 
 
@@ -149,38 +151,38 @@ class Runner:
         self._child, self._connection = child, connection
 
     def receive(self, within: float) -> Any:
-        """Returns what it tells next, at which it is stopped.
+        """Returns the contender's next message, and stops the contender.
 
         Raises:
-          RuntimeError: when it has ended, or tells nothing in time; with the last lines that it has written.
+          RuntimeError: when the contender has ended or sends nothing in time; with its error message.
         """
         try:
             if self._connection.poll(within):
-                told = self._connection.recv()
+                message = self._connection.recv()
                 self._child.kill(signal.SIGSTOP)
-                return told
-            reason = f"nothing for {within:g} s"
+                return message
+            reason = f"no answer within {within:g} s"
         except (EOFError, OSError):
             reason = f"ended with {self._child.wait(ENDED_WITHIN).code}"
         raise RuntimeError(f"{reason}: {last_words(self._child.text)}")
 
     def window(self, seconds: float, settles_within: float) -> tuple[int, float]:
-        """Lets it run; returns (count, seconds)."""
+        """Lets the contender run for one window; returns (count, seconds)."""
         self._child.kill(signal.SIGCONT)
-        with contextlib.suppress(OSError):  # it has ended, and `receive` tells why
+        with contextlib.suppress(OSError):  # it has ended, and `receive` raises the reason
             self._connection.send((seconds, settles_within))
         count, taken = self.receive(seconds + WINDOW_WITHIN)
         return count, taken
 
     def end(self) -> None:
-        """Kills it."""
+        """Kills the contender."""
         self._child.kill()
         self._child.wait(ENDED_WITHIN)
         self._connection.close()
 
 
 def last_words(text: str) -> str:
-    """Returns, of what a process has written, the error that ended it: one line, and not a long one."""
+    """Returns the error that ended a process, from its output, as one short line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     begins = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return " ".join(lines[begins[-1] if begins else -1 :])[:REASON]
@@ -188,12 +190,18 @@ def last_words(text: str) -> str:
 
 @contextlib.contextmanager
 def server() -> Iterator[ForkServer]:
-    """Starts the process that the contenders are forked from."""
+    """Starts the process from which the contenders are forked."""
     with ForkServer(preload=PRELOADED) as running:
         yield running
 
 
-def race(running: ForkServer, contenders: Sequence[Contender], plan: Plan, title: str) -> Outcome:
+def race(
+    running: ForkServer,
+    contenders: Sequence[Contender],
+    plan: Plan,
+    title: str,
+    suffices: Callable[[Outcome], bool] = lambda outcome: True,
+) -> Outcome:
     """Runs all rounds; one that fails is out, and the others go on.
 
     Args:
@@ -201,10 +209,13 @@ def race(running: ForkServer, contenders: Sequence[Contender], plan: Plan, title
       contenders: with names of their own.
       plan: how often and how long.
       title: for the line that tells, on standard error, how far it is.
+      suffices: whether there are enough rounds, once there are `plan.rounds`.
     """
     names = [contender.name for contender in contenders]
     outcome = Outcome({name: [] for name in names}, {name: [] for name in names}, {})
-    for number in range(plan.rounds):
+    for number in range(max(plan.rounds, plan.most_rounds)):
+        if number >= plan.rounds and suffices(outcome):
+            break
         print(f"{title}: round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
         left = [one for one in contenders if one.name not in outcome.failed and not one.absent]
         _round(running, left, plan, outcome, random.Random(number))
@@ -241,7 +252,7 @@ def _round(
 def _windows(
     runners: dict[str, Runner], plan: Plan, outcome: Outcome, order: random.Random
 ) -> dict[str, tuple[int, float]]:
-    """Gives each of them one window, in some order."""
+    """Gives each contender one window, in random order."""
     taken = {}
     for name in order.sample(list(runners), len(runners)):
         with _or_out(name, outcome, runners):

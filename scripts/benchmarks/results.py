@@ -1,18 +1,20 @@
-"""Figures, goals and verdicts, and how they are kept. No TensorFlow."""
+"""Figures, goals and verdicts, and their JSON form. No TensorFlow."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MET, WITHIN, MISSED, UNKNOWN = "met", "within the spread", "not met", "not known"
+MET, MISSED, UNRESOLVED, UNKNOWN = "met", "not met", "not resolved", "not known"
+ROUNDS, RESOLUTION = 9, 0.03  # so many rounds tell a difference of 3 %, if equal code differs by no more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What the ratio of a row to the row `to` should be: at least `bound`, or at most."""
+    """A bound on the ratio of a row to the row `to`: at least `bound`, or at most."""
 
     to: str
     bound: float
@@ -24,17 +26,17 @@ class Goal:
 
 @dataclass(kw_only=True)
 class Row:
-    """One contender.
+    """One contender in a section.
 
     Attributes:
-      name: unique in its section.
-      label: for people.
-      to: name of the row that it is compared with; empty: with none.
-      values: by round, the readings taken in it. Equal places of two rows were taken one soon after the other.
-      goals: of ratios to other rows.
-      failed: why there are no figures.
-      absent: why it was not tried.
-      line, x: of a section that shows growth, the curve that it is a point of and where.
+      name: The name, unique in its section.
+      label: The description for people.
+      to: The name of the row that it is compared with; "": it is not compared.
+      values: The readings by round. Readings at the same place in two rows were taken shortly after each other.
+      goals: The goals for ratios to other rows.
+      failed: The reason why there are no figures.
+      absent: The reason why the contender was not run.
+      line, x: In a section that shows growth, the row's curve and its place on it.
     """
 
     name: str
@@ -60,7 +62,7 @@ class Section:
     Attributes:
       name, title, unit: for people, and `name` to choose it by.
       rows: in the order of the table.
-      equals: two rows of equal code in processes of their own: what their ratio is off from 1 says nothing.
+      equals: two rows of equal code in processes of their own, the control of the section.
       note: what a reader has to know.
     """
 
@@ -72,7 +74,7 @@ class Section:
     note: str = ""
 
     def row(self, name: str) -> Row | None:
-        """Returns the row of that name; None if there is none."""
+        """Returns the row called `name`; None if there is none."""
         return next((row for row in self.rows if row.name == name), None)
 
     def ratios(self, name: str, to: str) -> list[float]:
@@ -91,26 +93,39 @@ class Section:
         return statistics.median(ratios) if ratios else None
 
     @property
-    def spread(self) -> float | None:
-        """How far the ratio of equal code is from 1, in the median of the rounds; None if it was not measured."""
-        ratios = self.ratios(self.equals[1], self.equals[0])
-        return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else None
+    def control(self) -> float | None:
+        """How far the median ratio of equal code is from 1; None if it was not measured."""
+        ratio = self.ratio(self.equals[1], self.equals[0])
+        return None if ratio is None else abs(ratio - 1)
+
+    @property
+    def spread(self) -> float:
+        """How far the ratio of equal code was from 1 in the worst round; infinity if it was not measured."""
+        return max((abs(ratio - 1) for ratio in self.ratios(self.equals[1], self.equals[0])), default=math.inf)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the section tells a difference of 3 %: it has nine rounds, and its control is within 3 % of 1."""
+        rounds = len(self.ratios(self.equals[1], self.equals[0]))
+        return rounds >= ROUNDS and self.control is not None and self.control <= RESOLUTION
 
     def verdict(self, name: str, goal: Goal) -> str:
-        """Returns whether the row reaches the goal. One that is missed by no more than the spread counts as met."""
-        ratio, spread = self.ratio(name, goal.to), self.spread
+        """Returns whether the row reaches the goal.
+
+        A section that is not resolved decides a goal only if the ratio is farther from the bound than equal code was
+        from 1 in any round.
+        """
+        ratio = self.ratio(name, goal.to)
         if ratio is None:
             return UNKNOWN
-        if ratio <= goal.bound if goal.at_most else ratio >= goal.bound:
-            return MET
-        slack = goal.bound * (spread or 0.0)
-        near = ratio <= goal.bound + slack if goal.at_most else ratio >= goal.bound - slack
-        return WITHIN if near else MISSED
+        if not self.is_resolved and abs(ratio - goal.bound) <= goal.bound * self.spread:
+            return UNRESOLVED
+        return MET if (ratio <= goal.bound if goal.at_most else ratio >= goal.bound) else MISSED
 
 
 @dataclass(kw_only=True)
 class Results:
-    """All of a measurement: where and how it was taken, and its sections."""
+    """A whole measurement: its machine, its options, and its sections."""
 
     machine: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -118,7 +133,7 @@ class Results:
 
     @property
     def failures(self) -> list[tuple[Section, Row]]:
-        """The rows that were tried and have no figures."""
+        """The rows that were run but have no figures."""
         return [(section, row) for section in self.sections for row in section.rows if row.failed]
 
     @property
@@ -132,16 +147,16 @@ class Results:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold: all figures, and what follows from them."""
+        """Returns JSON values: all figures, and the ratios and verdicts derived from them."""
         sections = [
-            {**asdict(section), "spread": section.spread, "rows": [_row_dict(section, row) for row in section.rows]}
+            {**asdict(section), "control": section.control, "rows": [_row_dict(section, row) for row in section.rows]}
             for section in self.sections
         ]
         return {"machine": dict(self.machine), "options": dict(self.options), "sections": sections}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Results:
-        """Returns what `to_dict` was made of."""
+        """Returns the Results from the value of `to_dict`."""
         return cls(
             machine=value["machine"],
             options=value["options"],
@@ -157,7 +172,7 @@ class Results:
 
 
 def compared(section: Section, row: Row) -> Sequence[float]:
-    """Returns the ratios of a row to the one that it is compared with; none for that one itself."""
+    """Returns the ratios of a row to the row that it is compared with; [] if it is not compared."""
     return section.ratios(row.name, row.to) if row.to and row.to != row.name else []
 
 

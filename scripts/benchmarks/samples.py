@@ -1,4 +1,4 @@
-"""The data that all contenders share, and what they train with. No TensorFlow, for PyTorch's sake."""
+"""The data and the choice of optimizer that all contenders share. No TensorFlow, because PyTorch uses it too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATE = 0.01  # learning rate
 
 
 def optimizer_name(net: str) -> str:
-    """Returns what a net is trained with: adam for the transformer, else sgd."""
+    """Returns the optimizer's name for a net: adam for the transformer, else sgd."""
     return "adam" if net == "transformer" else "sgd"
 
 

@@ -1,4 +1,4 @@
-"""What it costs to lose nothing: the stall of a save, the start from a checkpoint, the way to a far position.
+"""Measures the cost of fault tolerance: the stall of a save, a start from a checkpoint, a seek to a far position.
 
 Each function is run by a process of its own, takes its turns from a Pacer and never returns. A turn is one save, one
 start or one seek, and what it tells are the seconds of it.
@@ -24,7 +24,7 @@ from trainer_kit.run.controller import Controller
 
 
 def save_by_hand(pacer: Pacer, folder: str, *, net: str, size: int) -> None:
-    """Saves model and optimizer with TensorFlow's own manager, after each step; the loop stands still."""
+    """Saves model and optimizer with TensorFlow's manager after each step; the loop waits for each save."""
     manager, step = _by_hand(folder, net, size)
     while True:
         step()
@@ -34,7 +34,7 @@ def save_by_hand(pacer: Pacer, folder: str, *, net: str, size: int) -> None:
 
 
 class TimedController(Controller):
-    """Tells how long the loop stands still for each save, and has the next one begin when that is written."""
+    """Controller that measures the time each save stops the loop, and starts the next save when that is written."""
 
     pacer: Pacer
 
@@ -62,7 +62,7 @@ def save(pacer: Pacer, folder: str, *, net: str, size: int, background: bool) ->
 
 
 def start_by_hand(pacer: Pacer, folder: str, *, net: str, size: int, resumes: bool) -> None:
-    """Builds model and loop, restores if it `resumes`, and takes a step, again and again."""
+    """Repeatedly builds model and loop, restores if `resumes`, and takes a step."""
     while True:
         begin = time.perf_counter()
         manager, step = _by_hand(folder, net, size)
@@ -77,7 +77,7 @@ def start_by_hand(pacer: Pacer, folder: str, *, net: str, size: int, resumes: bo
 
 
 def start(pacer: Pacer, folder: str, *, net: str, size: int, resumes: bool) -> None:
-    """Starts a run, resumed or new, up to the end of its first step, again and again."""
+    """Repeatedly starts a run, resumed or new, up to the end of its first step."""
     steps = 0
     while True:
         steps = steps + 1 if resumes else 1
@@ -98,7 +98,7 @@ def start(pacer: Pacer, folder: str, *, net: str, size: int, resumes: bool) -> N
 
 
 def seek(pacer: Pacer, folder: str, *, position: int) -> None:
-    """Gets the batch at `position` of the shuffled stream of 100,000 examples."""
+    """Reads the batch at `position` of a shuffled stream of 100,000 examples."""
     del folder
     params = tk.DataConfig(is_training=True, global_batch_size=samples.BATCH, seed=1)
     source = tk.ArraySource((np.arange(100_000, dtype=np.int32),), params)

@@ -1,102 +1,27 @@
-"""What is raced against what, how long, and the goals: the sections of the table.
+"""The sections of the table: their contenders, durations and goals.
 
 A goal is a ratio to another row. Those here are what trainer_kit has set itself, for a machine with two cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from scripts.benchmarks.race import Contender, Outcome, Plan, race
-from scripts.benchmarks.results import Goal, Row, Section
-from trainer_kit.testing.fork_server import ForkServer
+from scripts.benchmarks.race import Contender, Plan
+from scripts.benchmarks.results import ROUNDS, Goal
+from scripts.benchmarks.subject import BY_HAND, LOOP, OURS, Subject, at_least, by_hand, ours
 
-BY_HAND, OURS = "scripts.benchmarks.by_hand", "scripts.benchmarks.ours"
 OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
-LOOP = 100  # steps
 FUSE = 100  # steps in one program
 EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
 GARDEN_GOALS = {"dense": 2.0, "conv": 1.0, "transformer": 1.0}  # of Model Garden as shipped
 SHORT, LONG = 57 * 32 - 27, 1000 * 32  # examples of an evaluation; the first is that of the digits
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A section to measure.
-
-    Attributes:
-      name, title, unit, equals, note: as of a Section.
-      contenders: the first one is what others are compared with, unless they say something else.
-      plan: how often and how long.
-      scale: of costs, in units a second; 0: the unit is counts a second.
-      quick_rounds: rounds of a quick measurement; 0: it is left out.
-    """
-
-    name: str
-    title: str
-    unit: str
-    contenders: tuple[Contender, ...]
-    plan: Plan
-    equals: tuple[str, str] = ("by_hand", "again")
-    scale: float = 0.0
-    note: str = ""
-    quick_rounds: int = 1
-
-    def only(self, names: Iterable[str]) -> Subject:
-        """Returns it with some of the contenders, those that they are compared with, and the two equal ones."""
-        wanted, by_name = {*names, *self.equals}, {one.name: one for one in self.contenders}
-        for name in list(wanted):
-            wanted |= {by_name[name].to, *(goal.to for goal in by_name[name].goals)}
-        return replace(self, contenders=tuple(one for one in self.contenders if one.name in wanted))
-
-    def quick(self, names: Iterable[str] | None = None) -> Subject:
-        """Returns it with the rounds of a quick measurement, and its contenders, or those named."""
-        some = self.only(names or (one.name for one in self.contenders if one.quick))
-        left = [one.name for one in self.contenders if one not in some.contenders]
-        note = f"--quick leaves out: {', '.join(left)}" if left and not names else ""
-        plan = replace(self.plan, rounds=self.quick_rounds, windows=min(3, self.plan.windows))
-        return replace(some, plan=plan, note=" ".join(filter(None, [self.note, note])))
-
-    def measure(self, running: ForkServer) -> Section:
-        """Measures it."""
-        outcome = race(running, self.contenders, self.plan, self.name)
-        rows = [self.row(contender, outcome) for contender in self.contenders]
-        given = {name: getattr(self, name) for name in ("name", "title", "unit", "equals", "note")}
-        return Section(**given, rows=rows)
-
-    def row(self, contender: Contender, outcome: Outcome) -> Row:
-        """Returns the row of a contender, with its figures."""
-        row, name = contender.row(), contender.name
-        row.values = outcome.costs(name, self.scale) if self.scale else outcome.rates(name)
-        row.failed = outcome.failed.get(name, "")
-        return row
-
-
-def at_least(bound: float, to: str = "by_hand") -> Goal:
-    """Returns the goal of a ratio of at least `bound`."""
-    return Goal(to=to, bound=bound)
-
-
-def by_hand(options: Mapping[str, Any], label: str = "by hand", function: str = "train") -> Iterator[Contender]:
-    """Yields the loop by hand, and the same again."""
-    run = f"{BY_HAND}:{function}"
-    yield Contender(name="by_hand", label=label, run=run, options=options, quick=True)
-    yield Contender(name="again", label=f"{label}, again", run=run, options=options, to="by_hand", quick=True)
-
-
-def ours(
-    name: str, label: str, net: str, *goals: Goal, loop: int = 0, to: str = "by_hand", **options: Any
-) -> Contender:
-    """Returns trainer_kit with some settings; one with goals is quick."""
-    given = {"net": net, "loop": loop or LOOP, **options}
-    run = f"{OURS}:train"
-    return Contender(name=name, label=label, run=run, options=given, to=to, goals=goals, quick=bool(goals))
-
-
 def peers(net: str, to: str) -> Iterator[Contender]:
-    """Yields what a user would take in place of trainer_kit."""
+    """Yields the alternatives to trainer_kit."""
     for at_once in (1, LOOP):
         yield Contender(
             name=f"keras_fit_{at_once}",
@@ -131,36 +56,46 @@ def peers(net: str, to: str) -> Iterator[Contender]:
     )
 
 
+def fused() -> Iterator[Contender]:
+    """Yields the dense net with many steps in one program of XLA, by hand and in trainer_kit."""
+    yield Contender(
+        name="fused_by_hand",
+        label=f"by hand, {FUSE} steps in one XLA program",
+        run=f"{BY_HAND}:train_fused",
+        options={"net": "dense", "loop": 1000, "fuse": FUSE},
+        to="by_hand",
+    )
+    yield ours(
+        "ours_fused",
+        f"ours, fuse_steps={FUSE}",
+        "dense",
+        at_least(3.0),
+        at_least(0.9, "fused_by_hand"),
+        loop=1000,
+        trainer={"fuse_steps": FUSE},
+    )
+
+
 def dense() -> Subject:
     """Returns the step rate of the dense net, in all forms."""
-    fused = {"fuse_steps": FUSE}
-    fused_by_hand = {"net": "dense", "loop": 1000, "fuse": FUSE}
     hundred = {"net": "dense", "loop": 100}
     contenders = [
         *by_hand({"net": "dense", "loop": 1000}, "by hand, loops of 1,000"),
         ours("ours", "ours, default, loops of 1,000", "dense", at_least(0.97), loop=1000),
+        ours("ours_auto", "ours, executor=auto, loops of 1,000", "dense", at_least(1.5), loop=1000, runtime=AUTO),
         ours("ours_arrays", "ours with an ArraySource", "dense", loop=1000, task={"source": "arrays"}),
         Contender(
             name="by_hand_100", label="by hand, loops of 100", run=f"{BY_HAND}:train", options=hundred, to="by_hand"
         ),
-        ours("ours_100", "ours, default, loops of 100", "dense", at_least(0.93, "by_hand_100"), to="by_hand_100"),
-        Contender(
-            name="fused_by_hand",
-            label=f"by hand, {FUSE} steps in one XLA program",
-            run=f"{BY_HAND}:train_fused",
-            options=fused_by_hand,
-            to="by_hand",
-        ),
         ours(
-            "ours_fused",
-            f"ours, fuse_steps={FUSE}",
+            "ours_100",
+            "ours, default, loops of 100",
             "dense",
-            at_least(3.0),
-            at_least(0.9, "fused_by_hand"),
-            loop=1000,
-            trainer=fused,
+            at_least(0.95, "by_hand_100"),
+            at_least(1.0, "keras_fit_100"),
+            to="by_hand_100",
         ),
-        ours("ours_single_threaded", "ours, executor=single_threaded", "dense", loop=1000, runtime=SINGLE_THREADED),
+        *fused(),
         *peers("dense", "by_hand_100"),
     ]
     return Subject(
@@ -168,12 +103,38 @@ def dense() -> Subject:
         title="dense net 64-32-10, batch 32",
         unit="steps/s",
         contenders=tuple(contenders),
-        plan=Plan(rounds=5, windows=4, seconds=0.4, warm_up=0.7),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
         quick_rounds=2,
     )
 
 
-SINGLE_THREADED = {"executor": "single_threaded"}
+DEFAULT, SINGLE_THREADED, AUTO = ({"executor": name} for name in ("default", "single_threaded", "auto"))
+MOST_ROUNDS = 15
+SIZES = (10_000, 30_000, 100_000)  # parameters in three dense layers
+
+
+def executors() -> Subject:
+    """Returns the step rate of dense nets of three sizes under each executor, and what `auto` makes of it."""
+    contenders = []
+    for size in SIZES:
+        base, task = f"default_{size}", {"size": size}
+        label = f"{size:,} parameters, executor="
+        row = ours(base, f"{label}default", "wide", loop=1000, to="", task=task, runtime=DEFAULT)
+        contenders.append(row)
+        if size == SIZES[0]:
+            contenders.append(replace(row, name="again", label=f"{row.label}, again", to=base))
+        for executor, settings in (("single_threaded", SINGLE_THREADED), ("auto", AUTO)):
+            name = f"{executor}_{size}"
+            contenders.append(ours(name, label + executor, "wide", loop=1000, to=base, task=task, runtime=settings))
+    return Subject(
+        name="executors",
+        title="three dense layers, batch 32, by executor",
+        unit="steps/s",
+        contenders=tuple(contenders),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        equals=(f"default_{SIZES[0]}", "again"),
+        quick_rounds=0,
+    )
 
 
 def larger(net: str, title: str) -> Subject:
@@ -181,10 +142,11 @@ def larger(net: str, title: str) -> Subject:
     contenders = [
         *by_hand({"net": net, "loop": LOOP}),
         ours("ours", "ours, default", net, at_least(0.98)),
+        ours("ours_auto", "ours, executor=auto", net, at_least(0.98), runtime=AUTO),
         ours("ours_single_threaded", "ours, executor=single_threaded", net, runtime=SINGLE_THREADED),
         *peers(net, "by_hand"),
     ]
-    plan = Plan(rounds=2, windows=3, seconds=0.6)
+    plan = Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.6)
     return Subject(name=net, title=title, unit="steps/s", contenders=tuple(contenders), plan=plan)
 
 
@@ -207,7 +169,7 @@ def replicas(net: str) -> Subject:
 
 
 def everything(net: str, loop: int, checkpoint_interval: int, seconds: float) -> Subject:
-    """Returns the step rate with all that users have on, against our own loop without it."""
+    """Returns the step rate with all usual features on, against trainer_kit's loop without them."""
     arrays: dict[str, Any] = {"task": {"source": "arrays"}}
     bare = ours("bare", "ours, bare: no checkpoints, summaries, progress, actions", net, loop=loop, bare=True, **arrays)
     contenders = (
@@ -262,7 +224,7 @@ def evaluation(name: str, examples: int) -> Subject:
 
 
 def stalls(net: str = "heavy", size: int = 32) -> Subject:
-    """Returns how long the loop stands still for a save."""
+    """Returns the time that a save stops the loop."""
     options = {"net": net, "size": size}
     run = f"{SAVES}:save"
     background, main_thread = {**options, "background": True}, {**options, "background": False}
@@ -328,11 +290,12 @@ def seeks() -> Subject:
 
 
 def subjects() -> list[Subject]:
-    """Returns all that is raced, in the order of the table."""
+    """Returns all subjects, in the order of the table."""
     return [
         dense(),
         larger("conv", "convolutional net on 32x32 images, batch 32"),
         larger("transformer", "transformer, two blocks on 16 tokens, batch 32, Adam"),
+        executors(),
         *(replicas(net) for net in ("dense", "conv", "transformer")),
         everything("dense", 1000, 10_000, 2.5),
         everything("conv", 100, 100, 3.5),

@@ -1,4 +1,4 @@
-"""Results as plain text. No TensorFlow."""
+"""Formats results as plain text. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lines(results: Results) -> Iterator[str]:
 def section_lines(section: Section) -> Iterator[str]:
     """Yields the lines of one section."""
     yield f"== {section.name}: {section.title}"
-    yield _spread(section)
+    yield _control(section)
     if section.note:
         yield section.note
     figures = f"{section.unit:>11}{'ratio':>8}{'least':>8}{'most':>8}"
@@ -36,7 +36,7 @@ def section_lines(section: Section) -> Iterator[str]:
 
 
 def goal_lines(results: Results) -> Iterator[str]:
-    """Yields all goals with their verdicts; nothing if there are none."""
+    """Yields all goals with their verdicts."""
     goals = results.goals
     if goals:
         yield "== goals"
@@ -46,15 +46,15 @@ def goal_lines(results: Results) -> Iterator[str]:
         yield f"{verdict:<18}{figure:>6} {goal!s:<9}{section.name}/{row.name} to {goal.to}"
 
 
-def _spread(section: Section) -> str:
+def _control(section: Section) -> str:
     a, again = section.equals
-    ratios, spread = section.ratios(again, a), section.spread
-    if spread is None:
-        return "A against A: not measured"
-    middle = section.ratio(again, a)
+    ratios = section.ratios(again, a)
+    if not ratios:
+        return "control (equal code): not measured"
+    middle, resolved = section.ratio(again, a), "" if section.is_resolved else "not "
     return (
-        f"A against A ({again} to {a}): {middle:.2f}, {min(ratios):.2f} to {max(ratios):.2f}; rounds: {len(ratios)}; "
-        f"equal code is {100 * spread:.1f} % off"
+        f"control (equal code, {again} to {a}): {middle:.3f}, {min(ratios):.2f} to {max(ratios):.2f} in "
+        f"{len(ratios)} rounds; a difference of 3 % is {resolved}resolved"
     )
 
 

@@ -17,7 +17,7 @@ from scripts.benchmarks.pacer import Pacer
 
 
 class _Block(nn.Module):
-    """A causal block of the transformer, as `nets` has it."""
+    """A causal block of the transformer, like the one in `nets`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Step(lightning.LightningModule):
 
 
 class _Turns(lightning.Callback):
-    """Takes turns at the ends of epochs: nothing is called between them that a user would not have."""
+    """Callback that takes turns at the ends of epochs, so that nothing is called during an epoch."""
 
     def __init__(self, pacer: Pacer, steps: int) -> None:
         self._pacer, self._steps = pacer, steps
@@ -66,7 +66,7 @@ class _Turns(lightning.Callback):
 
 
 def fit(pacer: Pacer, folder: str, *, net: str, epoch: int) -> None:
-    """Trains by Lightning's Trainer in epochs of `epoch` steps, the data in memory, without checkpoints and logger."""
+    """Trains with Lightning's Trainer in epochs of `epoch` steps; data in memory, without checkpoints or logger."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     features, labels = (torch.from_numpy(array) for array in samples.arrays(net, epoch * samples.BATCH))
     if net == "conv":

@@ -78,7 +78,7 @@ def test_callbacks_are_called_in_their_order_and_end_in_any_case() -> None:
     assert called == [f"{name}.{event}" for event in events for name in ("a", "b")]
 
 
-def test_the_error_of_a_required_callback_goes_through_and_that_of_an_optional_one_is_counted(
+def test_required_errors_are_raised_and_optional_ones_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     called: list[str] = []
@@ -87,7 +87,7 @@ def test_the_error_of_a_required_callback_goes_through_and_that_of_an_optional_o
         listed.call("loop_end", {})
     assert called == ["samples.loop_end", "b.loop_end"] * 2
     assert listed.errors == {"samples": 2}
-    assert caplog.text.count("the callback samples failed at step 7, and the run goes on: no space") == 2
+    assert caplog.text.count("the callback samples failed at step 7, and the run continues: no space") == 2
     with pytest.raises(OSError):
         _listed(_Noting(called, "b", OSError())).call("loop_end", {})
 
@@ -108,7 +108,7 @@ def test_a_callback_that_fails_after_an_error_does_not_hide_it(caplog: pytest.Lo
     assert "Bad.train_end failed, after another error" in caplog.text
 
 
-def test_a_divergence_that_is_explained_takes_the_place_of_the_first_error() -> None:
+def test_an_explained_divergence_replaces_the_first_error() -> None:
     class Explains(Callback):
         def exception(self, run: Run, error: Exception) -> None:
             raise DivergedError("more is known")
@@ -152,7 +152,7 @@ def test_requests_are_taken_once() -> None:
     assert listed.take_requests() == Requests()
 
 
-def test_states_come_back_after_train_begin_and_at_once_in_the_middle_of_a_run() -> None:
+def test_states_are_restored_after_train_begin_or_at_once() -> None:
     kept: dict[str, tuple[Any, Any]] = {}
     first, second = _Counting(), _Counting()
     listed = _listed(first, second, keep_state=lambda name, get, put: kept.update({name: (get, put)}))
@@ -176,7 +176,7 @@ def test_an_event_that_is_not_overridden_costs_no_call() -> None:
 
 
 @pytest.mark.parametrize(("every", "cut"), [((None, None), None), ((3, None), 9), ((5, 4), 8)])
-def test_loops_are_cut_at_the_next_multiple_that_some_callback_asks_for(every: tuple[Any, ...], cut: Any) -> None:
+def test_loops_end_at_the_next_multiple_of_a_callback(every: tuple[Any, ...], cut: Any) -> None:
     members = [_Counting(), _Counting()]
     for member, steps in zip(members, every, strict=True):
         member.every = steps
@@ -191,7 +191,7 @@ def test_every_is_a_positive_number_of_steps(every: Any) -> None:
         _listed(member)
 
 
-def test_a_validation_set_that_there_is_none_of_is_refused_when_it_is_asked_for() -> None:
+def test_a_request_for_an_unknown_validation_set_is_refused() -> None:
     with pytest.raises(UsageError, match="there is no validation set 'hard'"):
         _listed().run.evaluate(["hard"])
 
@@ -201,10 +201,10 @@ def test_a_method_with_almost_the_name_of_an_event_is_told(caplog: pytest.LogCap
         def on_loop_end(self, run: Run, logs: Any) -> None: ...
 
     _listed(Keras())
-    assert "on_loop_end is no event, and is never called; did you mean loop_end?" in caplog.text
+    assert "the method on_loop_end is never called; did you mean loop_end?" in caplog.text
 
 
-def test_a_state_that_cannot_be_saved_is_told_when_training_begins() -> None:
+def test_unsavable_state_is_refused_when_training_begins() -> None:
     class Bad(Callback):
         def state(self) -> Any:
             return {"seen": {1, 2}}
@@ -301,7 +301,7 @@ def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptu
     run = _listed().run
     CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
     assert "the callback _Reporting failed" in caplog.text and run.reported == {}
-    assert "accuracy is a metric of the run already" in caplog.text
+    assert "the run already has a metric called accuracy" in caplog.text
 
 
 class _Early(Callback):
@@ -316,11 +316,11 @@ def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
     run, called = _listed().run, list[str]()
     listed = CallbackList(run, [_Early(), _Noting(called)])
     listed.call("loop_begin", 10)
-    with pytest.raises(UsageError, match=r"callback _Early: run\.report: accuracy is a metric of the run already"):
+    with pytest.raises(UsageError, match=r"callback _Early: run\.report: the run already has a metric called accuracy"):
         listed.call("loop_end", {"accuracy": 0.5})
 
 
-def test_a_name_that_only_the_next_evaluation_has_is_free_in_a_loop() -> None:
+def test_a_loop_may_use_a_metric_name_of_the_next_evaluation() -> None:
     run = _listed().run
     listed = CallbackList(run, [_Early()])
     listed.call("evaluation_end", {"accuracy": 0.5})

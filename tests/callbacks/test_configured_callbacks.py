@@ -43,7 +43,7 @@ def test_a_mistake_names_what_is_near(name: str, args: dict[str, Any], message: 
 
 
 def test_only_subclasses_of_callback_can_be_registered() -> None:
-    with pytest.raises(UsageError, match=r"is no subclass of trainer_kit\.Callback"):
+    with pytest.raises(UsageError, match=r"is not a subclass of trainer_kit\.Callback"):
         trainer_kit.register_callback("test/other")(dict)  # type: ignore[type-var]
 
 

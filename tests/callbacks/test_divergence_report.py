@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
         "-max_restarts=3 -model_dir {}",
     ],
 )
-def test_a_run_of_the_command_is_repeated_by_its_own_flags_in_another_folder(
+def test_command_repeats_the_run_with_its_flags_elsewhere(
     folder: Path, dropped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = [
@@ -64,7 +64,7 @@ def test_a_run_of_the_command_is_repeated_by_its_own_flags_in_another_folder(
 
 
 @pytest.mark.parametrize("program", ["program.py", "train.py"])
-def test_of_another_program_only_the_checkpoint_is_copied_and_the_rest_is_told(
+def test_for_another_program_a_comment_says_how_to_repeat_it(
     folder: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(folder / program), "--experiment=digits"])
@@ -98,7 +98,7 @@ def _keras() -> keras.Model:
     ("make", "places", "names"),
     [(_keras, (1, 3), ("net/dense/bias", "net/dense_1/kernel")), (_module, (1, 2), ("first:0", "second:0"))],
 )
-def test_the_first_variable_of_which_one_element_is_not_finite_is_named(
+def test_first_variable_that_is_not_finite_is_named(
     make: Any, places: tuple[int, int], names: tuple[str, str], bad: float
 ) -> None:
     model = make()
@@ -126,9 +126,7 @@ def eagerly(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 @pytest.mark.parametrize("precision", [None, "float16"])  # whose loss is scaled
-def test_the_norms_are_those_of_one_step_before_clipping_and_leave_no_trace(
-    eagerly: bool, precision: str | None
-) -> None:
+def test_norms_are_taken_before_clipping_and_leave_no_trace(eagerly: bool, precision: str | None) -> None:
     trainer = _trainer(precision=precision)
     points, labels = next(iter(trainer.train_dataset))
     weights = [variable.value for variable in trainer.model.trainable_variables]
@@ -153,9 +151,9 @@ class _GraphOnly(TinyTask):
         return {self.loss: loss}
 
 
-def test_a_step_that_cannot_run_eagerly_has_no_norms_but_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_GraphOnly)
     assert gradient_norms(trainer) == {}
-    assert "the norms of the gradients cannot be told: tf.gradients is not supported when eager" in caplog.text
+    assert "the norms of the gradients could not be computed: tf.gradients is not supported when eager" in caplog.text
     trainer.train(tf.constant(1))  # in graph again
     assert int(trainer.global_step) == 1

@@ -195,7 +195,7 @@ def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> N
     assert run.requests.stop.endswith("up to step 30 (trainer.early_stopping.patience=2)")
 
 
-def test_what_a_sidecar_found_before_it_was_changed_or_the_run_went_back_counts_no_more(tmp_path: Path) -> None:
+def test_changed_sidecars_and_rewinds_discard_evaluations(tmp_path: Path) -> None:
     early, own = _early(tmp_path)
     _beside(tmp_path, (10, 0.5), (20, 0.4), (30, 0.3))
     assert early.reason(30)
@@ -207,10 +207,10 @@ def test_what_a_sidecar_found_before_it_was_changed_or_the_run_went_back_counts_
     assert early.reason(50) == ""
 
 
-def test_a_sidecar_that_does_not_report_the_metric_is_told_of_with_what_it_reports(tmp_path: Path) -> None:
+def test_error_names_the_metrics_that_the_sidecar_reports(tmp_path: Path) -> None:
     early, _ = _early(tmp_path, metric="scor")
     _beside(tmp_path, (10, 0.5))
-    with pytest.raises(UsageError, match=r"'scor' is nothing that evals/side.jsonl reports .*did you mean score\?"):
+    with pytest.raises(UsageError, match=r"evals/side.jsonl reports no .* called 'scor'; did you mean score\?"):
         early.reason(10)
 
 
@@ -220,7 +220,7 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
     for step in (10, 20):
         assert early.reason(step) == ""  # its set may be evaluated next
         side.append(step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1})
-    with pytest.raises(UsageError, match=r"'dev\|score' is nothing that evals/side.jsonl .*hard\|score"):
+    with pytest.raises(UsageError, match=r"evals/side.jsonl reports no .* called 'dev\|score'; .*hard\|score"):
         early.reason(20)
 
 
@@ -246,11 +246,11 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
     assert final["stopped"].startswith("group|score has not improved on ")
 
 
-def test_a_run_whose_last_evaluation_uses_up_patience_is_finished_not_stopped(used_up: Path) -> None:
+def test_patience_used_up_at_the_last_step_finishes_the_run(used_up: Path) -> None:
     assert _final(used_up)["step"] == 30 and "stopped" not in _final(used_up)
 
 
-def test_another_start_has_nothing_to_do_until_patience_is_raised(
+def test_a_restart_does_nothing_until_patience_is_raised(
     stopped: tuple[Path, dict[str, Any]],
     straight: tuple[Path, Any],
     tmp_path: Path,
@@ -261,7 +261,7 @@ def test_another_start_has_nothing_to_do_until_patience_is_raised(
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, again = _run(run, _tiny())
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
-    assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to train on" in caplog.text
+    assert "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue" in caplog.text
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
     _run(run, _tiny(patience=4))
@@ -272,7 +272,7 @@ def test_another_start_has_nothing_to_do_until_patience_is_raised(
     assert _same_weights(resumed, straight[1])
 
 
-def test_a_run_that_was_to_end_earlier_ends_at_once_and_is_evaluated_where_it_is(used_up: Path, tmp_path: Path) -> None:
+def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(used_up: Path, tmp_path: Path) -> None:
     run = _copy(used_up, tmp_path)
     _run(run, _tiny().replace(trainer={"early_stopping": None, "train_steps": 37}), mode="train")
     _, logs = _run(run, _tiny())
@@ -281,7 +281,7 @@ def test_a_run_that_was_to_end_earlier_ends_at_once_and_is_evaluated_where_it_is
     assert _final(run)["metrics"]["validation_loss"] == pytest.approx(float(logs["validation_loss"]))
 
 
-def test_of_several_validation_sets_the_one_that_the_metric_is_of_decides(tmp_path: Path) -> None:
+def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
     config = _scripted([0.9, 0.4, 0.8, 0.3, 0.7, 0.2], metric="rare|group|score", patience=2)
     data = config.task.validation_data
     config = config.replace(
@@ -301,7 +301,7 @@ def _often_and_rare(metric: str = "often|group|score", **early: Any) -> Experime
     return config.replace(task={"validation_data": {"often": data, "rare": data}}, trainer={"validation_sets": sets})
 
 
-def test_a_stop_at_the_evaluation_of_one_set_evaluates_the_others_too(tmp_path: Path) -> None:
+def test_a_stop_at_one_set_also_evaluates_the_others(tmp_path: Path) -> None:
     seen: list[set[str]] = []
     stream = io.StringIO()
     _, logs = _run(
@@ -319,7 +319,7 @@ def test_a_stop_at_the_evaluation_of_one_set_evaluates_the_others_too(tmp_path: 
     assert re.findall(r"^validation (\w+) \| step 20", stream.getvalue(), re.MULTILINE) == ["often", "rare"]
 
 
-def test_a_run_that_is_told_at_its_start_to_end_evaluates_the_sets_that_were_not_due(tmp_path: Path) -> None:
+def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(tmp_path: Path) -> None:
     _run(tmp_path, _often_and_rare(patience=9).replace(trainer={"train_steps": 60}), train_actions=[_stop_at(20, 5)])
     (tmp_path / "final.json").unlink()
     lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
@@ -335,7 +335,7 @@ def test_virtual_cpus_stop_alike(tmp_path: Path) -> None:
     assert (_final(tmp_path)["step"], _evaluated(tmp_path)) == (30, [10, 20, 30])
 
 
-def test_a_sidecar_of_a_run_that_was_stopped_evaluates_its_last_checkpoint_and_ends(
+def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     run = _copy(stopped[0], tmp_path)
@@ -358,14 +358,14 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["train", "train_and_post_eval"])
-def test_a_mode_that_does_not_evaluate_while_it_trains_is_refused(tmp_path: Path, mode: str) -> None:
-    with pytest.raises(ConfigError, match=f"the mode {mode} evaluates nothing while it trains; use train_and_eval"):
+def test_a_mode_without_evaluation_in_training_is_refused(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"the mode {mode} does not evaluate during training; use train_and_eval"):
         _run(tmp_path / "run", _tiny(), mode=mode)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_metric_that_no_evaluation_reports_is_told_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'validation_los' is nothing .* did you mean validation_loss"):
+def test_unknown_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"):
         _run(tmp_path / "run", _tiny(metric="validation_los"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"):
@@ -394,7 +394,7 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert _same_weights(resumed, straight[1])
 
 
-def test_an_eval_action_ends_the_run_with_the_evaluation_that_it_was_called_for(tmp_path: Path) -> None:
+def test_an_eval_action_ends_the_run_after_its_evaluation(tmp_path: Path) -> None:
     config = tiny_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _run(tmp_path, config, eval_actions=[_stop_at(20, 10)])
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"]) == (20, "enough at 20")
@@ -402,7 +402,7 @@ def test_an_eval_action_ends_the_run_with_the_evaluation_that_it_was_called_for(
     assert logs["validation_loss"] > 0
 
 
-def test_an_action_that_stops_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
+def test_a_stop_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
     _run(tmp_path, tiny_experiment(), train_actions=[_stop_at(20, 5)])
     assert (_final(tmp_path)["step"], "stopped" in _final(tmp_path), _evaluated(tmp_path)) == (20, False, [10, 20])
 
@@ -414,11 +414,11 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(tmp_path: Path) 
         assert (_final(tmp_path)["step"], _newest(tmp_path)) == (step, step)
 
 
-def test_a_stop_from_anything_but_an_action_is_an_error_that_says_who_can(tmp_path: Path) -> None:
+def test_only_actions_and_callbacks_may_raise_stop_training(tmp_path: Path) -> None:
     config = _scripted([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
     with pytest.raises(
-        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* only callbacks, train_actions"
+        TrainerKitError, match=r"StopTraining \(enough\) was raised in the middle of .* raise it in a callback"
     ):
         _run(tmp_path, config)
 
@@ -429,11 +429,9 @@ def test_an_action_of_a_sidecar_ends_the_sidecar(straight: tuple[Path, Any], tmp
     assert _evaluated(run, "continuous_eval") == [10, 20]
 
 
-def test_with_orbits_own_controller_an_action_ends_the_run_saved_and_the_config_cannot(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_under_orbits_controller_only_an_action_can_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="Controller keeps no ledger"):
         _run(tmp_path, _tiny(), controller_cls=orbit.Controller)
     _, logs = _run(tmp_path, tiny_experiment(), controller_cls=orbit.Controller, train_actions=[_stop_at(15, 5)])
-    assert logs == {} and "Controller has no evaluation at the end" in caplog.text
+    assert logs == {} and "Controller does not evaluate at the end" in caplog.text
     assert (_final(tmp_path)["step"], _final(tmp_path)["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)

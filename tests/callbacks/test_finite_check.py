@@ -32,7 +32,7 @@ class _Trainer:
 
 
 @pytest.mark.parametrize(("step", "loss", "sound"), [(4, 2.0, True), (5, 1.0, True), (5, 0.5, None)])
-def test_a_loss_within_its_bound_and_one_before_the_bound_counts_will_do(step: int, loss: float, sound: Any) -> None:
+def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, sound: Any) -> None:
     trainer = _Trainer(sound)
     _check(trainer, step, {"training_loss": loss})
     assert (trainer.sound, trainer.looks) == (sound, 0)  # nothing is looked at for it

@@ -23,7 +23,7 @@ class _Own(keras.callbacks.Callback):
     [
         ([keras.callbacks.EarlyStopping()], "EarlyStopping is a Keras callback, .*; set trainer.early_stopping"),
         ([print, keras.callbacks.CSVLogger], "CSVLogger is a Keras callback, .*metrics.jsonl"),
-        ([_Own()], "_Own is a Keras callback, .*; give a function of the logs"),
+        ([_Own()], "_Own is a Keras callback, .*; give a function that takes the logs"),
         ([5], "5 cannot be called"),
         (print, "builtin_function_or_method is not a list"),
     ],

@@ -36,7 +36,7 @@ class _Patience:
         self.waited = state
 
 
-def test_the_state_of_an_action_goes_into_every_checkpoint_and_comes_back() -> None:
+def test_states_of_actions_are_saved_and_restored() -> None:
     config, first, second, text = tiny_experiment(), _Patience(), _Patience(), b""
     for action in (first, second):
         trainer = create_trainer(config, TinyTask(config.task))

@@ -124,14 +124,14 @@ def _finite(folder: Path) -> bool:
     return all(np.all(np.isfinite(reader.get_tensor(name))) for reader in readers for name in names)
 
 
-def test_nothing_that_is_not_finite_is_saved_and_the_run_ends_within_a_loop(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"at step 15\b.*nothing of this loop is saved"):
+def test_only_finite_state_is_saved_and_the_run_ends_in_a_loop(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"at step 15\b.*this loop is not saved"):
         _run(tmp_path, _NanGradient)
     assert list(complete_checkpoints(str(tmp_path))) == [10]
     assert _finite(tmp_path)
 
 
-def test_a_weight_that_turns_bad_in_the_last_step_before_a_save_is_not_saved(tmp_path: Path) -> None:
+def test_a_weight_that_diverges_just_before_a_save_is_not_saved(tmp_path: Path) -> None:
     class AtTwenty(_NanWeight):
         at = 20
 
@@ -141,7 +141,7 @@ def test_a_weight_that_turns_bad_in_the_last_step_before_a_save_is_not_saved(tmp
     assert _finite(tmp_path)
 
 
-def test_short_loops_look_at_the_weights_before_a_save_at_the_latest(tmp_path: Path) -> None:
+def test_short_loops_check_the_weights_before_a_save(tmp_path: Path) -> None:
     class AtThirteen(_NanWeight):
         at = 13
 
@@ -155,15 +155,13 @@ def test_short_loops_go_back_too(tmp_path: Path) -> None:
     assert _finite(tmp_path)
 
 
-def test_several_bad_batches_between_two_checkpoints_are_all_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_bad_batches_between_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Several(_Poisoned):
         bad = (1, 12, 13, 14, 17)  # before the first checkpoint; some in one loop, and one in the next
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
-    assert "back to step 0 (trial 1 of" in caplog.text  # to the initial weights
+    assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
     assert all(f"batch {one}, of step" in caplog.text for one in Several.bad)
     assert _finite(tmp_path)
 
@@ -191,13 +189,11 @@ class _HugeGradient(TinyTask):
         return {self.loss: tf.minimum(logs[self.loss], 10.0)}
 
 
-def test_a_checkpoint_whose_optimizer_is_not_finite_is_no_place_to_go_back_to(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, _HugeGradient, recovery_max_trials=1)
     assert "ckpt-20 holds weights that are not finite; it was moved to diverged/" in caplog.text
-    assert "back to step 10 (trial 1 of 1)" in caplog.text
+    assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
     for prefix in complete_checkpoints(str(tmp_path)).values():
         reader = tf.train.load_checkpoint(prefix)
         names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_floating]
@@ -220,24 +216,22 @@ class _StopsHidden(_NanWeight):
         return np.bool_(True)
 
 
-def test_a_stop_right_after_a_hidden_divergence_is_a_stop_and_nothing_bad_is_saved(tmp_path: Path) -> None:
+def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError):
         _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
     assert _finite(tmp_path)
 
 
-def test_a_divergence_that_cannot_be_explained_is_a_divergence_still(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_divergence_without_a_report_is_still_a_divergence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
-    with pytest.raises(DivergedError, match="nothing of this loop is saved; lower"):
+    with pytest.raises(DivergedError, match="this loop is not saved; lower"):
         _run(tmp_path, _Poisoned, "train")
     assert list(complete_checkpoints(str(tmp_path))) == [10]
-    assert "no more can be told of the divergence" in caplog.text
+    assert "the report of the divergence could not be written" in caplog.text
 
 
-def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Path) -> None:
+def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     class Ends(_Poisoned):
         bad = (27,)
 
@@ -253,7 +247,7 @@ def test_data_that_ends_in_a_loop_that_diverges_is_used_to_its_end(tmp_path: Pat
 
 def test_the_batch_that_poisons_is_found_and_left_out(recovered: tuple[Path, Any, Any, str]) -> None:
     folder, _, logs, told = recovered
-    assert "back to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
+    assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"]) and _finite(folder)
     history = active_history(folder / "metrics.jsonl")
@@ -261,9 +255,7 @@ def test_the_batch_that_poisons_is_found_and_left_out(recovered: tuple[Path, Any
     assert all(np.isfinite(record["metrics"]["training_loss"]) for record in history if record["kind"] == "train")
 
 
-def test_a_run_without_the_batch_is_the_same_as_one_that_never_had_it(
-    recovered: tuple[Path, Any, Any, str], tmp_path: Path
-) -> None:
+def test_skipping_a_batch_equals_data_without_that_batch(recovered: tuple[Path, Any, Any, str], tmp_path: Path) -> None:
     class Without(TinyTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
             source = super().build_inputs(params, input_context)
@@ -293,11 +285,11 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(tmp_path: Path, cap
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Once, recovery_max_trials=1)
-    assert "it did not happen again step by step; nothing is left out" in caplog.text
+    assert "the divergence did not happen again step by step, so no batch is left out" in caplog.text
     assert _finite(tmp_path)
 
 
-def test_a_lower_learning_rate_helps_where_the_rate_was_the_reason(tmp_path: Path) -> None:
+def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:
     config = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}}
     steep = {**config, "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}}}
     _, logs = _run(
@@ -314,7 +306,7 @@ def test_a_lower_learning_rate_helps_where_the_rate_was_the_reason(tmp_path: Pat
     assert rates[0] < 1e4
 
 
-def test_when_all_trials_are_used_up_the_bundle_tells_step_batch_layer_and_command(tmp_path: Path) -> None:
+def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"after 2 trials; .*diverged/step-13.json"):
         _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
     bundle = json.loads((tmp_path / "diverged" / "step-13.json").read_text())
@@ -324,7 +316,7 @@ def test_when_all_trials_are_used_up_the_bundle_tells_step_batch_layer_and_comma
     assert "trainer.train_steps=13" in bundle["command"] and "ckpt-10" in bundle["command"]
 
 
-def test_a_checkpoint_of_bad_weights_is_passed_over_and_kept_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_of_bad_weights_is_moved_aside(hidden: tuple[Path, Any], tmp_path: Path) -> None:
     assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
     run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
     _run(run, TinyTask, checkpoint_interval=5)

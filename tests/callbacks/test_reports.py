@@ -58,7 +58,7 @@ def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
 
 @pytest.mark.parametrize("value", ["three", [1, 2], None])
 def test_only_numbers_can_be_reported(value: Any) -> None:
-    with pytest.raises(Exception, match=r"run.report\('samples'\): .* is no single number"):
+    with pytest.raises(Exception, match=r"run.report\('samples'\): .* is not a single number"):
         _run().report("samples", value)
 
 
@@ -76,7 +76,7 @@ def test_evaluations_of_one_step_are_one_report() -> None:
     assert report.steps_per_second is None
 
 
-def test_a_loop_is_reported_although_another_callback_fails_at_its_end() -> None:
+def test_a_loop_is_reported_when_another_callback_fails() -> None:
     kept, run = _Kept(), _run()
     reports = Reports(kept)
     for _ in range(2):

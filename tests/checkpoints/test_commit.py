@@ -26,7 +26,7 @@ def prefix(tmp_path: Path) -> str:
     return str(tmp_path / "ckpt-1")
 
 
-def test_the_record_holds_size_and_checksum_of_every_file_and_what_else_is_given(prefix: str) -> None:
+def test_the_record_holds_sizes_checksums_and_further_entries(prefix: str) -> None:
     folder = Path(prefix).parent
     files = {name: (folder / name).read_bytes() for name in PARTS}
     expected = {name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()}
@@ -82,7 +82,7 @@ def test_a_record_that_is_damaged_itself_condemns_nothing(prefix: str, text: str
     assert problem(prefix).startswith("it cannot be read (")
 
 
-def test_a_checkpoint_that_is_not_there_has_a_problem_and_no_record(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_has_a_problem_and_no_record(tmp_path: Path) -> None:
     assert problem(str(tmp_path / "ckpt-3")) == "ckpt-3.index is missing"
     assert read_record(str(tmp_path / "ckpt-3")) is None
 
@@ -103,6 +103,6 @@ def test_files_of_several_shards_and_of_others_are_told_apart(tmp_path: Path) ->
     assert problem(str(tmp_path / "ckpt-2")) == "ckpt-2.data-00001-of-00002 is missing"
 
 
-def test_a_checkpoint_of_tensorflow_alone_is_trusted_once_it_was_read(tmp_path: Path) -> None:
+def test_a_plain_tensorflow_checkpoint_is_trusted_after_a_read(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(text=tf.Variable("a"), number=tf.Variable([1.0])).write(str(tmp_path / "ckpt-4"))
     assert problem(path) == ""

@@ -54,7 +54,7 @@ class _Run:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_restored_run_has_the_same_bits_dropout_state_and_slots_included(tmp_path: Path, asynchronous: bool) -> None:
+def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(tmp_path: Path, asynchronous: bool) -> None:
     run = _Run(tmp_path, asynchronous=asynchronous)
     for _ in range(4):
         run.train()
@@ -70,9 +70,7 @@ def test_a_restored_run_has_the_same_bits_dropout_state_and_slots_included(tmp_p
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_what_a_checkpoint_must_not_be_ahead_of_is_written_before_any_file_of_it(
-    tmp_path: Path, asynchronous: bool
-) -> None:
+def test_before_files_runs_before_any_file_of_a_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
     found: list[list[str]] = []
 
     def look() -> None:
@@ -86,7 +84,7 @@ def test_what_a_checkpoint_must_not_be_ahead_of_is_written_before_any_file_of_it
     assert found == [[], ["ckpt-1"]]
 
 
-def test_the_shards_that_a_caller_asks_for_stay_and_its_options_too(tmp_path: Path) -> None:
+def test_the_callers_shards_and_save_options_are_kept(tmp_path: Path) -> None:
     run = _Run(tmp_path, asynchronous=False)
     small = tf.train.experimental.MaxShardSizePolicy(max_shard_size=100)
     options = tf.train.CheckpointOptions(experimental_sharding_callback=small)
@@ -117,7 +115,7 @@ def test_without_a_checkpoint_init_fn_is_called_and_only_then(tmp_path: Path) ->
     assert calls == [1]
 
 
-def test_called_again_it_does_nothing_until_the_run_has_moved_and_then_goes_to_the_newest(tmp_path: Path) -> None:
+def test_a_second_restore_acts_only_after_the_run_has_moved(tmp_path: Path) -> None:
     calls: list[int] = []
     run = _Run(tmp_path, init_fn=lambda: calls.append(1))
     assert [run.manager.restore_or_initialize() for _ in range(2)] == [None, None]
@@ -146,7 +144,7 @@ def test_without_any_it_initialises_again_once_the_run_has_moved(tmp_path: Path)
     assert run.manager.restore_or_initialize() is None and calls == [1, 1]
 
 
-def test_another_shape_is_refused_with_the_variable_and_both_shapes(tmp_path: Path) -> None:
+def test_another_shape_is_refused_with_name_and_both_shapes(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.train()
     run.manager.save(run.step)
@@ -175,7 +173,7 @@ def test_an_optimizer_of_another_kind_is_refused_and_listed(tmp_path: Path) -> N
     assert re.search(more, str(error.value))
 
 
-def test_evaluation_reads_the_weights_and_leaves_the_optimizer_alone(tmp_path: Path) -> None:
+def test_evaluation_restores_weights_but_no_optimizer(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.train()
     run.manager.save(run.step)
@@ -187,7 +185,7 @@ def test_evaluation_reads_the_weights_and_leaves_the_optimizer_alone(tmp_path: P
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
-def test_a_checkpoint_that_is_gone_is_a_storage_error_with_its_path(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_a_storage_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ckpt-7 is gone"):
         _Run(tmp_path).manager.restore(str(tmp_path / "ckpt-7"))
 
@@ -195,11 +193,11 @@ def test_a_checkpoint_that_is_gone_is_a_storage_error_with_its_path(tmp_path: Pa
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = _Run(tmp_path / "file" / "below", asynchronous=False)
-    with pytest.raises(StorageError, match=r"below/ckpt-0 was not written: .* give a folder that can be written"):
+    with pytest.raises(StorageError, match=r"below/ckpt-0 was not written: .* give a writable folder"):
         run.manager.save(run.step)
 
 
-def test_an_error_that_is_not_of_the_disk_gets_no_word_about_the_disk(
+def test_an_error_unrelated_to_the_disk_does_not_mention_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -221,14 +219,14 @@ def test_a_folder_that_goes_during_a_save_is_not_made_again(tmp_path: Path, asyn
         folder.rename(tmp_path / "elsewhere")
 
     run = _Run(folder, asynchronous=asynchronous, before_save=lose)
-    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is now"):
         run.train()
         run.manager.save()
         run.manager.sync()
     assert not folder.exists()
 
 
-def test_a_folder_that_goes_while_a_save_is_written_is_not_made_again(tmp_path: Path) -> None:
+def test_a_folder_lost_during_a_save_is_not_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     run = _Run(folder, asynchronous=False)
@@ -239,13 +237,13 @@ def test_a_folder_that_goes_while_a_save_is_written_is_not_made_again(tmp_path: 
         raise OSError("gone")
 
     run.manager._commit = lose
-    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is "):
+    with FolderIdentity(folder), pytest.raises(StorageError, match="was moved or removed during the run: it is now"):
         run.train()
         run.manager.save()
     assert not folder.exists()
 
 
-def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(tmp_path: Path) -> None:
+def test_checkpoints_are_selected_by_latest_step_or_path(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     for _ in range(2):
         run.train()
@@ -262,7 +260,7 @@ def test_checkpoints_are_selected_by_latest_step_or_path_and_a_miss_lists_them(t
         select_checkpoint(str(tmp_path / "empty"), "latest", best)
 
 
-def test_a_manager_that_is_left_keeps_neither_the_model_nor_a_thread_and_may_save_again(tmp_path: Path) -> None:
+def test_a_left_manager_frees_model_and_thread_and_saves_again(tmp_path: Path) -> None:
     threads = threading.active_count()
     run = _Run(tmp_path)
     for _ in range(2):
@@ -278,7 +276,7 @@ def test_a_manager_that_is_left_keeps_neither_the_model_nor_a_thread_and_may_sav
     assert model() is None
 
 
-def test_all_that_tensorflows_manager_can_do_is_ours_and_none_of_its_state_is_used(tmp_path: Path) -> None:
+def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> None:
     theirs = tf.train.CheckpointManager
     public = {name for name in vars(theirs) if not name.startswith("_")}
     assert public <= set(vars(CheckpointManager))
@@ -317,7 +315,7 @@ def test_orbits_own_controller_saves_and_restores_with_it(tmp_path: Path) -> Non
     assert controller.restore_checkpoint(str(tmp_path / "ckpt-3")) and int(run.step.numpy()) == 3
 
 
-def test_tensorflows_manager_goes_on_in_the_folder_and_rotates_what_was_saved(tmp_path: Path) -> None:
+def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     for _ in range(3):
         run.train()

@@ -9,7 +9,7 @@ from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
 
-def test_the_manager_saves_as_often_and_keeps_as_many_as_the_config_says(tmp_path: Path) -> None:
+def test_the_config_sets_the_save_interval_and_max_to_keep(tmp_path: Path) -> None:
     config = tiny_experiment(max_to_keep=2, checkpoint_interval=3)
     trainer = create_trainer(config, TinyTask(config.task))
     manager = create_manager(trainer, config, str(tmp_path), asynchronous=False)

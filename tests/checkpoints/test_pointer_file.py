@@ -24,9 +24,7 @@ def _read(folder: Path) -> tuple[str, list[str]]:
     return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
 
 
-def test_what_is_added_is_the_newest_and_one_that_is_written_over_goes_to_the_end(
-    tmp_path: Path, saved: list[str]
-) -> None:
+def test_an_added_or_overwritten_checkpoint_becomes_the_newest(tmp_path: Path, saved: list[str]) -> None:
     pointer = PointerFile(str(tmp_path))
     for prefix in (*saved[:2], saved[0]):
         pointer.add(prefix)
@@ -43,9 +41,7 @@ def test_times_are_those_that_tensorflow_would_have_written(tmp_path: Path, save
     assert 0 < time - state.last_preserved_timestamp < 60
 
 
-def test_the_checkpoints_of_a_folder_are_followed_and_written_with_the_next_change(
-    tmp_path: Path, saved: list[str]
-) -> None:
+def test_a_followed_folder_is_written_with_the_next_change(tmp_path: Path, saved: list[str]) -> None:
     pointer = PointerFile(str(tmp_path))
     pointer.follow(saved, list_them=True)
     assert pointer.newest == saved[-1] and not (tmp_path / "checkpoint").exists()
@@ -57,7 +53,7 @@ def test_the_checkpoints_of_a_folder_are_followed_and_written_with_the_next_chan
     assert pointer.newest is None
 
 
-def test_dropping_what_is_not_listed_or_all_there_is_writes_nothing(tmp_path: Path, saved: list[str]) -> None:
+def test_dropping_unlisted_or_all_checkpoints_writes_nothing(tmp_path: Path, saved: list[str]) -> None:
     pointer = PointerFile(str(tmp_path))
     pointer.drop(saved)
     pointer.follow(saved[:1], list_them=True)

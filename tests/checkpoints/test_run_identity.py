@@ -48,9 +48,7 @@ def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_rotation_leaves_a_foreign_checkpoint_and_does_not_count_it(
-    other: Path, tmp_path: Path, recorded: bool
-) -> None:
+def test_rotation_neither_counts_nor_removes_foreign_checkpoints(other: Path, tmp_path: Path, recorded: bool) -> None:
     _run(tmp_path, max_to_keep=2).train_to(2, 3)
     foreign = _copy(other, tmp_path, 1, *([] if recorded else parts(1)[:1]))
     _run(tmp_path, max_to_keep=2).train_to(4, 5)
@@ -58,21 +56,22 @@ def test_rotation_leaves_a_foreign_checkpoint_and_does_not_count_it(
     assert all((tmp_path / part).read_bytes() == (other / part).read_bytes() for part in foreign)
 
 
-def test_a_newer_checkpoint_of_another_run_is_moved_away_with_a_warning(
+def test_a_newer_foreign_checkpoint_is_moved_with_a_warning(
     other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _run(tmp_path).train_to(2, 3)
     _copy(other, tmp_path, 7)
     assert _run(tmp_path).start == 3
     assert (
-        f"{tmp_path}/ckpt-7 is not of this run: another run saved it; it was moved to {tmp_path}/foreign" in caplog.text
+        f"{tmp_path}/ckpt-7 does not belong to this run: another run saved it; it was moved to {tmp_path}/foreign"
+        in caplog.text
     )
     assert names(tmp_path / "foreign") == ["checkpoint", *parts(7)]
 
 
-def test_a_run_with_checkpoints_of_another_run_only_does_not_start(other: Path, tmp_path: Path) -> None:
+def test_a_run_with_only_foreign_checkpoints_does_not_start(other: Path, tmp_path: Path) -> None:
     _copy(other, tmp_path, 7)
-    with pytest.raises(StorageError, match=r"are of another run \(ckpt-7\): .* copy them to a folder of their own"):
+    with pytest.raises(StorageError, match=r"belong to another run \(ckpt-7\): .* copy them to a folder of their own"):
         _run(tmp_path)
     assert names(tmp_path) == parts(7)
     with pytest.raises(UsageError, match=r"--from_step: another run saved .*ckpt-7"):
@@ -88,11 +87,11 @@ def test_a_save_moves_a_foreign_checkpoint_of_its_step_away(
     foreign = _copy(other, tmp_path, 7, *parts(7)[:1])
     run.train_to(7)
     assert names(tmp_path / "foreign") == ["checkpoint", *foreign]
-    assert "this run has not saved it; it was moved to" in caplog.text
+    assert "this run did not save it; it was moved to" in caplog.text
     assert is_own(f"{tmp_path}/ckpt-7", "ours")
 
 
-def test_a_marked_checkpoint_that_is_whole_gets_its_record_at_the_next_start(tmp_path: Path) -> None:
+def test_a_marked_whole_checkpoint_gets_its_record_at_the_start(tmp_path: Path) -> None:
     _run(tmp_path).train_to(1)
     (tmp_path / parts(1)[0]).unlink()
     mark([f"{tmp_path}/ckpt-1"], "ours")

@@ -49,7 +49,7 @@ KILLS = [
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Any, Any]]:
     """The folder of each run that is killed, and its process; all are started before the first test."""
     items: list[Any] = request.session.items
-    chosen = [item.callspec.params["kill"] for item in items if "process_was_killed" in item.name]
+    chosen = [item.callspec.params["kill"] for item in items if "after_a_kill_during_a_save" in item.name]
     base = tmp_path_factory.mktemp("killed")
     with ForkServer(["tests.checkpoints.small_run"]) as server:
         started = {}
@@ -95,9 +95,7 @@ def _is_told_well(error: StorageError, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
-def test_a_disk_that_is_full_at_any_file_is_told_and_costs_nothing_that_was_saved(
-    small_disk: Path, asynchronous: bool
-) -> None:
+def test_a_disk_full_at_any_file_is_reported_and_loses_nothing(small_disk: Path, asynchronous: bool) -> None:
     folder, failed = small_disk / "run", []
     SmallRun(folder, 3000, max_to_keep=2).train_to(1, 2)
     step, whole = 3, 2
@@ -155,9 +153,7 @@ def test_a_save_that_fails_is_told_once_and_can_be_made_again(
     assert SmallRun(tmp_path, 100_000).start == 3
 
 
-def test_a_failure_in_the_background_is_told_by_the_next_save_as_that_of_its_own_checkpoint(
-    tmp_path: Path, without_faults: None
-) -> None:
+def test_the_next_save_reports_a_failed_background_save_by_name(tmp_path: Path, without_faults: None) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1)
     stop_at("checkpoint.record.open", how="raise")
@@ -171,9 +167,7 @@ def test_a_failure_in_the_background_is_told_by_the_next_save_as_that_of_its_own
     assert names(tmp_path) == sorted(["checkpoint", *parts(1), *parts(3)])
 
 
-def test_what_gets_ready_for_a_save_may_fail_and_the_save_in_flight_is_not_touched(
-    tmp_path: Path, without_faults: None
-) -> None:
+def test_a_failed_preparation_leaves_the_save_in_flight_alone(tmp_path: Path, without_faults: None) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1, sync=False)
     stop_at("checkpoint.save", how="raise")
@@ -183,7 +177,7 @@ def test_what_gets_ready_for_a_save_may_fail_and_the_save_in_flight_is_not_touch
     assert SmallRun(tmp_path).start == 1
 
 
-def test_after_an_error_of_the_run_that_one_is_raised_and_the_failed_save_is_logged(
+def test_the_runs_error_is_raised_and_the_failed_save_is_logged(
     tmp_path: Path, without_faults: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = SmallRun(tmp_path)
@@ -199,7 +193,7 @@ def test_after_an_error_of_the_run_that_one_is_raised_and_the_failed_save_is_log
         run.train_to(2, sync=False)
 
 
-def test_a_checkpoint_that_is_saved_already_is_not_saved_again_nor_is_its_iterator(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_and_its_iterator_are_not_saved_again(tmp_path: Path) -> None:
     SmallRun(tmp_path).train_to(1)
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)}
     run = SmallRun(tmp_path)
@@ -210,7 +204,7 @@ def test_a_checkpoint_that_is_saved_already_is_not_saved_again_nor_is_its_iterat
 # ---- rotation
 
 
-def test_rotation_removes_the_oldest_record_first_and_leaves_pinned_ones(tmp_path: Path, without_faults: None) -> None:
+def test_rotation_removes_oldest_records_first_and_keeps_pins(tmp_path: Path, without_faults: None) -> None:
     run = SmallRun(tmp_path, max_to_keep=2)
     run.train_to(1, 2, 3)
     (tmp_path / "ckpt-2.pin").touch()
@@ -226,7 +220,7 @@ def test_rotation_removes_the_oldest_record_first_and_leaves_pinned_ones(tmp_pat
     assert names(tmp_path) == sorted(["checkpoint", *parts(5), *parts(6)])
 
 
-def test_a_checkpoint_that_someone_else_removed_meanwhile_is_no_error(tmp_path: Path, without_faults: None) -> None:
+def test_a_checkpoint_that_others_removed_is_not_an_error(tmp_path: Path, without_faults: None) -> None:
     run = SmallRun(tmp_path, max_to_keep=1)
     run.train_to(1)
 
@@ -239,7 +233,7 @@ def test_a_checkpoint_that_someone_else_removed_meanwhile_is_no_error(tmp_path: 
     assert names(tmp_path) == sorted(["checkpoint", *parts(2)])
 
 
-def test_a_worker_that_is_not_the_chief_saves_to_a_folder_that_goes_with_it(tmp_path: Path) -> None:
+def test_a_worker_that_is_not_chief_saves_to_a_temporary_folder(tmp_path: Path) -> None:
     SmallRun(tmp_path).train_to(1)
     before = names(tmp_path)
     other = SmallRun(tmp_path, keeps=False, agree=lambda number: 1, max_to_keep=1)
@@ -249,7 +243,7 @@ def test_a_worker_that_is_not_the_chief_saves_to_a_folder_that_goes_with_it(tmp_
     assert other.manager.newest() == f"{tmp_path}/ckpt-1"
 
 
-def test_one_that_is_discarded_goes_to_diverged_and_its_step_can_be_saved_again(tmp_path: Path) -> None:
+def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1, 2)
     assert run.manager.discard(f"{tmp_path}/ckpt-2") == f"{tmp_path}/ckpt-1" == run.manager.latest_checkpoint
@@ -307,7 +301,7 @@ def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> No
 
 
 @pytest.mark.parametrize("kill", KILLS, ids=lambda kill: " ".join(map(str, kill[:3])))
-def test_a_folder_whose_process_was_killed_while_saving_is_gone_on_from(
+def test_a_run_resumes_after_a_kill_during_a_save(
     killed: dict[Any, Any], kill: tuple[str, int, bool, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, process = killed[kill]

@@ -64,7 +64,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("name", [DATA, INDEX, ITERATOR, ITERATOR_INDEX])
 @pytest.mark.parametrize("damage", [_cut, Path.unlink, flip_bit, _empty])
 @pytest.mark.parametrize("recorded", [True, False], ids=["with record", "without"])
-def test_a_damaged_newest_checkpoint_is_moved_away_with_one_warning_and_the_one_before_is_used(
+def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     folder: Path, name: str, damage: Callable[[Path], None], recorded: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(folder / name)
@@ -97,9 +97,7 @@ def test_the_pointer_file_is_made_again_and_nothing_is_lost(
     assert list(state.all_model_checkpoint_paths) == [f"{folder}/ckpt-{step}" for step in (1, 2, 3)]
 
 
-def test_a_pointer_that_is_made_again_in_a_relative_folder_points_into_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repaired_pointer_in_a_relative_folder_points_into_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "checkpoint").unlink()
     assert newest_whole("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
@@ -108,7 +106,7 @@ def test_a_pointer_that_is_made_again_in_a_relative_folder_points_into_it(
     assert SmallRun(Path("run")).start == 2
 
 
-def test_after_the_pointer_was_made_again_a_save_still_lists_all_that_are_kept(folder: Path) -> None:
+def test_a_save_after_a_repaired_pointer_lists_all_kept_ones(folder: Path) -> None:
     (folder / "checkpoint").unlink()
     SmallRun(folder).train_to(4)
     listed = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
@@ -116,7 +114,7 @@ def test_after_the_pointer_was_made_again_a_save_still_lists_all_that_are_kept(f
 
 
 @pytest.mark.parametrize("damage", [_empty, _cut, flip_bit, Path.unlink])
-def test_a_checkpoint_whose_record_is_missing_or_damaged_is_used_if_it_is_whole(
+def test_a_whole_checkpoint_without_a_good_record_is_used(
     folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(folder / RECORD)
@@ -132,7 +130,7 @@ def test_a_checkpoint_whose_record_is_missing_or_damaged_is_used_if_it_is_whole(
         assert there["files"].keys() == {*parts(3)[1:]} and problem(str(folder / "ckpt-3")) == ""
 
 
-def test_a_damaged_record_is_written_again_with_the_identity_of_the_run(folder: Path) -> None:
+def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
     _cut(folder / RECORD)
     run = SmallRun(folder, max_to_keep=1, run_id=lambda: "ours")
     assert (read_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
@@ -149,7 +147,7 @@ def test_several_damaged_ones_are_passed_over_in_one_start(folder: Path, caplog:
     ] * 2
 
 
-def test_evaluation_starts_beside_a_torn_pointer_file_and_moves_nothing(folder: Path) -> None:
+def test_evaluation_with_a_torn_pointer_file_moves_nothing(folder: Path) -> None:
     for text in ("", 'model_checkpoint_path: "ck'):
         (folder / "checkpoint").write_text(text)
         before = names(folder)
@@ -164,9 +162,7 @@ def test_evaluation_starts_beside_a_torn_pointer_file_and_moves_nothing(folder: 
 
 @pytest.mark.parametrize("pointer", ["as it was", "", None])
 @pytest.mark.parametrize("kind", [1, 2, 3, 4], ids=["data", "index", "iterator", "iterator index"])
-def test_when_all_are_damaged_the_run_does_not_start_and_nothing_is_moved(
-    folder: Path, pointer: str | None, kind: int
-) -> None:
+def test_with_only_damaged_checkpoints_the_run_does_not_start(folder: Path, pointer: str | None, kind: int) -> None:
     for step in (1, 2, 3):
         flip_bit(folder / parts(step)[kind])
     if pointer is None:
@@ -185,7 +181,7 @@ def test_when_all_are_damaged_the_run_does_not_start_and_nothing_is_moved(
 
 
 @pytest.mark.parametrize("kept", ["checkpoint", DATA, INDEX, RECORD])
-def test_a_single_file_that_tells_of_a_checkpoint_is_enough_not_to_start_from_0(folder: Path, kept: str) -> None:
+def test_one_file_of_a_checkpoint_prevents_a_start_from_step_0(folder: Path, kept: str) -> None:
     for name in names(folder):
         if name != kept:
             (folder / name).unlink()
@@ -208,7 +204,7 @@ def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
     assert SmallRun(folder).start == 1
 
 
-def test_archiving_the_later_ones_goes_on_from_the_one_that_is_asked_for(folder: Path) -> None:
+def test_archiving_later_ones_resumes_from_the_requested_one(folder: Path) -> None:
     assert archive_later(str(folder), 1) == [f"{folder}/archived/ckpt-{step}" for step in (2, 3)]
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
     assert SmallRun(folder).start == 1
@@ -226,7 +222,7 @@ def test_checkpoints_that_are_archived_are_not_read(folder: Path, monkeypatch: p
     assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"
 
 
-def test_what_a_dead_process_was_going_back_to_is_known_until_it_is_done(folder: Path) -> None:
+def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path) -> None:
     assert going_back(str(folder)) is None
     archive_later(str(folder), 1)
     assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (1, 1)
@@ -234,24 +230,22 @@ def test_what_a_dead_process_was_going_back_to_is_known_until_it_is_done(folder:
     assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
     done_going_back(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
-    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N once more"):
+    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N again"):
         going_back(str(folder))
 
 
-def test_to_go_on_from_a_step_that_was_not_saved_lists_those_that_were(folder: Path, tmp_path: Path) -> None:
+def test_resuming_from_an_unsaved_step_lists_the_saved_ones(folder: Path, tmp_path: Path) -> None:
     before = names(folder)
-    with pytest.raises(
-        UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; 0 starts"
-    ):
+    with pytest.raises(UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; give 0"):
         check_from_step(str(folder), 7)
     assert names(folder) == before
-    with pytest.raises(UsageError, match="there is none at all"):
+    with pytest.raises(UsageError, match="model_dir holds no checkpoint"):
         check_from_step(str(tmp_path / "nowhere"), 7)
     assert check_from_step(str(tmp_path / "nowhere"), 0) is None
     assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")
 
 
-def test_a_checkpoint_that_was_moved_away_is_not_missed_and_one_that_is_lost_is(folder: Path) -> None:
+def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
     for step in (3, 2):
         set_aside(str(folder / f"ckpt-{step}"), "diverged")
     assert newest_whole(str(folder)) == str(folder / "ckpt-1")
@@ -277,7 +271,7 @@ def test_a_move_that_was_cut_off_is_no_trap(folder: Path, moved: int, caplog: py
     assert _warnings(caplog) == []
 
 
-def test_what_is_set_aside_takes_all_its_files_along_and_only_those(folder: Path) -> None:
+def test_setting_aside_moves_all_files_of_a_checkpoint_only(folder: Path) -> None:
     (folder / "ckpt-3.pin").touch()
     assert set_aside(str(folder / "ckpt-3"), "diverged") == str(folder / "diverged")
     assert names(folder / "diverged") == ["checkpoint", *parts(3)]
@@ -366,7 +360,7 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
 
 
 @pytest.mark.parametrize("kind", ["temporary folder", "data in place", "index half written", "iterator half written"])
-def test_a_first_save_that_was_cut_off_leaves_a_run_that_starts_from_0(saved: Path, tmp_path: Path, kind: str) -> None:
+def test_after_an_interrupted_first_save_the_run_starts_from_0(saved: Path, tmp_path: Path, kind: str) -> None:
     for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
         shutil.copy(saved / name, tmp_path / name)
     LEFT[kind](tmp_path)
@@ -391,7 +385,7 @@ def test_an_empty_folder_or_none_has_no_checkpoint(tmp_path: Path) -> None:
     assert SmallRun(tmp_path).start == 0
 
 
-def test_what_was_set_aside_before_is_kept_when_the_same_step_is_set_aside_again(tmp_path: Path) -> None:
+def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:
     for text in ("first", "second", "third"):
         (tmp_path / "ckpt-5.index").write_text(text)
         (tmp_path / "ckpt-5.data-00000-of-00001").write_text(text)
@@ -401,9 +395,7 @@ def test_what_was_set_aside_before_is_kept_when_the_same_step_is_set_aside_again
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [2]), (1, [2, 3]), (3, [1, 2, 3])])
-def test_what_a_finished_run_saved_goes_but_for_the_newest_and_what_is_pinned_or_foreign(
-    folder: Path, keep: int, left: list[int]
-) -> None:
+def test_remove_saved_keeps_newest_pinned_and_foreign_ones(folder: Path, keep: int, left: list[int]) -> None:
     for name in (*FOREIGN, "ckpt-2.pin"):
         (folder / name).touch()
     remove_saved(str(folder), keep)

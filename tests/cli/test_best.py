@@ -50,7 +50,7 @@ def test_a_sidecar_has_its_own_best(capsys: Output, finished_run: Path) -> None:
 def test_another_metric_has_another_best(capsys: Output, finished_run: Path) -> None:
     shown = _json(capsys, str(finished_run), "--metric=validation_loss", "--comparison=higher")
     assert [one["step"] for one in shown["best"]] == [10]
-    assert shown["info"]["agrees"] is None and "goes by another metric" in shown["info"]["told"]
+    assert shown["info"]["agrees"] is None and "uses another metric" in shown["info"]["told"]
 
 
 def test_weights_that_are_gone_and_an_info_that_differs_are_told(
@@ -76,21 +76,21 @@ def test_a_ledger_without_a_finite_value_has_no_best(capsys: Output, tmp_path: P
     assert _json(capsys, str(tmp_path))["best"] == []
 
 
-def test_of_sidecars_only_the_only_ledger_is_taken_or_all_are_named(capsys: Output, tmp_path: Path) -> None:
+def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
     write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="slow")
     assert _json(capsys, str(tmp_path))["name"] == "slow"
     write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="fast")
     assert main(["best", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.endswith("there are: --name=fast, --name=slow\n")
+    assert capsys.readouterr().err.endswith("give one of: --name=fast, --name=slow\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--top=0"], "error: --top: 0 is not 1 or more"),
+        (["--top=0"], "error: --top: must be 1 or more, not 0"),
         (["--name=slow"], "has no ledger 'slow'; there are: validation"),
-        ([], "error: --metric: is needed, the run keeps no best checkpoint; there are: accuracy, loss"),
+        ([], "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss"),
         (["--metric=los", "--comparison=lower"], "error: --metric: no evaluation has 'los'; did you mean loss?"),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(tmp_path: Path)
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")] == []
 
 
-def test_a_best_metric_that_does_not_exist_fails_and_names_those_that_do(check: Check) -> None:
+def test_an_unknown_best_metric_fails_and_lists_the_known_ones(check: Check) -> None:
     code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=acuracy")
     assert code == ExitCode.USAGE
     assert out.splitlines()[-1].startswith("FAIL  best metric: acuracy")
@@ -138,7 +138,7 @@ def test_so_does_the_metric_of_early_stopping(check: Check) -> None:
     assert "did you mean accuracy" in err
 
 
-def test_nested_metrics_may_be_the_best_and_are_known_after_an_evaluation(check: Check) -> None:
+def test_a_nested_best_metric_is_checked_by_the_evaluation(check: Check) -> None:
     good = check("--params_override=trainer.best_checkpoint_eval_metric=far|accuracy", task=_NestedConfig())
     assert good[0] == 0
     code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=near|accuracy", task=_NestedConfig())
@@ -172,7 +172,7 @@ def test_a_loss_that_is_not_finite_fails_with_exit_3(check: Check) -> None:
     assert "the loss of the first step is not finite" in err
 
 
-def test_a_batch_that_the_replicas_cannot_share_fails_with_the_nearest_sizes(check: Check) -> None:
+def test_an_indivisible_batch_fails_with_the_nearest_sizes(check: Check) -> None:
     code, out, err = check("--params_override=runtime.virtual_cpus=4,task.train_data.global_batch_size=6")
     assert code == ExitCode.USAGE
     assert out.splitlines()[-1].startswith("FAIL  config")
@@ -180,7 +180,7 @@ def test_a_batch_that_the_replicas_cannot_share_fails_with_the_nearest_sizes(che
     assert "4 or 8" in err
 
 
-def test_a_name_that_gin_does_not_know_fails_when_the_task_is_imported(check: Check) -> None:
+def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> None:
     code, out, err = check("--gin_params=no_such_function.rate = 1")
     assert code == ExitCode.USAGE
     assert out.splitlines()[-1].startswith("FAIL  task")

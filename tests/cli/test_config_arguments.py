@@ -37,7 +37,7 @@ def test_training_takes_the_same_sources_by_the_same_names() -> None:
     assert train_sources(values) == sources(_parsed(*_TEXTS))
 
 
-def test_without_sources_there_are_none_and_parses_do_not_share_them() -> None:
+def test_sources_default_to_none_and_are_not_shared_by_parses() -> None:
     parser = argparse.ArgumentParser()
     add_config_arguments(parser)
     assert sources(parser.parse_args(["mine", "--params_override=a=1"])).params_overrides == ("a=1",)

@@ -60,7 +60,7 @@ def _names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_the_command_prints_a_line_for_each_number_and_writes_no_file(trainer_kit: Command, experiments: Path) -> None:
+def test_each_number_gets_a_line_and_no_file_is_written(trainer_kit: Command, experiments: Path) -> None:
     before = _names(experiments)
     given = ("--import_module=fused_experiments.py", "--fuse_steps=5", "--fuse_steps=20")
     done = trainer_kit("doctor", "fuse", "tiny", *given)
@@ -68,7 +68,7 @@ def test_the_command_prints_a_line_for_each_number_and_writes_no_file(trainer_ki
     rates = r"\d[\d.]* times the rate of separate steps \([\d,.]+ against [\d,.]+ steps/s\)"
     for steps in (5, 20):
         assert re.search(rf"^trainer\.fuse_steps={steps} +{rates}$", done.stdout, re.MULTILINE), done.stdout
-    assert "its wait for batches is in the rates" in done.stdout
+    assert "the rates include the waits for batches" in done.stdout
     assert _names(experiments) == before
 
 
@@ -96,9 +96,9 @@ class _Measured:
 
 def test_a_gain_within_the_noise_does_not_pay(capsys: pytest.CaptureFixture[str]) -> None:
     _print_timings(_Measured(of_20=1.04), [])  # type: ignore[arg-type]
-    assert "trainer.fuse_steps=1     to fuse steps does not pay here" in capsys.readouterr().out
+    assert "trainer.fuse_steps=1     fusing steps does not make training faster here" in capsys.readouterr().out
     _print_timings(_Measured(of_20=1.04, of_10=1.06), [10, 20])  # type: ignore[arg-type]
-    assert "does not pay" not in capsys.readouterr().out
+    assert "does not make training faster" not in capsys.readouterr().out
 
 
 def test_a_line_has_the_setting_the_gain_and_both_rates() -> None:
@@ -111,5 +111,7 @@ def test_a_line_has_the_setting_the_gain_and_both_rates() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 6])
 def test_a_number_that_no_loop_can_have_in_a_program_is_refused(steps: int) -> None:
     _check_fuse_steps([2, 5], tiny_experiment())
-    with pytest.raises(UsageError, match=f"--fuse_steps: {steps} is not from 2 to 5, which is trainer.steps_per_loop"):
+    with pytest.raises(
+        UsageError, match=rf"--fuse_steps: must be from 2 to 5 \(trainer\.steps_per_loop\), not {steps}"
+    ):
         _check_fuse_steps([5, steps], tiny_experiment())

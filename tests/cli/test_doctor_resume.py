@@ -125,13 +125,13 @@ def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_run_that_draws_from_the_machines_noise_is_told_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_unseeded_noise_is_reported_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
     few = "--params_override=trainer.train_steps=800"  # with fewer a busy machine may kill too late
     assert main(["doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep", few]) == 1
     told, errors = capsys.readouterr()
     assert errors == ""
     assert "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint" in told
-    assert "first different at step 20, before any resume: the experiment gives other numbers each time" in told
+    assert "first different at step 20, before any resume: the experiment computes other numbers each time" in told
     assert "different: newest checkpoint: model/" in told
     kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)
     assert kept is not None
@@ -145,14 +145,14 @@ def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
         tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
     asked = argparse.Namespace(kills=2)
     assert doctor_resume._verdict(asked, *folders, 2, [], False) == 0
-    with pytest.raises(UsageError, match=r"had ended before kill 2 of 2, the same up to there; give it more steps"):
+    with pytest.raises(UsageError, match=r"ended before kill 2 of 2, and is the same so far; give it more steps"):
         doctor_resume._verdict(asked, *folders, 1, [], False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resume", "mine/small", "--kills=0"], "error: --kills: 0 is not 1 or more"),
+        (["resume", "mine/small", "--kills=0"], "error: --kills: must be 1 or more, not 0"),
         (["resume", "mine/small", "--params_override=trainer.train_step=7"], "error: trainer.train_step"),
     ],
 )

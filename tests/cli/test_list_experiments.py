@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_experiments_of_the_working_directory_are_listed_with_what_they_are(trainer_kit: Command) -> None:
+def test_local_experiments_are_listed_with_descriptions(trainer_kit: Command) -> None:
     done = trainer_kit("list", folder=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())

@@ -66,7 +66,7 @@ def test_a_wrong_command_line_is_exit_2_with_the_usage(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "mine/smal"], "error: --experiment: none is called 'mine/smal'; did you mean mine/small"),
+        (["show", "mine/smal"], "error: --experiment: no experiment is called 'mine/smal'; did you mean mine/small"),
         (["show", "mine/small", "--params_override=trainer.train_step=7"],
          "error: trainer.train_step (--params_override): there is no such key; did you mean trainer.train_steps"),
         (["list", "--import_module=mien.py"],
@@ -95,7 +95,7 @@ def test_debug_shows_the_traceback_of_an_explained_mistake_too(trainer_kit: Comm
     done = trainer_kit("show", "mine/smal", "--debug")
     assert done.returncode == 2
     assert "Traceback" in done.stderr and "find_experiment" in done.stderr
-    assert "error: --experiment: none is called" in done.stderr
+    assert "error: --experiment: no experiment is called" in done.stderr
 
 
 def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(trainer_kit: Command, here: Path) -> None:

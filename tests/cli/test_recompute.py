@@ -96,7 +96,7 @@ def test_what_the_weights_tell_is_made_again_without_tensorflow(run: Path, name:
     (folder / "info.json").write_text("{")
     done = _without_tensorflow(str(run), "--recompute", f"--name={name}")
     assert done.returncode == 0, done.stderr
-    assert f"{os.path.relpath(folder, run)}: info.json was made again; best is step " in done.stdout
+    assert f"{os.path.relpath(folder, run)}: info.json was rebuilt; best is step " in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
     assert _files(folder) == before
 
@@ -111,7 +111,7 @@ def test_weights_that_are_lost_are_exported_from_the_checkpoints(
     module = f"--import_module={finished.parent / 'recomputed.py'}"
     assert main(["best", str(run), "--recompute", f"--name={name}", module]) == 0
     listed = ", ".join(f"ckpt-{step}" for step in steps)
-    assert f"two: info.json was made again; exported: {listed}; best is" in capsys.readouterr().out
+    assert f"two: info.json was rebuilt; exported: {listed}; best is" in capsys.readouterr().out
     prefixes = complete_checkpoints(str(folder))
     assert list(prefixes) == steps and (folder / "info.json").read_bytes() == info
     assert all(problem(prefix) == "" and read_record(prefix) for prefix in prefixes.values())
@@ -135,7 +135,7 @@ def test_what_is_gone_with_its_checkpoint_is_told(capsys: Output, run: Path, cap
     for path in [*run.glob("ckpt-*.index"), folder / f"ckpt-{lost}.index"]:
         path.unlink()
     assert main(["best", str(run), "--recompute"]) == 0
-    assert f"the weights of step {lost} are to be kept (validation_loss " in caplog.text
+    assert f"the weights of step {lost} should be kept (validation_loss " in caplog.text
     assert f"weights: ckpt-{left}\n" in capsys.readouterr().out
 
 
@@ -144,14 +144,12 @@ def test_what_is_gone_with_its_checkpoint_is_told(capsys: Output, run: Path, cap
     [
         (
             "validation",
-            "start the run again as it was started, a finished one with a larger trainer.train_steps: that exports it",
+            "run the training command again, with a larger trainer.train_steps if the run is finished",
         ),
-        ("beside", "start the sidecar again as it was started: that exports it"),
+        ("beside", "run the command of the sidecar again"),
     ],
 )
-def test_without_a_known_experiment_it_says_in_a_line_what_exports_the_weights(
-    capsys: Output, run: Path, name: str, advice: str
-) -> None:
+def test_without_an_experiment_one_line_says_how_to_export(capsys: Output, run: Path, name: str, advice: str) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
     shutil.rmtree((run if name == "validation" else run / "evals" / name) / "best_checkpoints/two")
@@ -172,7 +170,7 @@ def test_it_is_refused_while_the_trainer_is_alive(capsys: Output, run: Path) -> 
     [
         (["--recompute", "--metric=accuracy"], "leave out --metric"),
         (["--recompute", "--top=2"], "leave out --top"),
-        (["--best=too"], "--best: the run keeps no best 'too'; did you mean two?"),
+        (["--best=too"], "--best: the run keeps no best checkpoint 'too'; did you mean two?"),
         (["--best=two", "--metric=accuracy"], "leave out --metric"),
     ],
 )
@@ -184,7 +182,7 @@ def test_mistakes_are_told(capsys: Output, finished: Path, arguments: list[str],
 def test_a_run_that_keeps_no_best_has_nothing_to_recompute(capsys: Output, tmp_path: Path, run: Path) -> None:
     (run / "params.yaml").write_text("trainer: {}\n")
     assert main(["best", str(run), "--recompute"]) == 2
-    assert "keeps no best checkpoint by evals/validation.jsonl" in capsys.readouterr().err
+    assert "keeps no best checkpoint of the ledger evals/validation.jsonl" in capsys.readouterr().err
 
 
 def test_what_is_kept_under_a_name_is_shown_with_its_weights(capsys: Output, finished: Path) -> None:

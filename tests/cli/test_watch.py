@@ -80,7 +80,7 @@ def test_a_finished_run_is_shown_and_left_at_once(trainer_kit: Command, finished
     assert trainer_kit("watch", str(finished_run), "--once").stdout == done.stdout
 
 
-def test_a_living_trainer_is_shown_with_its_step_and_what_is_left(tmp_path: Path) -> None:
+def test_a_living_trainer_shows_its_step_and_remaining_time(tmp_path: Path) -> None:
     write_params(tmp_path, train_steps=400, best_checkpoint_eval_metric="accuracy")
     write_ledger(tmp_path, evaluation(100, accuracy=0.75), evaluation(200, accuracy=0.5))
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
@@ -142,7 +142,7 @@ def test_files_that_come_and_go_while_it_looks_are_no_error(tmp_path: Path) -> N
         path.parent.mkdir(exist_ok=True)
         for content in (b"", b"{", b"\xff\n", b'{"step": null}\n', b"[]"):
             path.write_bytes(content)
-            assert _shown(look)["trainer"][1:4] == ["not", "heard", "of"] or name == "heartbeat.json"
+            assert _shown(look)["trainer"][1:3] == ["no", "heartbeat"] or name == "heartbeat.json"
         path.unlink()
     tmp_path.joinpath("evals").rmdir()
     tmp_path.rmdir()
@@ -189,7 +189,7 @@ def test_an_empty_folder_is_waited_for_until_its_run_is_finished(tmp_path: Path)
     assert rest.count("finished at step 9") <= 2 and "ended: done" in rest  # what is new is printed, once
 
 
-def test_follow_stays_with_a_finished_run_and_ctrl_c_leaves_with_0(finished_run: Path) -> None:
+def test_follow_stays_after_the_end_and_ctrl_c_exits_with_0(finished_run: Path) -> None:
     with _watching(finished_run, "--follow") as process:
         assert process.stdout is not None
         _read_until(process.stdout.fileno(), "\nfast ")

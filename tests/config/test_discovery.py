@@ -102,7 +102,7 @@ def test_a_file_may_be_named_twice_and_is_imported_once(here: Path, name: str) -
     assert _steps(name) == 1
 
 
-def test_what_is_registered_already_is_taken_before_every_other_place(here: Path, name: str) -> None:
+def test_a_registered_experiment_is_found_first(here: Path, name: str) -> None:
     _write(here / "mine.py", name, steps=1)
     discovery.import_user_module("mine.py")
     _write(here / "experiments" / f"{name}.py", name, steps=2)  # importing it too would be an error
@@ -121,7 +121,7 @@ def test_the_working_directory_is_taken_before_an_entry_point(
     assert f"{name}_installed" not in sys.modules
 
 
-def test_a_named_module_is_imported_before_the_working_directory_is_looked_at(here: Path, name: str) -> None:
+def test_a_named_module_comes_before_the_working_directory(here: Path, name: str) -> None:
     _write(here / "experiments" / f"{name}.py", name, steps=2)
     _write(here / f"{name}_mine.py", name, steps=1)
     discovery.find_experiment(name, [f"{name}_mine"])
@@ -129,7 +129,7 @@ def test_a_named_module_is_imported_before_the_working_directory_is_looked_at(he
 
 
 @pytest.mark.parametrize("part", ["", "/large"])
-def test_an_entry_point_named_by_the_name_or_its_first_part_is_loaded(
+def test_an_entry_point_of_the_name_or_its_first_part_is_loaded(
     here: Path, name: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(here / "site" / f"{name}_installed.py", f"{name}{part}", steps=4)
@@ -164,13 +164,13 @@ def test_a_misspelt_experiment_names_near_ones_of_every_place(
     _write(here / "site" / f"{name}_installed.py", f"{name}entry")
     _install(here / "site", f"{name}_installed", {f"{name}entry": f"{name}_installed"}, monkeypatch)
     for misspelt, right in ((f"{name}loca", f"{name}local"), (f"{name}entri", f"{name}entry")):
-        with pytest.raises(UsageError, match=f"--experiment: none is called '{misspelt}'; did you mean .*{right}"):
+        with pytest.raises(UsageError, match=f"no experiment is called '{misspelt}'; did you mean .*{right}"):
             discovery.find_experiment(misspelt)
 
 
-def test_a_module_that_registers_another_name_is_a_miss_that_tells_the_names_there_are(here: Path, name: str) -> None:
+def test_a_module_with_another_name_is_a_miss_with_near_names(here: Path, name: str) -> None:
     _write(here / "experiments" / f"{name}.py", f"{name}/large")
-    with pytest.raises(UsageError, match=f"none is called '{name}/larg'; did you mean {name}/large"):
+    with pytest.raises(UsageError, match=f"no experiment is called '{name}/larg'; did you mean {name}/large"):
         discovery.find_experiment(f"{name}/larg")
 
 
@@ -199,12 +199,12 @@ def test_a_misspelt_module_names_the_nearest_here(here: Path, name: str) -> None
 
 def test_a_file_named_like_a_module_that_is_imported_is_refused(here: Path) -> None:
     _write(here / "json.py", "never")
-    with pytest.raises(UsageError, match=r"json\.py would be the module 'json', which is imported already; rename it"):
+    with pytest.raises(UsageError, match=r"cannot be imported as 'json': another module has this name; rename"):
         discovery.import_user_module("json.py")
     assert "never" not in experiments
 
 
-def test_errors_inside_a_users_module_are_not_taken_for_a_misspelt_name(here: Path, name: str) -> None:
+def test_errors_inside_a_users_module_are_raised_unchanged(here: Path, name: str) -> None:
     (here / f"{name}_a.py").write_text("import a_library_that_is_not_installed\n")
     (here / f"{name}_b.py").write_text("1 / 0\n")
     for module in (f"{name}_a", f"{name}_a.py"):
@@ -232,7 +232,7 @@ def test_a_file_that_failed_can_be_imported_when_it_is_mended(here: Path, name: 
         ("from json import no_such_name\n", r":1: cannot import name 'no_such_name' from 'json'", ImportError),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_with_its_line_and_reason(
+def test_a_failed_import_is_reported_with_line_and_reason(
     here: Path, name: str, text: str, reason: str, cause: type[Exception]
 ) -> None:
     (here / "experiments").mkdir()
@@ -260,9 +260,7 @@ def test_the_line_of_an_import_that_fails_deeper_is_told(here: Path, name: str) 
         discovery.import_user_module(f"{name}_package.task")
 
 
-def test_what_is_broken_and_was_not_named_does_not_hide_the_others(
-    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_module_does_not_hide_the_others(here: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(here / "experiments" / f"{name}_sound.py", f"{name}_sound")
     (here / "experiments" / f"{name}_broken.py").write_text("import no_such_library\n")
     (here / "site").mkdir()
@@ -313,13 +311,13 @@ def test_all_that_doors_know_is_among_the_near_names_of_a_miss(
     here: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _door(here, name, monkeypatch)
-    with pytest.raises(UsageError, match=f"none is called '{name}/theris'; did you mean {name}/theirs"):
+    with pytest.raises(UsageError, match=f"no experiment is called '{name}/theris'; did you mean {name}/theirs"):
         discovery.find_experiment(f"{name}/theris")
     discovery.ask_doors()  # a second time
     assert f"{name}/others" in experiments
 
 
-def test_what_doors_know_is_not_among_all_experiments_until_they_are_asked(
+def test_experiments_of_doors_are_listed_only_when_asked_for(
     here: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _door(here, name, monkeypatch)

@@ -62,7 +62,7 @@ def wrong() -> ExperimentConfig:
     return ExperimentConfig(trainer={"train_step": 5})
 
 
-def test_the_mistake_is_told_with_the_path_the_near_name_and_the_factory() -> None:
+def test_a_mistake_has_its_path_a_near_name_and_the_factory() -> None:
     (mistake,) = _refused(wrong)
     assert str(mistake) == (
         f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean trainer.train_steps?"

@@ -72,7 +72,7 @@ def test_a_factory_has_to_return_a_config(name: str) -> None:
         get_experiment(name)
 
 
-def test_a_section_that_is_not_decorated_is_refused_with_its_path(name: str) -> None:
+def test_an_undecorated_section_is_refused_with_its_path(name: str) -> None:
     register_experiment(name)(lambda: ExperimentConfig(task=PlainTaskConfig()))
     with pytest.raises(UsageError, match=r"section task is a PlainTaskConfig.*configclass"):
         get_experiment(name)
@@ -158,7 +158,7 @@ def test_a_trainer_class_may_be_bound_beside_the_task(tmp_path: Path, monkeypatc
     assert trainer_class(KnownTaskConfig()) is None  # the engine's own
 
 
-def test_a_config_class_that_was_made_for_one_experiment_goes_with_it() -> None:
+def test_an_unused_config_class_is_freed() -> None:
     def make() -> weakref.ref[type]:
         @configclass
         class PassingConfig(TaskConfig):

@@ -91,7 +91,7 @@ def test_sections_that_hold_several_are_known_by_their_class() -> None:
     assert found["callbacks"] == "CallbackConfig" and found["best_checkpoints"] == "BestCheckpointConfig"
 
 
-def test_paths_lead_to_the_fields_of_branches_that_are_not_chosen() -> None:
+def test_docs_by_path_include_branches_not_chosen() -> None:
     docs = docs_by_path(ExperimentConfig())
     assert docs["trainer.train_steps"].sentence.startswith("The global step at which training ends")
     assert "trainer.optimizer_config.optimizer.adam.beta_1" in docs

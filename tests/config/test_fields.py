@@ -71,7 +71,7 @@ def test_leaves_are_plain_values_by_path(default: ExperimentConfig) -> None:
     assert "task.model" not in found
 
 
-def test_sections_lists_those_that_are_there_and_those_that_could_be(default: ExperimentConfig) -> None:
+def test_sections_lists_present_and_possible_sections(default: ExperimentConfig) -> None:
     found = {path: (config_class, is_there) for path, config_class, is_there in sections(default)}
     assert found[""] == (ExperimentConfig, True)
     assert found["trainer"] == (TrainerConfig, True)
@@ -83,11 +83,11 @@ def test_sections_lists_those_that_are_there_and_those_that_could_be(default: Ex
     assert list(found).index("trainer") < list(found).index("trainer.optimizer_config")
 
 
-def test_a_section_that_may_hold_itself_ends_where_there_is_nothing() -> None:
+def test_a_recursive_section_ends_where_it_is_none() -> None:
     assert [path for path, _, _ in sections(Tree(child=Tree()))] == ["", "child"]
 
 
-def test_one_field_is_checked_alone_with_the_settings_of_its_class() -> None:
+def test_checker_checks_one_field_with_its_class_settings() -> None:
     assert checker(TrainerConfig, "loss_upper_bound").validate_python(1) == 1.0
     assert checker(Needy, "tree").validate_python({"size": 2}) == Tree(size=2)
     for config_class, name, value in (

@@ -42,7 +42,7 @@ def refused(default: ExperimentConfig, *layers: dict[str, Any]) -> dict[str, Mis
     return mistakes
 
 
-def test_without_layers_nothing_changes_and_every_leaf_comes_from_the_defaults(default: ExperimentConfig) -> None:
+def test_without_layers_every_value_is_a_default(default: ExperimentConfig) -> None:
     resolved = apply(default, [])
     assert resolved.config == default
     assert set(resolved.origins.values()) == {"default"}
@@ -76,7 +76,7 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
     assert task.train_data.input_path == {"c": "z"}
 
 
-def test_a_section_that_is_none_is_made_from_its_class_and_none_removes_it(default: ExperimentConfig) -> None:
+def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentConfig) -> None:
     made = on(default, {"trainer": {"optimizer_config": {"ema": {"average_decay": 0.5}}}})
     assert made.config.trainer.optimizer_config.ema is not None
     assert made.config.trainer.optimizer_config.ema.average_decay == 0.5
@@ -119,7 +119,7 @@ def test_a_list_field_refuses_a_mapping(default: ExperimentConfig) -> None:
     assert "a list" in refused(default, {"task": {"model": {"blocks": {"a": {}}}}})["task.model.blocks"].problem
 
 
-def test_a_task_is_checked_against_the_class_of_the_experiments_task(default: ExperimentConfig) -> None:
+def test_a_task_is_checked_against_the_experiments_class(default: ExperimentConfig) -> None:
     assert type(on(default, {"task": {"model": {"rate": 0.25}}}).config.task) is type(default.task)
     plain = ExperimentConfig()
     assert "no such key" in refused(plain, {"task": {"weights": [1]}})["task.weights"].problem
@@ -198,7 +198,7 @@ def test_a_wrong_value_is_shown_with_what_is_allowed(
     assert mistake.origin == "layer 0"
 
 
-def test_all_mistakes_of_all_layers_are_in_one_report_with_their_origins(default: ExperimentConfig) -> None:
+def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfig) -> None:
     file = Layer({"trainer": {"train_step": 5, "max_to_keep": "x"}}, {"trainer.train_step": "conf.yaml:2"})
     flag = Layer({"runtime": {"num_gpu": 1}, "trainer": {"max_to_keep": 2}}, {"runtime.num_gpu": "--params_override"})
     with pytest.raises(ConfigError) as caught:
@@ -218,13 +218,13 @@ def test_the_same_key_wrong_in_two_layers_is_reported_for_both(default: Experime
     assert [mistake.origin for mistake in caught.value.mistakes] == ["file:0", "file:-1"]
 
 
-def test_a_broken_rule_is_reported_beside_wrong_fields_of_its_section(default: ExperimentConfig) -> None:
+def test_a_broken_rule_is_reported_with_wrong_fields(default: ExperimentConfig) -> None:
     mistakes = refused(default, {"trainer": {"validation_steps": 0, "max_to_keep": "x", "nope": 1}})
     assert mistakes.keys() == {"trainer.validation_steps", "trainer.max_to_keep", "trainer.nope"}
     assert "-1 for all" in mistakes["trainer.validation_steps"].advice
 
 
-def test_a_rule_over_sections_is_reported_beside_a_broken_rule_inside(default: ExperimentConfig) -> None:
+def test_broken_rules_of_outer_and_inner_sections_are_reported(default: ExperimentConfig) -> None:
     optimization = {"optimizer": {"adam": {"clipnorm": 1.0, "clipvalue": 1.0}}, "learning_rate": {"type": None}}
     mistakes = refused(default, {"trainer": {"optimizer_config": optimization, "validation_steps": 0}})
     assert mistakes.keys() == {
@@ -234,22 +234,22 @@ def test_a_rule_over_sections_is_reported_beside_a_broken_rule_inside(default: E
     }
 
 
-def test_a_broken_rule_about_an_untouched_field_tells_what_was_touched(default: ExperimentConfig) -> None:
+def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfig) -> None:
     mistake = refused(default, {"trainer": {"steps_per_loop": 300}})["trainer.summary_interval"]
-    assert mistake.origin == "default, beside trainer.steps_per_loop of layer 0"
+    assert mistake.origin == "default, with trainer.steps_per_loop from layer 0"
     assert "steps_per_loop (300)" in mistake.problem
 
 
-def test_a_batch_that_virtual_cpus_cannot_share_tells_both_origins(default: ExperimentConfig) -> None:
+def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig) -> None:
     batch = {"task": {"train_data": {"global_batch_size": 32}}}
     mistake = refused(default, batch, {"runtime": {"virtual_cpus": 3}})["task.train_data.global_batch_size"]
     assert mistake.origin == "layer 0"
     mistake = refused(default.replace(**batch), {"runtime": {"virtual_cpus": 3}})[mistake.path]
-    assert mistake.origin == "default, beside runtime.virtual_cpus of layer 0"
+    assert mistake.origin == "default, with runtime.virtual_cpus from layer 0"
     assert refused(default, batch, {"runtime": {"virtual_cpus": "3"}}).keys() == {"runtime.virtual_cpus"}
 
 
-def test_a_rule_that_needs_a_refused_value_is_not_reported_on_the_old_value(default: ExperimentConfig) -> None:
+def test_a_rule_about_a_refused_value_is_not_reported(default: ExperimentConfig) -> None:
     assert refused(default, {"trainer": {"steps_per_loop": "x", "summary_interval": 14}}).keys() == {
         "trainer.steps_per_loop"
     }
@@ -260,7 +260,7 @@ def test_a_layer_can_break_a_rule_that_a_later_one_mends(default: ExperimentConf
     assert (config.trainer.steps_per_loop, config.trainer.summary_interval) == (300, 600)
 
 
-def test_choosing_another_branch_brings_its_defaults_and_its_values(default: ExperimentConfig) -> None:
+def test_another_branch_has_its_own_defaults_and_values(default: ExperimentConfig) -> None:
     values = {"trainer": {"optimizer_config": {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}}}}}
     optimizer = on(default, values).config.trainer.optimizer_config.optimizer
     assert (optimizer.type, optimizer.get().momentum, optimizer.adam) == ("sgd", 0.9, None)
@@ -295,7 +295,7 @@ def _sets(**sets: Any) -> dict[str, Any]:
     return {"task": {"validation_data": sets}}
 
 
-def test_several_validation_sets_begin_as_the_single_one_and_merge_name_by_name(default: ExperimentConfig) -> None:
+def test_named_validation_sets_start_as_the_single_set(default: ExperimentConfig) -> None:
     two = on(default, _sets(dev={"global_batch_size": 7}, test={}), _sets(dev={"shuffle_buffer_size": 3}))
     single, sets = default.task.validation_data, two.config.task.validation_data
     assert isinstance(single, DataConfig)
@@ -307,7 +307,7 @@ def test_several_validation_sets_begin_as_the_single_one_and_merge_name_by_name(
     assert on(default, _sets(global_batch_size=5)).config.task.validation_data == single.replace(global_batch_size=5)
 
 
-def test_a_mistake_in_one_of_several_sets_is_told_with_the_sets_name(default: ExperimentConfig) -> None:
+def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -> None:
     two = on(default, _sets(dev={}, test={})).config
     told = refused(two, _sets(dev={"global_batchsize": 5}, tst=None, global_batch_size=5))
     assert told.keys() == {
@@ -317,7 +317,7 @@ def test_a_mistake_in_one_of_several_sets_is_told_with_the_sets_name(default: Ex
     assert "task.validation_data.dev.global_batch_size" in told["task.validation_data.global_batch_size"].advice
 
 
-def test_what_is_said_of_a_validation_set_is_said_of_one_that_there_is(default: ExperimentConfig) -> None:
+def test_settings_of_unknown_validation_sets_are_refused(default: ExperimentConfig) -> None:
     told = refused(default, {**_sets(dev={}), "trainer": {"validation_sets": {"dve": {"steps": 3}}}})
     assert "did you mean dev?" in str(told["trainer.validation_sets"])
     assert "a single set" in str(refused(default, {"trainer": {"validation_sets": {"dev": {}}}}))
@@ -326,7 +326,7 @@ def test_what_is_said_of_a_validation_set_is_said_of_one_that_there_is(default: 
     assert "cannot name" in str(refused(default, {"task": {"validation_data": {"a|b": {}}}}))
 
 
-def test_what_may_be_a_section_or_something_else_can_be_given_as_either() -> None:
+def test_a_union_field_takes_a_section_or_a_plain_value() -> None:
     config = ExperimentConfig(task=PlacesConfig())
     assert on(config, {"task": {"place": "there"}}).config.task == PlacesConfig(place="there")
     assert on(config, {"task": {"place": None}}).config.task == PlacesConfig(place=None)
@@ -338,7 +338,7 @@ def test_what_may_be_a_section_or_something_else_can_be_given_as_either() -> Non
     assert "did you mean task.place.depth" in str(found["task.place.deepth"])
 
 
-def test_a_mapping_replaces_the_one_before_or_merges_with_it_as_its_class_says() -> None:
+def test_the_class_decides_whether_mappings_merge_or_replace() -> None:
     layers = {"sizes": {"a": 1, "b": 2}}, {"sizes": {"b": 3}}
     merged = on(ExperimentConfig(task=PlacesConfig()), *({"task": layer} for layer in layers))
     assert merged.config.task == PlacesConfig(sizes={"a": 1, "b": 3})
@@ -346,7 +346,7 @@ def test_a_mapping_replaces_the_one_before_or_merges_with_it_as_its_class_says()
     assert on(ExperimentConfig(), *paths).config.task.train_data == DataConfig(input_path={"b": "3"})
 
 
-def test_a_list_of_sections_that_is_as_long_merges_item_by_item_as_its_class_says() -> None:
+def test_lists_of_sections_merge_by_item_if_the_class_says_so() -> None:
     config = ExperimentConfig(task=PlacesConfig())
     merged = on(config, {"task": {"places": [{}, {"folder": "x"}]}}, {"task": {"places": [{"depth": 5}, {}]}})
     assert merged.config.task == PlacesConfig(places=(Place(depth=5), Place(folder="x", depth=2)))

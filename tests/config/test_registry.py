@@ -70,5 +70,5 @@ def test_a_miss_names_the_nearest_or_what_there_is(registry: Registry[object]) -
 
 
 def test_the_beginning_of_a_name_names_what_it_begins(registry: Registry[object]) -> None:
-    with pytest.raises(UsageError, match="begins vision/resnet/cifar, vision/resnet/digits"):
+    with pytest.raises(UsageError, match="these begin with it: vision/resnet/cifar, vision/resnet/digits"):
         registry.lookup("vision/resnet")

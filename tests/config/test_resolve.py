@@ -120,9 +120,7 @@ def test_two_mistakes_of_gin_are_reported_together(
 
 
 @pytest.mark.parametrize("gin_params", [(), ("TrainerConfig.train_steps = 5",)])
-def test_an_unknown_experiment_is_reported_beside_unreadable_sources(
-    experiment: str, gin_params: tuple[str, ...]
-) -> None:
+def test_unknown_experiments_and_unreadable_sources_are_reported(experiment: str, gin_params: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(f"{experiment}x", Sources(config_files=("missing.yaml",), gin_params=gin_params))
     assert experiment in str(caught.value)
@@ -137,7 +135,7 @@ def test_a_description_lists_every_value_with_its_origin(experiment: str) -> Non
     assert ("trainer.max_to_keep", 5, "default") in described
 
 
-def test_a_description_of_the_difference_leaves_out_what_is_as_in_the_defaults(experiment: str) -> None:
+def test_describe_leaves_out_values_that_equal_the_defaults(experiment: str) -> None:
     overrides = ("task.model.rate=0.25,trainer.max_to_keep=5,trainer.optimizer_config.optimizer={type: sgd}",)
     described = describe(resolve(experiment, Sources(params_overrides=overrides)), get_experiment(experiment))
     assert ("task.model.rate", 0.25, "--params_override") in described
@@ -151,7 +149,7 @@ def test_the_defaults_are_fresh_each_time(experiment: str) -> None:
     assert get_experiment(experiment).as_dict() == before
 
 
-def test_neither_tensorflow_nor_gin_is_imported_to_resolve_without_gin() -> None:
+def test_resolving_without_gin_imports_no_tensorflow_or_gin() -> None:
     code = (
         "import sys\n"
         "from trainer_kit.config.resolve import Sources, describe, resolve\n"

@@ -84,7 +84,7 @@ def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: Experime
     assert kinds == [[], ["safe"], ["dangerous"]]
 
 
-def test_fuse_steps_of_auto_are_those_that_an_earlier_release_has_chosen(default: ExperimentConfig) -> None:
+def test_fuse_steps_auto_means_the_number_chosen_earlier(default: ExperimentConfig) -> None:
     old = to_yaml(default).replace("fuse_steps: 1", "fuse_steps: auto")
     assert "auto" in old
     five, one = changed(default, "trainer.fuse_steps", 5), changed(default, "trainer.fuse_steps", 1)
@@ -138,7 +138,7 @@ def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None
     assert str(compare(old, default)[1]) == "trainer.gone: 5 -> absent"
 
 
-def test_equal_configs_have_no_changes_and_whole_numbers_equal_their_floats(default: ExperimentConfig) -> None:
+def test_equal_configs_and_equal_numbers_are_no_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
     assert compare(old, default) == []
     old["trainer"]["loss_upper_bound"] = 1000000
@@ -173,7 +173,7 @@ def test_sections_that_nobody_knows_are_dangerous() -> None:
     assert kind_of("trainer.anything") == "safe"
 
 
-def test_an_option_that_an_old_record_lacks_was_what_it_is_by_default(default: ExperimentConfig) -> None:
+def test_a_field_missing_in_an_old_record_counts_as_its_default(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["trainer"]["fuse_steps"], old["trainer"]["hang_timeout_seconds"], old["runtime"]["random_seed"]
     assert compare(old, default) == []

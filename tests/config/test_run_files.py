@@ -25,7 +25,7 @@ def test_a_path_of_the_table_matches_whole_names(pattern: str, path: str, matche
 @pytest.mark.parametrize("name", ["foreign", "errors", "evals", "params.yaml", "best_checkpoints"])
 def test_a_name_of_the_run_itself_cannot_name_another_folder(name: str) -> None:
     assert name in RUN_NAMES
-    with pytest.raises(ValueError, match=f"'{name}' is what trainer_kit calls something of its own"):
+    with pytest.raises(ValueError, match=f"'{name}' is a name that trainer_kit uses itself"):
         TrainerConfig(validation_summary_subdir=name)
 
 

@@ -108,5 +108,5 @@ def test_the_number_is_the_chiefs_on_every_worker(found: dict[str, Any], job: st
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_everyones_texts_are_in_order_on_every_worker_whatever_their_lengths(found: dict[str, Any], job: str) -> None:
+def test_all_gather_keeps_texts_of_any_length_in_order(found: dict[str, Any], job: str) -> None:
     assert found[job]["texts"] == [list(texts) for texts in TEXTS]

@@ -40,7 +40,7 @@ def read(size: int, start: int = 0, input_context: tf.distribute.InputContext | 
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_a_dataset_of_global_batches_is_split_and_its_last_batch_is_complete(replicas: int) -> None:
+def test_global_batches_are_split_without_losing_examples(replicas: int) -> None:
     strategy = mirrored(replicas)
     seen = shares(strategy, distribute_dataset(strategy, tf.data.Dataset.range(EXAMPLES).batch(4)))
     assert [len(share) for share in seen[0]] == [4 // replicas] * replicas
@@ -49,7 +49,7 @@ def test_a_dataset_of_global_batches_is_split_and_its_last_batch_is_complete(rep
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_a_function_gets_the_context_and_makes_batches_for_one_replica(replicas: int) -> None:
+def test_a_dataset_function_gets_the_input_context(replicas: int) -> None:
     strategy = mirrored(replicas)
     seen = shares(strategy, distribute_dataset(strategy, read, 4, start=100))
     assert [len(share) for share in seen[0]] == [4 // replicas] * replicas
@@ -132,7 +132,7 @@ def test_a_private_thread_pool_is_an_option_of_the_dataset() -> None:
 
 
 @pytest.mark.parametrize("form", ["one tensor", "a tuple of one", "a pair", "a dict in a pair"])
-def test_full_batches_end_with_the_last_step_that_every_replica_has_one_for(form: str) -> None:
+def test_full_batches_end_when_a_replica_would_get_none(form: str) -> None:
     def make(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         shaped: dict[str, Callable[[Any], Any]] = {
             "one tensor": lambda x: x,
@@ -150,7 +150,7 @@ def test_full_batches_end_with_the_last_step_that_every_replica_has_one_for(form
     assert shares(strategy, distribute_dataset(strategy, make)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
-def test_one_replica_and_batches_of_any_size_keep_all_that_there_is() -> None:
+def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
     full, ragged = (tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False))
     several = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=4)
     one_each = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=2)

@@ -201,8 +201,8 @@ def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
 def test_more_virtual_cpus_once_tensorflow_runs_are_refused(fresh: dict[str, Any]) -> None:
     assert fresh["too_late"].startswith(
         "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 CPU device(s) instead of 3; "
-        "make variables and tensors in build_model, not when a module is imported; in a program of your own call "
-        "configure_devices before anything else of TensorFlow"
+        "make variables and tensors in build_model, not when a module is imported; in your own program call "
+        "configure_devices before any other use of TensorFlow"
     )
 
 
@@ -229,8 +229,8 @@ def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str,
 def test_workers_after_tensorflow_was_used_are_refused(fresh: dict[str, Any]) -> None:
     assert fresh["workers_too_late"].startswith(
         "runtime.distribution_strategy: multi_worker_mirrored failed: Collective ops must be configured at program "
-        "startup; make variables and tensors in build_model, not when a module is imported; in a program of your own "
-        "create the strategy before anything else of TensorFlow"
+        "startup; make variables and tensors in build_model, not when a module is imported; in your own program "
+        "create the strategy before any other use of TensorFlow"
     )
 
 
@@ -241,7 +241,7 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
     assert fresh["tpu_announced"].startswith("runtime.distribution_strategy: tpu (TPU_NAME) failed: ")
 
 
-def test_two_workers_sum_over_the_network_and_read_their_own_share(server: ForkServer) -> None:
+def test_two_workers_sum_and_read_their_own_share(server: ForkServer) -> None:
     hosts = ",".join(addresses(2))
     workers = [server.start(run_program, WORKER, hosts, number) for number in ("0", "1")]
     first, second = map(result, workers)

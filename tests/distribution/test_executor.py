@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from tensorflow.python.eager import context
 
-from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.executor import executor
 
 
@@ -12,13 +12,14 @@ def _type() -> str:
     return str(context.context().function_call_options.executor_type or "")
 
 
-def test_the_single_threaded_executor_is_used_inside_and_only_there() -> None:
+def test_the_single_threaded_executor_is_used_only_inside() -> None:
     before = _type()
-    with executor(RuntimeConfig(executor="single_threaded")):
+    with executor("single_threaded"):
         assert _type() == "SINGLE_THREADED_EXECUTOR"
     assert _type() == before
 
 
-def test_the_default_is_left_alone() -> None:
-    with executor(RuntimeConfig()):
+@pytest.mark.parametrize("name", ["default", "auto"])
+def test_the_default_is_left_alone(name: str) -> None:
+    with executor(name):
         assert _type() == ""

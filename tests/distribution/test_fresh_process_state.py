@@ -25,7 +25,7 @@ def _model() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5)])
 
 
-def test_a_model_has_the_names_weights_and_dropout_of_the_first_one() -> None:
+def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
     seen = []
     for others in (0, 1, 3):
         for _ in range(others):
@@ -45,7 +45,7 @@ def test_a_model_that_nobody_refers_to_is_gone() -> None:
     assert model() is None
 
 
-def test_the_policy_is_that_of_the_config_or_the_one_that_was_set() -> None:
+def test_the_policy_is_the_configs_or_the_one_set_before() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     forget_models(RuntimeConfig())
     assert keras.config.dtype_policy().name == "mixed_bfloat16"

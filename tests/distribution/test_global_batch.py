@@ -23,8 +23,8 @@ def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int)
             "the nearest that can be shared equally: 8 or 12",
         ),
         (3, 4, "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the nearest .* equally: 4$"),
-        (0, 4, "a batch of 0 examples is none; use 4 or a multiple of it"),
-        (0, 1, "a batch of 0 examples is none; use 1 or more"),
+        (0, 4, "a batch of 0 examples is empty; use 4 or a multiple of it"),
+        (0, 1, "a batch of 0 examples is empty; use 1 or more"),
     ],
 )
 def test_what_cannot_be_shared_names_the_nearest_that_can(batch: int, replicas: int, message: str) -> None:
@@ -33,7 +33,7 @@ def test_what_cannot_be_shared_names_the_nearest_that_can(batch: int, replicas: 
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_batch_that_tensorflow_refuses_is_told_as_any_other_and_other_errors_stay() -> None:
+def test_only_uneven_batches_become_config_errors() -> None:
     refused = "The `global_batch_size` 7 is not divisible by `num_replicas_in_sync` 2"
     with (
         pytest.raises(UsageError, match=r"task\.x: batch 7 on 2 replicas leaves 1 over"),

@@ -29,7 +29,7 @@ def test_keras_shows_the_generator_that_it_made() -> None:
     assert isinstance(internals.global_seed_generator(), keras.random.SeedGenerator)
 
 
-def test_without_the_generator_a_warning_says_what_a_resume_loses(
+def test_a_missing_seed_generator_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = keras.random.SeedGenerator(7)
@@ -38,7 +38,7 @@ def test_without_the_generator_a_warning_says_what_a_resume_loses(
     monkeypatch.delattr(state, "set_global_attribute")
     assert internals.global_seed_generator() is None
     internals.set_global_seed_generator(mine)
-    assert "is not the same after a resume" in caplog.text
+    assert "after a resume, keras.random functions without a seed draw other numbers" in caplog.text
 
 
 def _schedule() -> keras.optimizers.schedules.LearningRateSchedule:
@@ -54,7 +54,7 @@ def test_an_optimizer_shows_its_variable_or_its_schedule() -> None:
     assert internals.learning_rate_of(object()) is None
 
 
-def test_a_replaced_rate_is_used_and_the_variable_of_the_old_one_stays() -> None:
+def test_a_replaced_rate_keeps_the_old_variable() -> None:
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build([keras.Variable(1.0)])
     before = [variable.path for variable in optimizer.variables]
@@ -74,7 +74,7 @@ class _NoRate:
         return 0.25
 
 
-def test_without_the_name_the_rate_is_the_public_one_and_is_not_replaced() -> None:
+def test_without_the_name_the_public_rate_is_returned() -> None:
     optimizer = _NoRate()
     assert internals.learning_rate_of(optimizer) == 0.25
     assert not internals.replace_learning_rate(optimizer, _schedule())

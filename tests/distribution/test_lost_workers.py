@@ -61,7 +61,7 @@ def test_other_errors_are_not_taken_for_a_lost_worker(error: Exception) -> None:
 
 
 def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
-    with pytest.raises(PreemptedError, match=r"worker 1 is gone.*the same command goes on") as raised, peers_needed():
+    with pytest.raises(PreemptedError, match=r"worker 1 is gone.*the same command resumes") as raised, peers_needed():
         try:
             raise unavailable(UNHEALTHY)
         except tf.errors.OpError as error:
@@ -70,7 +70,7 @@ def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
     assert isinstance(raised.value.__cause__, StorageError)
 
 
-def test_a_stop_that_was_asked_for_is_told_as_such_even_if_a_worker_is_gone() -> None:
+def test_a_requested_stop_stays_a_stop_without_the_other_worker() -> None:
     stop = PreemptedError("stopped by SIGTERM at step 5")
     with pytest.raises(PreemptedError) as raised, peers_needed():
         try:
@@ -80,7 +80,7 @@ def test_a_stop_that_was_asked_for_is_told_as_such_even_if_a_worker_is_gone() ->
     assert raised.value is stop
 
 
-def test_errors_that_refer_to_each_other_in_a_circle_are_looked_at_once() -> None:
+def test_a_circle_of_errors_is_searched_once() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__context__, other.__context__ = other, one
     assert lost_peer(one) is None

@@ -31,7 +31,7 @@ def _waiting(cluster: Cluster) -> threading.Thread:
 
 
 @pytest.mark.parametrize("chief", [False, True])
-def test_all_go_on_when_the_last_one_has_come_and_leave_their_ports_free(chief: bool) -> None:
+def test_all_workers_continue_together_and_free_their_ports(chief: bool) -> None:
     clusters = _clusters(3, chief)
     early = [_waiting(cluster) for cluster in clusters[:2]]
     time.sleep(0.5)
@@ -55,10 +55,10 @@ def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     monkeypatch.setattr(rendezvous, "_TELL_AFTER", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
-    while "not come" not in caplog.text:
+    while "not answered" not in caplog.text:
         assert thread.is_alive()
         time.sleep(0.05)
-    assert f"worker 1 at {second.tasks['worker'][1]} has not come" in caplog.text and "waiting" in caplog.text
+    assert f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text and "waiting" in caplog.text
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)
     assert not thread.is_alive()
@@ -75,7 +75,7 @@ def test_workers_that_answer_late_are_waited_for_at_once(monkeypatch: pytest.Mon
     wait_for_workers(_clusters(17)[0])
 
 
-def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> None:
+def test_an_address_of_another_machine_is_left_to_tensorflow() -> None:
     first, _ = _clusters(2)
     taken = socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2])))
     other = socket.create_server(("127.0.0.1", int(first.tasks["worker"][1].rpartition(":")[2])))
@@ -87,7 +87,7 @@ def test_an_address_that_is_not_this_machines_own_is_left_to_tensorflow() -> Non
 
 def test_a_worker_that_never_comes_ends_the_wait_by_name() -> None:
     first, second, _ = _clusters(3)
-    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not come"):
+    with pytest.raises(StalledError, match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not answered"):
         wait_for_workers(first, timeout_seconds=0.1)
     assert StalledError.exit_code == ExitCode.STALLED
     with socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2]))):

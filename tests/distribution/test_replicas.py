@@ -13,7 +13,7 @@ def test_one_replica_has_the_tensors_of_its_batch() -> None:
     assert [tensor.numpy().tolist() for tensor in local_tensors(batch, tf.distribute.get_strategy())] == [[1], [2]]
 
 
-def test_several_replicas_have_each_its_own_and_sparse_ones_their_components() -> None:
+def test_local_tensors_include_all_replicas_and_sparse_parts() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     batch = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4))))
     assert [tensor.numpy().tolist() for tensor in local_tensors(batch, strategy)] == [[0, 1], [2, 3]]

@@ -40,7 +40,7 @@ def run(library: ModuleType, seed: int) -> str:
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_two_runs_of_one_process_with_one_seed_have_equal_weights(library: ModuleType) -> None:
+def test_two_runs_with_one_seed_have_equal_weights(library: ModuleType) -> None:
     first, second, other = run(library, 7), run(library, 7), run(library, 8)
     assert first == second
     assert first != other

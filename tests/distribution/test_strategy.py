@@ -50,7 +50,7 @@ def test_each_setting_gives_its_strategy(arguments: dict[str, Any], kind: type, 
 
 
 @pytest.mark.parametrize("algorithm", [None, "auto", "hierarchical_copy"])
-def test_replicas_sum_with_each_algorithm_and_variables_are_mirrored(algorithm: str | None) -> None:
+def test_each_algorithm_sums_over_replicas(algorithm: str | None) -> None:
     packs = {"num_packs": 2} if algorithm == "hierarchical_copy" else {}
     strategy = create_strategy(RuntimeConfig(virtual_cpus=4, all_reduce_alg=algorithm, **packs))
     with strategy.scope():
@@ -74,7 +74,7 @@ def test_replicas_sum_with_each_algorithm_and_variables_are_mirrored(algorithm: 
 def test_a_single_device_is_not_mirrored_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trainer_kit"):
         create_strategy(RuntimeConfig(distribution_strategy="mirrored", virtual_cpus=1))
-    assert "one device, CPU:0, never pays for mirroring" in caplog.text
+    assert "nothing is mirrored, because there is one device: CPU:0" in caplog.text
     assert "distribution_strategy=mirrored: " in caplog.text
 
 
@@ -89,10 +89,13 @@ def test_a_cluster_that_is_not_used_is_logged(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_gpus": GPUS + 1}, rf"runtime\.num_gpus: {GPUS + 1} asked for, but TensorFlow sees"),
-        ({"virtual_cpus": 5}, r"runtime\.virtual_cpus: 5 asked for, but TensorFlow has 4 logical CPU device\(s\)"),
-        ({"distribution_strategy": "parameter_server"}, "parameter_server does not know its cluster; set TF_CONFIG"),
-        ({"distribution_strategy": "multi_worker_mirrored"}, "multi_worker_mirrored does not know the workers"),
+        ({"num_gpus": GPUS + 1}, rf"runtime\.num_gpus: the config requests {GPUS + 1}, but TensorFlow sees"),
+        (
+            {"virtual_cpus": 5},
+            r"runtime\.virtual_cpus: the config requests 5, but TensorFlow has 4 logical CPU device\(s\)",
+        ),
+        ({"distribution_strategy": "parameter_server"}, "parameter_server needs a cluster; set TF_CONFIG"),
+        ({"distribution_strategy": "multi_worker_mirrored"}, "multi_worker_mirrored needs the addresses of"),
     ],
 )
 def test_what_is_not_there_is_a_usage_error(arguments: dict[str, Any], message: str) -> None:
@@ -117,7 +120,7 @@ def test_configuring_more_cpus_than_there_are_is_too_late() -> None:
         configure_devices(RuntimeConfig(virtual_cpus=5))
 
 
-def test_that_the_runtime_has_started_is_told_and_asking_neither_starts_it_nor_changes_anything() -> None:
+def test_asking_whether_the_runtime_has_started_changes_nothing() -> None:
     threads = "tf.config.threading.get_inter_op_parallelism_threads()"
     code = (
         "import tensorflow as tf; from trainer_kit.distribution.strategy import runtime_has_started as asked; "

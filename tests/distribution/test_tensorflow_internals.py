@@ -45,7 +45,7 @@ def _drawn(count: int) -> list[float]:
     return [float(tf.random.uniform([])) for _ in range(count)]
 
 
-def test_seeds_of_operations_are_drawn_anew_inside_and_go_on_afterwards() -> None:
+def test_operation_seeds_restart_inside_and_continue_afterwards() -> None:
     tf.random.set_seed(3)
     whole = _drawn(3)
     tf.random.set_seed(3)
@@ -57,7 +57,7 @@ def test_seeds_of_operations_are_drawn_anew_inside_and_go_on_afterwards() -> Non
     assert before + _drawn(2) == whole
 
 
-def test_without_a_global_seed_there_is_nothing_to_draw_from_and_nothing_to_say(
+def test_without_a_global_seed_nothing_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from tensorflow.python.eager import context
@@ -71,7 +71,7 @@ def test_without_a_global_seed_there_is_nothing_to_draw_from_and_nothing_to_say(
     context.context()._rng = kept
 
 
-def test_without_the_generator_of_seeds_nothing_changes_and_a_warning_says_so(
+def test_without_the_seed_generator_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.random.set_seed(3)
@@ -84,7 +84,7 @@ def test_without_the_generator_of_seeds_nothing_changes_and_a_warning_says_so(
     assert _drawn(1) == whole[:1]
     seeds.__exit__(None, None, None)
     assert _drawn(1) == whole[1:]
-    assert "does not tell its generator of seeds" in caplog.text
+    assert "does not expose its seed generator" in caplog.text
 
 
 # ---- AutoGraph
@@ -118,7 +118,7 @@ def test_an_object_is_converted_as_its_call() -> None:
     assert _in_unconverted_code(Model())(tf.constant(-1)) == b"no"
 
 
-def test_without_the_conversion_functions_are_converted_by_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "__internal__", object())
     assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
     model = tf.Module()
@@ -128,14 +128,14 @@ def test_without_the_conversion_functions_are_converted_by_the_public_way(monkey
 # ---- what checkpoints hold
 
 
-def test_the_classes_of_checkpoints_are_those_of_tables_modules_and_variables() -> None:
+def test_trackable_class_covers_tables_modules_and_variables() -> None:
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
     holders = (table, tf.Module(), tf.Variable(1.0), tf.train.Checkpoint())
     assert all(isinstance(one, internals.trackable_class()) for one in holders)
     assert not isinstance({}, internals.trackable_class())
 
 
-def test_a_plain_node_has_the_attributes_that_it_is_given_and_no_others(tmp_path: Path) -> None:
+def test_a_plain_node_has_only_the_attributes_set_on_it(tmp_path: Path) -> None:
     node: Any = internals.plain_node_class()()
     node.name, node.variables = tf.Variable(1.0), tf.Variable(2.0)
     path = tf.train.Checkpoint(node=node).write(str(tmp_path / "ckpt"))
@@ -165,7 +165,7 @@ def _fail(path: str) -> None:
     raise OSError(f"no room for {path}")
 
 
-def test_the_failure_of_a_save_is_told_once_and_a_later_save_succeeds(
+def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = _save(tmp_path, _fail)
@@ -178,7 +178,7 @@ def test_the_failure_of_a_save_is_told_once_and_a_later_save_succeeds(
     assert internals.end_saver(checkpoint) is None
 
 
-def test_the_thread_of_saves_ends_and_comes_again_with_the_next_save(tmp_path: Path) -> None:
+def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     threads = threading.active_count()
     checkpoint = _save(tmp_path)
     assert threading.active_count() == threads + 1
@@ -204,14 +204,14 @@ class _NoSaver(tf.train.Checkpoint):
         return super().__getattribute__(name)
 
 
-def test_without_the_saver_no_failure_is_known_and_the_thread_stays() -> None:
+def test_without_the_saver_the_thread_stays() -> None:
     assert internals.end_saver(_NoSaver(variable=tf.Variable(1.0))) is None
 
 
 # ---- datasets
 
 
-def test_a_dataset_tells_its_inputs_and_the_graphs_of_its_functions() -> None:
+def test_a_datasets_inputs_and_functions_are_known() -> None:
     one, two = D.range(2), D.range(3)
     both = D.zip((one, two))
     assert internals.inputs_of(both) == [one, two] and internals.inputs_of(one) == []
@@ -220,9 +220,9 @@ def test_a_dataset_tells_its_inputs_and_the_graphs_of_its_functions() -> None:
     assert internals.functions_of(both) == []
 
 
-def test_a_dataset_that_does_not_tell_is_an_error_that_says_what_to_do() -> None:
+def test_a_dataset_without_the_names_is_an_error_with_advice() -> None:
     for ask in (internals.inputs_of, internals.functions_of):
-        with pytest.raises(TrainerKitError, match=r"does not tell what a object is made of .* return a Source"):
+        with pytest.raises(TrainerKitError, match=r"does not expose what a object is made of .* return a Source"):
             ask(object())
 
 

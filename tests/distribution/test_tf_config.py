@@ -19,14 +19,14 @@ def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", "")  # also puts back what a test writes
 
 
-def test_without_worker_hosts_there_is_one_worker_and_no_tf_config() -> None:
+def test_no_worker_hosts_mean_one_worker_and_no_tf_config() -> None:
     assert configure_cluster(None, -1) == 1
     assert configure_cluster("", 0) == 1
     assert read_cluster() is None
     assert "TF_CONFIG" not in os.environ
 
 
-def test_an_empty_tf_config_is_removed_because_tensorflow_fails_on_it() -> None:
+def test_an_empty_tf_config_is_removed() -> None:
     os.environ["TF_CONFIG"] = " "
     assert read_cluster() is None
     assert "TF_CONFIG" not in os.environ
@@ -55,7 +55,7 @@ def test_configuring_twice_changes_nothing() -> None:
     assert os.environ["TF_CONFIG"] == first
 
 
-def test_an_existing_tf_config_is_kept_and_the_ignored_hosts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_existing_tf_config_wins_over_worker_hosts(caplog: pytest.LogCaptureFixture) -> None:
     cluster = {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"], "evaluator": ["e:1"]}
     os.environ["TF_CONFIG"] = text = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": "0"}})
     assert configure_cluster("x:1,y:1", 5) == 3
@@ -67,7 +67,7 @@ def test_an_existing_tf_config_is_kept_and_the_ignored_hosts_are_logged(caplog: 
     assert found.trains
 
 
-def test_an_evaluator_does_not_train_and_need_not_be_in_the_cluster() -> None:
+def test_an_evaluator_need_not_be_in_the_cluster() -> None:
     os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
     found = read_cluster()
     assert found is not None
@@ -83,17 +83,17 @@ def test_a_tf_config_without_cluster_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "index", "message"),
     [
-        ("a:1,b:1", -1, r"runtime\.task_index: -1 is not one of 2 worker\(s\); each worker needs its own, 0 to 1"),
+        ("a:1,b:1", -1, r"runtime\.task_index: -1 is not one of 2 worker\(s\); each needs its own index, 0 to 1"),
         ("a:1,b:1", 2, r"runtime\.task_index: 2 is not one of 2 worker\(s\)"),
         ("a:1", 1, r"runtime\.task_index: 1 is not one of 1 worker\(s\)"),
         ("a:1,b", 0, "runtime.worker_hosts: 'b' is not host:port"),
         ("a:1,,b:1", 0, "runtime.worker_hosts: '' is not host:port"),
         ("a:1,b:70000", 0, "'b:70000' is not host:port"),
         ("a:1,:5", 0, "':5' is not host:port"),
-        ("a:1,a:1", 0, "runtime.worker_hosts: 'a:1' is in it twice"),
+        ("a:1,a:1", 0, "runtime.worker_hosts: 'a:1' is listed twice"),
     ],
 )
-def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, index: int, message: str) -> None:
+def test_wrong_hosts_and_indices_are_explained(hosts: str, index: int, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         configure_cluster(hosts, index)
     assert caught.value.exit_code == ExitCode.USAGE
@@ -104,7 +104,7 @@ def test_wrong_hosts_and_indices_are_explained_and_nothing_is_set(hosts: str, in
     ("text", "message"),
     [
         ("{", "TF_CONFIG: it is not JSON"),
-        ("[1]", "TF_CONFIG: it is a list, not an object"),
+        ("[1]", "TF_CONFIG: it is a list, not a JSON object"),
         ('{"cluster": ["a:1"]}', "TF_CONFIG: 'cluster' is .* not lists of addresses by task type"),
         ('{"cluster": {"worker": "a:1"}}', "not lists of addresses"),
         ('{"cluster": {"worker": ["a:1"]}, "task": 3}', "TF_CONFIG: 'task' is 3, without the type and index"),

@@ -55,9 +55,7 @@ def test_a_users_callback_reports_and_its_time_is_counted(server: ForkServer, tm
     assert steps == [10, 20, 30, 40, 50, 60]
 
 
-def test_the_state_of_a_callback_survives_kills_also_what_it_saw_of_an_evaluation(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_the_state_of_a_callback_survives_kills(server: ForkServer, tmp_path: Path) -> None:
     whole, hit = tmp_path / "whole", tmp_path / "hit"
     override = "--params_override=trainer: {callbacks: [{name: weight_norm}]}"
     assert server.run("train", *_arguments(whole, override)).code == 0
@@ -77,9 +75,7 @@ def test_the_state_of_a_callback_survives_kills_also_what_it_saw_of_an_evaluatio
     assert json.loads((whole / "largest.json").read_text())[1] == 4
 
 
-def test_a_mistake_in_the_config_of_a_callback_is_told_before_the_first_step(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_a_wrong_callback_config_fails_before_the_first_step(server: ForkServer, tmp_path: Path) -> None:
     for override, message in (
         ("[{name: weight_nrm}]", "did you mean weight_norm?"),
         ("[{name: weight_norm, args: {evry: 1}}]", "did you mean every?"),

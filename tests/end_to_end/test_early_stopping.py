@@ -51,9 +51,7 @@ def _final(folder: Path) -> tuple[int, str]:
     return final["step"], final["stopped"]
 
 
-def test_a_run_that_is_killed_again_and_again_is_stopped_at_the_step_and_with_the_bits_of_one_that_was_not(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_kills_change_neither_the_stop_step_nor_the_bits(server: ForkServer, tmp_path: Path) -> None:
     whole, hit, seen = tmp_path / "whole", tmp_path / "hit", []
     ended = server.run("train", *_arguments(whole))
     assert ended.code == 0, ended.text

@@ -64,7 +64,7 @@ def _wait_for(path: Path, child: Child) -> None:
         time.sleep(0.05)
 
 
-def test_fine_tunings_beside_a_run_take_every_checkpoint_of_it_and_end_with_it(pretrained: tuple[Path, Path]) -> None:
+def test_fine_tunings_take_every_checkpoint_of_a_live_run(pretrained: tuple[Path, Path]) -> None:
     pretraining, beside = pretrained
     assert sorted(_metrics(beside)) == sorted(f"metrics-{step}.json" for step in STEPS)
     assert [count_starts(beside / f"finetune-{step}") for step in STEPS] == [1, 1, 1]
@@ -73,7 +73,7 @@ def test_fine_tunings_beside_a_run_take_every_checkpoint_of_it_and_end_with_it(p
     assert json.loads((beside / "final.json").read_text())["step"] == STEPS[-1]
 
 
-def test_fine_tunings_that_are_stopped_and_killed_again_and_again_end_with_the_same_bits(
+def test_stopped_and_killed_fine_tunings_keep_the_same_bits(
     server: ForkServer, pretrained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pretraining, unkilled = pretrained
@@ -90,7 +90,7 @@ def test_fine_tunings_that_are_stopped_and_killed_again_and_again_end_with_the_s
     assert _metrics(tmp_path / "run") == _metrics(unkilled)
 
 
-def test_one_that_has_begun_goes_on_when_its_first_checkpoint_is_gone(
+def test_one_resumes_when_its_initial_checkpoint_is_gone(
     server: ForkServer, pretrained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pretraining, unkilled = pretrained
@@ -106,7 +106,7 @@ def test_one_that_has_begun_goes_on_when_its_first_checkpoint_is_gone(
     assert [text for text in differences if "config_hash" not in text] == []  # which the path of the copy is a part of
 
 
-def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing_behind(server: ForkServer, tmp_path: Path) -> None:
+def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing(server: ForkServer, tmp_path: Path) -> None:
     command = _finetuning(tmp_path / "run", tmp_path / "pretraining")
     waiting = server.start("train", *command)
     while "waiting for" not in waiting.text:
@@ -119,9 +119,9 @@ def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing_behind(server: Fork
     assert not (tmp_path / "run").exists()
 
 
-def test_a_pretraining_run_that_was_killed_is_waited_for_in_vain_and_named(server: ForkServer, tmp_path: Path) -> None:
+def test_the_wait_for_a_killed_pretraining_run_ends(server: ForkServer, tmp_path: Path) -> None:
     trainer = server.run(killed_at, "checkpoint.save", 2, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
     assert trainer.code == -signal.SIGKILL
     ended = server.run("train", *_finetuning(tmp_path / "run", tmp_path / "pre", "trainer.continuous_eval_timeout=1"))
     assert ended.code == 8, ended.text
-    assert "no new checkpoint for 1 s" in ended.text and "is gone, last heard of at step" in ended.text
+    assert "no new checkpoint for 1 s" in ended.text and "is gone; its last heartbeat was at step" in ended.text

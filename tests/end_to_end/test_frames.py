@@ -9,7 +9,7 @@ from trainer_kit.testing import ForkServer
 MODULE, MOST = "tests.end_to_end.frames_experiment", 12
 
 
-def test_at_most_twelve_frames_lie_between_main_and_the_step_of_a_replica(tmp_path: Path) -> None:
+def test_at_most_12_frames_lie_between_main_and_a_replicas_step(tmp_path: Path) -> None:
     flags = ["--experiment=frames", "--mode=train_and_eval", f"--model_dir={tmp_path / 'run'}"]
     with ForkServer([MODULE]) as server:
         ended = server.run("train", f"--import_module={MODULE}", *flags)

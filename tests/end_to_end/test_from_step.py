@@ -68,9 +68,7 @@ def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, finished
 
 
 @pytest.mark.parametrize("step", [0, 10])
-def test_one_that_died_right_after_it_moved_the_checkpoints_goes_back_all_the_same(
-    reference: Path, finished: Path, step: int
-) -> None:
+def test_a_kill_after_the_archiving_does_not_stop_the_rewind(reference: Path, finished: Path, step: int) -> None:
     archive_later(str(finished), step)  # and then the process was killed; it is started again without the flag
     _run(finished)
     assert _evaluations(finished) == [(10, 0 if step else 1), (20, 1), (30, 1)]
@@ -89,7 +87,7 @@ def test_a_model_that_does_not_fit_moves_nothing(finished: Path) -> None:
     assert _evaluations(finished) == [(10, 0), (20, 0), (30, 0)]
 
 
-def test_a_damaged_checkpoint_is_no_place_to_go_back_to_and_moves_nothing(finished: Path) -> None:
+def test_a_rewind_to_a_damaged_checkpoint_moves_nothing(finished: Path) -> None:
     data = next(finished.glob("ckpt-10.data*"))
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*give another step"):
@@ -97,7 +95,7 @@ def test_a_damaged_checkpoint_is_no_place_to_go_back_to_and_moves_nothing(finish
     assert sorted(complete_checkpoints(str(finished))) == [10, 20, 30]
 
 
-def test_a_run_that_begins_anew_begins_a_second_time_when_it_loses_its_checkpoints_only_if_told_to(
+def test_a_restarted_run_starts_again_only_with_from_step_0(
     finished: Path,
 ) -> None:
     _run(finished, from_step=0)
@@ -113,7 +111,7 @@ def test_a_run_that_begins_anew_begins_a_second_time_when_it_loses_its_checkpoin
     assert json.loads((finished / "best_ckpt" / "info.json").read_text())["step"] in (10, 20, 30)
 
 
-def test_a_run_without_a_checkpoint_that_has_told_of_steps_says_that_it_begins_anew(
+def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_experiment(train_steps=10)

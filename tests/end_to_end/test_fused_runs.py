@@ -100,7 +100,7 @@ def _assert_equal(one: list[Any], other: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_any_grouping_and_a_resume_give_the_same_bits_with_dropout(tmp_path: Path) -> None:
+def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(tmp_path: Path) -> None:
     dropout = {"dropout": 0.3}
     whole = _run(tmp_path / "whole", dropout, fuse_steps=5)
     resumed = tmp_path / "resumed"
@@ -108,7 +108,7 @@ def test_any_grouping_and_a_resume_give_the_same_bits_with_dropout(tmp_path: Pat
     _assert_equal(whole, _run(resumed, dropout, fuse_steps=3, steps_per_loop=5))
 
 
-def test_data_with_an_iterator_to_save_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
+def test_a_saved_iterator_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
     loops = {"fuse_steps": 2, "steps_per_loop": 10, "summary_interval": 10}
     whole = _run(tmp_path / "whole", section=_ListConfig(), **loops)
     resumed = tmp_path / "resumed"
@@ -138,7 +138,7 @@ _TOO_FAST = {
         (TinyConfig(), _TOO_FAST, "the learning rate is 1e-05 times"),
     ],
 )
-def test_a_fused_run_that_diverges_recovers_as_one_of_separate_steps(
+def test_a_diverged_fused_run_recovers_as_separate_steps_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, section: TinyConfig, trainer: dict[str, Any], told: str
 ) -> None:
     runs = []
@@ -156,7 +156,7 @@ def test_a_fused_run_that_diverges_recovers_as_one_of_separate_steps(
         assert metrics == pytest.approx(fused[1][step], rel=1e-4)
 
 
-def test_data_that_ends_inside_a_fused_loop_ends_the_run_where_separate_steps_do(tmp_path: Path) -> None:
+def test_data_that_ends_in_a_fused_loop_ends_it_at_the_same_step(tmp_path: Path) -> None:
     ends = []
     for fuse_steps in (1, 5):
         folder = tmp_path / str(fuse_steps)
@@ -166,7 +166,7 @@ def test_data_that_ends_inside_a_fused_loop_ends_the_run_where_separate_steps_do
     assert ends[0] == ends[1]
 
 
-def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -> None:
+def test_custom_loops_and_distributed_data_are_refused() -> None:
     class OwnLoop(Trainer):
         def create_train_loop_fn(self) -> Any:
             return super().create_train_loop_fn()
@@ -174,15 +174,15 @@ def test_a_subclass_that_makes_its_own_loop_and_distributed_data_are_refused() -
     config = tiny_experiment(fuse_steps=5)
     task = TinyTask(config.task)
     parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
-    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop makes its loop itself"):
+    with pytest.raises(UsageError, match=r"trainer\.fuse_steps=5: OwnLoop builds its own training loop"):
         OwnLoop(config, *parts)
     trainer = Trainer(config, *parts)
     distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(tf.data.Dataset.range(3))
-    with pytest.raises(UsageError, match="distributed already"):
+    with pytest.raises(UsageError, match="already distributed"):
         trainer.train_dataset = distributed
 
 
-def test_a_run_that_an_earlier_release_began_with_auto_goes_on_with_the_number_that_it_chose(tmp_path: Path) -> None:
+def test_an_older_run_with_auto_keeps_its_chosen_fuse_steps(tmp_path: Path) -> None:
     whole = _run(tmp_path / "whole", fuse_steps=5)
     begun, dropped = tmp_path / "begun", "fuse_steps: 5\n"
     _run(begun, fuse_steps=5, train_steps=10)

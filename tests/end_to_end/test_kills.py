@@ -190,7 +190,7 @@ def _of(function: Callable[..., Story], *names: str) -> Any:
 
 
 @_of(stopped, *KINDS)
-def test_sigterm_in_the_middle_of_a_loop_and_another_start_change_no_bit(story: Story, reference: Path) -> None:
+def test_sigterm_in_a_loop_and_a_restart_change_no_bit(story: Story, reference: Path) -> None:
     death = story.deaths[0]
     assert death.code == 75, death.text
     stopped_at = re.search(r"stopped by SIGTERM at step (\d+)", death.text)
@@ -227,22 +227,20 @@ def test_a_kill_at_a_write_point_and_another_start_change_no_bit(story: Story, p
 
 
 @_of(killed_at_points, "history")
-def test_a_whole_run_and_a_resumed_one_reach_all_write_points_and_no_others(story: Story, reference: Path) -> None:
+def test_a_full_and_a_resumed_run_reach_exactly_all_write_points(story: Story, reference: Path) -> None:
     reached = {point for run in (reference, story.folder) for point in Path(f"{run}.points").read_text().split()}
     assert sorted(reached) == sorted(WRITE_POINTS)
 
 
 @_of(killed_fused, "fused")
-def test_a_run_of_fused_steps_that_is_killed_twice_and_started_again_changes_no_bit(
-    story: Story, reference: Path
-) -> None:
+def test_two_kills_of_a_fused_run_change_no_bit(story: Story, reference: Path) -> None:
     assert [death.code for death in story.deaths] == [-signal.SIGKILL, -signal.SIGKILL]
     assert story.starts[1], story.starts  # it went on from a checkpoint
     assert compare_runs(reference, story.folder) == []
 
 
 @_of(killed_late, "average")
-def test_the_history_is_at_least_as_new_as_a_checkpoint_that_has_no_record_yet(story: Story, reference: Path) -> None:
+def test_the_history_is_as_new_as_an_unrecorded_checkpoint(story: Story, reference: Path) -> None:
     assert story.deaths[0].code == -signal.SIGKILL, story.deaths[0].text
     assert story.starts == [0, INTERVAL]  # it is whole, and gone on from
     assert story.steps[0] >= INTERVAL

@@ -38,7 +38,7 @@ def commands() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("mistake", _EARLY, ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake_gets_one_clear_message_its_exit_code_and_leaves_nothing(
+def test_a_mistake_gets_one_message_and_leaves_nothing(
     mistake: Mistake, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, commands: subprocess.Popen[str]
 ) -> None:
     def run(arguments: list[str]) -> tuple[int, str]:
@@ -63,7 +63,7 @@ def test_the_real_command_tells_it(mistake: Mistake, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", _LATE[1:], ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake_that_tensorflow_has_to_tell_gets_one_clear_message_too(
+def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
     mistake: Mistake, tmp_path: Path, server: ForkServer
 ) -> None:
     def run(arguments: list[str]) -> tuple[int, str]:

@@ -134,7 +134,7 @@ def stopped_often(server: ForkServer, tmp_path_factory: pytest.TempPathFactory, 
 @pytest.mark.parametrize(
     ("overrides", "moment"), [(overrides, moment) for overrides, phases in PHASES.items() for moment in phases]
 )
-def test_a_signal_saves_what_was_done_and_the_next_start_goes_on_from_there(
+def test_a_signal_saves_and_the_next_start_resumes_from_there(
     stopped_often: Callable[[str], Often], overrides: str, moment: str
 ) -> None:
     ends = stopped_often(overrides)[1]
@@ -150,7 +150,7 @@ def test_a_signal_saves_what_was_done_and_the_next_start_goes_on_from_there(
 
 
 @pytest.mark.parametrize("overrides", PHASES)
-def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(
+def test_a_run_that_was_stopped_everywhere_keeps_the_same_bits(
     whole: dict[str, Path], stopped_often: Callable[[str], Often], overrides: str
 ) -> None:
     folder, _, last = stopped_often(overrides)
@@ -161,7 +161,7 @@ def test_a_run_that_was_stopped_everywhere_ends_with_the_same_bits(
 def test_a_run_that_is_still_being_built_ends_within_seconds(server: ForkServer, tmp_path: Path) -> None:
     ended = _stop(server, tmp_path / "run", "build", (INT, TERM), seconds=60)
     assert ended.code == 75 and ended.seconds < 30, ended.text
-    assert "stopped by SIGTERM before the first step; the same command starts it again" in ended.text
+    assert "stopped by SIGTERM before the first step; the same command starts the run again" in ended.text
     assert not (tmp_path / "run").exists()
 
 
@@ -186,7 +186,7 @@ def test_a_step_that_takes_too_long_is_not_waited_for(long: Stop) -> None:
 
 
 @pytest.mark.parametrize("long", ["evaluation"], indirect=True)
-def test_an_evaluation_that_takes_too_long_is_cut_and_the_steps_before_it_are_saved(long: Stop) -> None:
+def test_a_long_evaluation_is_cut_and_earlier_steps_are_saved(long: Stop) -> None:
     folder, ended = long
     assert ended.code == 75
     assert ended.seconds < 45

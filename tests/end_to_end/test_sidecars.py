@@ -43,9 +43,7 @@ def _ledger(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "evals/continuous_eval.jsonl").read_text().splitlines()]
 
 
-def test_a_sidecar_that_is_killed_again_and_again_evaluates_every_checkpoint_exactly_once(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_a_killed_sidecar_evaluates_every_checkpoint_once(server: ForkServer, tmp_path: Path) -> None:
     run = tmp_path / "run"
     sidecar, trainer = _arguments(run, "continuous_eval"), _arguments(run, "train", "max_to_keep=1")
     first = server.start(killed_at, "best.weights", 1, f"{run}.points", *sidecar)
@@ -71,7 +69,7 @@ def test_a_sidecar_that_is_killed_again_and_again_evaluates_every_checkpoint_exa
     assert logs["accuracy"] == pytest.approx(info["value"], abs=1e-6)
 
 
-def test_a_sidecar_whose_trainer_was_killed_ends_and_tells_where_it_stood(server: ForkServer, tmp_path: Path) -> None:
+def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(server: ForkServer, tmp_path: Path) -> None:
     trainer = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *_arguments(tmp_path, "train"))
     assert trainer.code == -signal.SIGKILL
     begin = time.monotonic()
@@ -79,11 +77,11 @@ def test_a_sidecar_whose_trainer_was_killed_ends_and_tells_where_it_stood(server
     assert sidecar.code == 8, sidecar.text
     assert [record["step"] for record in _ledger(tmp_path)] == [5, 10]
     told = sidecar.text.splitlines()[-1]
-    assert re.search(r"no new checkpoint for 2 s .*newest one there is ckpt-10, .*\(.* pid \d+\) is gone, last", told)
+    assert re.search(r"no new checkpoint for 2 s .*newest checkpoint, ckpt-10, .*\(.* pid \d+\) is gone", told)
     assert time.monotonic() - begin < 60
 
 
-def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: ForkServer, tmp_path: Path) -> None:
+def test_a_sidecar_follows_a_killed_and_restarted_trainer(server: ForkServer, tmp_path: Path) -> None:
     side = server.start("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=20"))
     trainer = _arguments(tmp_path, "train")
     for point in ("checkpoint.written", "checkpoint.pointer"):
@@ -94,7 +92,7 @@ def test_a_sidecar_follows_a_trainer_that_is_killed_and_started_again(server: Fo
     assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))
 
 
-def test_a_sidecar_in_an_evaluation_follows_a_run_that_begins_again(server: ForkServer, tmp_path: Path) -> None:
+def test_a_sidecar_in_an_evaluation_follows_a_restarted_run(server: ForkServer, tmp_path: Path) -> None:
     held, run = tmp_path / "held", tmp_path / "run"
     sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=20")
     side = server.start(held_in_evaluation, 4 * INTERVAL, str(held), *sidecar)
@@ -141,7 +139,7 @@ def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer,
     for sidecar in sidecars:
         ended = sidecar.wait()
         assert ended.code == 0, ended.text
-        assert "no best is kept here by " in ended.text
+        assert "no best checkpoint is kept by " in ended.text
     found = {
         name: [json.loads(line) for line in (run / f"evals/{name}.jsonl").read_text().splitlines()]
         for name in (*choices, "validation")

@@ -91,7 +91,7 @@ def starting_steps(ends: list[list[Ended]], index: int) -> list[int]:
     return [int(match[1]) if match else -1 for match in found]
 
 
-def test_two_workers_train_and_evaluate_together_and_the_chief_alone_writes(runs: Runs) -> None:
+def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     chief, other = runs.whole_ends
     assert (chief.code, other.code) == (0, 0), chief.text + other.text
     assert "replicas in sync: 2" in chief.text
@@ -112,7 +112,7 @@ def test_a_signal_to_either_worker_stops_both_at_the_same_step(runs: Runs) -> No
         assert f"another worker was asked to stop; this one stopped at step {step};" in ends[1 - asked].text
 
 
-def test_a_worker_whose_peer_was_killed_ends_soon_and_asks_to_be_started_again(runs: Runs) -> None:
+def test_a_worker_whose_peer_was_killed_ends_soon_with_exit_75(runs: Runs) -> None:
     for start, killed in ((1, 0), (2, 1)):
         ends = runs.hit_ends[start]
         assert ends[killed].code == -signal.SIGKILL, ends[killed].text
@@ -120,7 +120,7 @@ def test_a_worker_whose_peer_was_killed_ends_soon_and_asks_to_be_started_again(r
         assert f"error: worker {killed} is gone" in ends[1 - killed].text
 
 
-def test_workers_that_were_stopped_and_killed_end_with_the_bits_of_those_that_were_not(runs: Runs) -> None:
+def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     assert [end.code for end in runs.hit_ends[-1]] == [0, 0], runs.hit_ends[-1][0].text
     for index in (0, 1):
         assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]

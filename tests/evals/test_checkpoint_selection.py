@@ -19,7 +19,7 @@ def _folder(path: Path, *steps: int) -> str:
     return str(path)
 
 
-def test_the_newest_is_the_one_with_the_largest_step_whatever_the_pointer_file_says(tmp_path: Path) -> None:
+def test_the_newest_has_the_largest_step_whatever_the_pointer(tmp_path: Path) -> None:
     folder = _folder(tmp_path, 100, 20)
     assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
     tf.compat.v1.train.update_checkpoint_state(folder, f"{folder}/ckpt-20", [f"{folder}/ckpt-20"])
@@ -29,7 +29,7 @@ def test_the_newest_is_the_one_with_the_largest_step_whatever_the_pointer_file_s
     assert newest_checkpoint(str(tmp_path / "missing")) is None
 
 
-def test_checkpoints_of_other_names_are_found_by_the_pointer_file(tmp_path: Path) -> None:
+def test_checkpoints_with_other_names_are_found_by_the_pointer(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(value=tf.Variable(1)).write(str(tmp_path / "model.ckpt-9"))
     assert newest_checkpoint(str(tmp_path)) is None
     tf.compat.v1.train.update_checkpoint_state(str(tmp_path), path, [path])
@@ -38,9 +38,7 @@ def test_checkpoints_of_other_names_are_found_by_the_pointer_file(tmp_path: Path
     assert newest_checkpoint(str(tmp_path)) is None
 
 
-def test_a_damaged_newest_is_passed_over_and_named_and_nothing_is_moved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_newest_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = _folder(tmp_path, 100, 20)
     (tmp_path / "ckpt-100.index").write_bytes(b"broken")
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -51,7 +49,7 @@ def test_a_damaged_newest_is_passed_over_and_named_and_nothing_is_moved(
 
 
 @pytest.mark.parametrize("pointer", ["", 'model_checkpoint_path: "ckpt-100"\n'])
-def test_when_all_are_damaged_the_latest_is_a_storage_error_not_a_missing_one(tmp_path: Path, pointer: str) -> None:
+def test_with_only_damaged_checkpoints_latest_is_a_storage_error(tmp_path: Path, pointer: str) -> None:
     folder = _folder(tmp_path, 100, 20)
     (tmp_path / "checkpoint").write_text(pointer)
     for step in (20, 100):
@@ -66,7 +64,7 @@ def test_a_path_in_another_folder_can_be_selected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["7", "best", "{}/ckpt-7", "lates"])
-def test_a_miss_names_what_was_asked_for_and_lists_the_steps_there_are(tmp_path: Path, which: str) -> None:
+def test_a_miss_names_the_request_and_lists_existing_steps(tmp_path: Path, which: str) -> None:
     folder, which = _folder(tmp_path, 100, 20), which.format(tmp_path)
     with pytest.raises(UsageError, match=r"there are the steps 20, 100$") as error:
         select_checkpoint(folder, which, str(tmp_path / "best_ckpt"))

@@ -55,7 +55,7 @@ def _follow(folder: Path, run: Run, timeout: float | None = 0, newest_only: bool
         yield int(path.rpartition("-")[2])
 
 
-def test_all_that_are_there_come_in_order_and_each_is_kept_from_rotation_before_it_is_read(tmp_path: Path) -> None:
+def test_all_come_in_order_and_are_pinned_before_they_are_read(tmp_path: Path) -> None:
     _save(tmp_path, 100, 9, 20)
     run = Run()
     assert list(_follow(tmp_path, run)) == [9, 20, 100]
@@ -95,13 +95,11 @@ def test_the_newest_comes_next_and_what_is_left_out_is_counted(
             run.ended = step == 50
     assert seen == [20, 50]
     told = [record.getMessage() for record in caplog.records]
-    assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 left out in all" in told[1]] == [True] * 3
+    assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 skipped in all" in told[1]] == [True] * 3
     assert run.needs == [(None, 20), (None, 50), (None, None)]
 
 
-def test_one_that_goes_before_it_is_taken_is_told_and_does_not_end_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_removed_too_early_is_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
     follow = _follow(tmp_path, run)
@@ -109,7 +107,7 @@ def test_one_that_goes_before_it_is_taken_is_told_and_does_not_end_it(
     _remove(tmp_path, 20)
     with caplog.at_level(logging.WARNING):
         assert list(follow) == [30]
-    assert "ckpt-20: removed before it was evaluated (1 in all)" in caplog.text
+    assert "ckpt-20: removed before evaluation (1 in all)" in caplog.text
 
 
 def test_one_that_goes_while_it_is_asked_for_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -141,10 +139,10 @@ def test_a_wait_ends_after_the_time_without_a_sign_of_life(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        (None, "there is no such folder"),
+        (None, "the folder does not exist"),
         ([], "the folder is empty"),
-        (["model.h5", "notes"], "no checkpoint is there, but model.h5, notes"),
-        (["ckpt-7.index", "ckpt-12.index"], "the newest one there is ckpt-12, which is dealt with"),
+        (["model.h5", "notes"], "the folder holds no checkpoint, only model.h5, notes"),
+        (["ckpt-7.index", "ckpt-12.index"], "the newest checkpoint, ckpt-12, was already handled"),
     ],
 )
 def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
@@ -155,11 +153,11 @@ def test_a_wait_in_vain_tells_where_it_looked_and_what_was_there(
         folder.mkdir()
     for name in files or []:
         (folder / name).touch()
-    with pytest.raises(NothingToWaitForError, match=rf"continuous_eval_timeout\) in {folder}: {told}; nothing tells"):
+    with pytest.raises(NothingToWaitForError, match=rf"continuous_eval_timeout\) in {folder}: {told}; it is not known"):
         list(_follow(folder, Run(ended=False), timeout=0.01))
     with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError):
         list(_follow(folder, Run(ended=False), timeout=0.3))
-    assert f"waiting for {folder}/ckpt-*.index ({told}); nothing tells" in caplog.text
+    assert f"waiting for {folder}/ckpt-*.index ({told}); it is not known" in caplog.text
 
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _ledger(folder: Path, name: str = "continuous_eval") -> list[tuple[int, str 
     return [(record["step"], record.get("checkpoint")) for record in map(json.loads, lines)]
 
 
-def test_continuous_eval_scores_every_checkpoint_and_ends_with_the_run(
+def test_continuous_eval_scores_all_and_ends_with_the_run(
     once_evaluated: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, logs = once_evaluated
@@ -89,7 +89,7 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
     config = tiny_experiment(continuous_eval_timeout=0.2)
-    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; nobody"):
+    with pytest.raises(NothingToWaitForError, match=r"no new checkpoint .*/empty: the folder is empty; no run"):
         _run(tmp_path / "empty", "continuous_eval", config)
 
 
@@ -121,7 +121,7 @@ def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30, 40]
 
 
-def test_one_with_other_data_evaluates_all_that_is_there_once_more(evaluated: Path) -> None:
+def test_a_sidecar_with_other_data_evaluates_all_again(evaluated: Path) -> None:
     _run(evaluated, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
     assert [step for step, _ in _ledger(evaluated)] == [10, 20, 30, 40] * 2
 
@@ -130,10 +130,10 @@ def test_the_newest_only_is_evaluated_when_the_config_says_so(run: Path, caplog:
     with caplog.at_level(logging.INFO):
         _run(run, "continuous_eval", _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}))
     assert _ledger(run) == [(40, "ckpt-40")]
-    assert "left out: ckpt-10, ckpt-20, ckpt-30" in caplog.text
+    assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
 
-def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(evaluated: Path) -> None:
+def test_a_rewound_run_is_followed_and_evaluated_again(evaluated: Path) -> None:
     rate = {"optimizer_config": {"learning_rate": {"constant": {"learning_rate": 0.1}}}}
     other = _CONFIG.replace(trainer={"train_steps": 30, **rate})
     _run(evaluated, config=other, from_step=10)
@@ -154,7 +154,7 @@ def test_a_run_that_goes_back_is_followed_and_its_steps_evaluated_anew(evaluated
 
 def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
     before = sorted(os.listdir(run))
-    with pytest.raises(UsageError, match="no validation metric"):
+    with pytest.raises(UsageError, match="not a validation metric"):
         _run(run, "continuous_eval", _CONFIG.replace(trainer={"best_checkpoint_eval_metric": "acuracy"}))
     assert sorted(os.listdir(run)) == before
 
@@ -167,7 +167,7 @@ def _sidecar(folder: Path, train_steps: int = 20, best: BestCheckpoint | None = 
 
 
 @pytest.mark.parametrize("point", ["ledger.append", "best.info.open", "best.info.rename"])
-def test_one_that_dies_while_it_follows_a_run_back_keeps_no_superseded_weights(
+def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def start() -> BestCheckpoint:
@@ -191,16 +191,16 @@ def test_one_that_dies_while_it_follows_a_run_back_keeps_no_superseded_weights(
     assert list(complete_checkpoints(str(tmp_path / "best"))) == [10]
 
 
-def test_a_trainer_is_alive_while_its_heart_beats_and_what_is_told_of_it_says_how_it_ended(tmp_path: Path) -> None:
+def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
     sidecar = _sidecar(tmp_path)
-    assert not sidecar.alive() and "is it the right folder" in sidecar.trainer()
+    assert not sidecar.alive() and "this is the right folder" in sidecar.trainer()
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.alive()
         assert sidecar.trainer().endswith(f"pid {os.getpid()}) is at step 40 (evaluate)")
-    assert not sidecar.alive() and sidecar.trainer().endswith("has ended at step 40: done")
+    assert not sidecar.alive() and sidecar.trainer().endswith(" ended at step 40: done")
 
 
-def test_a_heart_that_has_stopped_on_another_machine_is_that_of_a_dead_trainer(
+def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar = _sidecar(tmp_path)
@@ -209,10 +209,10 @@ def test_a_heart_that_has_stopped_on_another_machine_is_that_of_a_dead_trainer(
         assert sidecar.alive()
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.evals.continuous_eval._SILENT_SECONDS", 0.0)
-    assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone, last heard of" in sidecar.trainer()
+    assert not sidecar.alive() and "elsewhere" in sidecar.trainer() and "is gone; its last" in sidecar.trainer()
 
 
-def test_a_run_is_not_finished_while_its_trainer_is_alive_whatever_its_life_before_has_left(tmp_path: Path) -> None:
+def test_a_run_is_not_finished_while_its_trainer_is_alive(tmp_path: Path) -> None:
     (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}}')
     with RunLock(tmp_path, lambda: ("start", 0)):
         assert not _sidecar(tmp_path, train_steps=40).finished()
@@ -227,7 +227,7 @@ def test_a_step_whose_checkpoint_is_gone_is_no_end_of_a_run(tmp_path: Path) -> N
     assert sidecar.finished()
 
 
-def test_a_run_is_finished_when_it_says_so_for_the_steps_that_are_wanted(tmp_path: Path) -> None:
+def test_a_run_is_finished_when_final_json_has_enough_steps(tmp_path: Path) -> None:
     final = '{"step": 40, "mode": "train", "metrics": {}}'
     (tmp_path / "final.json").write_text(final)
     assert not _sidecar(tmp_path, train_steps=100).finished()  # it may be about to go on

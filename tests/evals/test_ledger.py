@@ -75,7 +75,7 @@ def test_a_ledger_without_a_file_is_empty_and_makes_none(path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_is_not_finite_is_strict_json_and_read_back_as_floats(path: Path) -> None:
+def test_nonfinite_numbers_are_strict_json_and_read_as_floats(path: Path) -> None:
     ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
     assert lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
     metrics = ledger(path).records()[0]["metrics"]
@@ -99,9 +99,7 @@ def test_another_dataset_config_or_lineage_is_another_evaluation(path: Path, opt
     assert len(lines(path)) == 3
 
 
-def test_other_metrics_for_the_same_evaluation_are_told_once_and_the_first_stay(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_different_metrics_are_reported_once_and_the_first_stay(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (5, 6):
         ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
     resumed = ledger(path)
@@ -114,9 +112,7 @@ def test_other_metrics_for_the_same_evaluation_are_told_once_and_the_first_stay(
     assert [item["metrics"]["set"]["acc"] for item in lines(path)] == [0.1, 0.1]
 
 
-def test_a_metric_that_is_missing_in_the_second_evaluation_is_told(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_metric_missing_in_the_second_evaluation_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
     ledger(path).append(5, {"acc": 0.1}, 1.0)
     assert caplog.records == []
@@ -124,7 +120,7 @@ def test_a_metric_that_is_missing_in_the_second_evaluation_is_told(
     assert "acc: 0.1, now none" in caplog.records[0].getMessage()
 
 
-def test_a_cut_line_and_what_is_no_record_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
+def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
     ledger(path).append(1, {"acc": 0.1}, 1.0)
     strange: Sequence[Any] = (
         *(
@@ -156,7 +152,7 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [(4, 0.5)]
 
 
-def test_the_recorded_sets_of_a_step_are_those_whose_evaluation_of_it_counts(path: Path) -> None:
+def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
     written = ledger(path)
     written.append(4, {"acc": 0.1}, 1.0)
     ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
@@ -214,7 +210,7 @@ def test_what_counts_is_what_no_later_lineage_began_before(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["evaluate", "rewind"]), st.integers(1, 9)), max_size=30))
-def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actions: list[tuple[str, int]]) -> None:
+def test_only_evaluations_of_the_current_lineage_count(actions: list[tuple[str, int]]) -> None:
     records: list[dict[str, Any]] = []
     path: list[tuple[int, int]] = []
     lineage = at = 0
@@ -230,7 +226,7 @@ def test_what_counts_is_what_a_run_has_evaluated_on_its_way_to_where_it_is(actio
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
 
 
-def test_what_several_sets_have_of_one_step_is_taken_together_and_nothing_else(path: Path) -> None:
+def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None:
     sets = ledger(path, sets={"often": "a", "rare": "b"})
     for step, names in ((1, ("often",)), (2, ("often", "rare")), (1, ("rare",))):
         sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
@@ -246,7 +242,7 @@ def test_what_several_sets_have_of_one_step_is_taken_together_and_nothing_else(p
     assert [item["metrics"] for item in sets.counting()][:2] == [{"often": {"acc": 0.1}}, {"often": {"acc": 0.2}}]
 
 
-def test_a_rewind_that_is_followed_is_noted_only_when_all_has_gone_back(path: Path) -> None:
+def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None:
     run, beside = ledger(path), ledger(path.with_name("side.jsonl"))
     beside.append(8, {"acc": 0.5}, 1.0)
     run.rewind(4)
@@ -298,7 +294,7 @@ for step in range(1, 6):
 """
 
 
-def test_a_killed_run_that_evaluates_again_has_the_ledger_of_one_never_killed(path: Path) -> None:
+def test_a_killed_runs_ledger_equals_that_of_one_never_killed(path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, os.fspath(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert [item["step"] for item in lines(path)] == [1, 2]

@@ -52,7 +52,7 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     path.write_text("\n".join([*lines[:-1], json.dumps(record)]) + "\n")
 
 
-def test_a_run_is_the_same_as_its_copy_and_as_itself_but_for_the_clock(finished: Path, other: Path) -> None:
+def test_a_run_equals_its_copy_and_itself_except_clock_times(finished: Path, other: Path) -> None:
     edit(other / "metrics.jsonl", lambda record: record.update(seconds=9e9))
     edit(other / "evals/validation.jsonl", lambda record: record.update(seconds=9e9))
     edit(other / "final.json", lambda record: record.update(time={"seconds": 9e9}))
@@ -111,7 +111,7 @@ def test_what_is_missing_is_told(finished: Path, other: Path) -> None:
     assert all(part in told for part in ("final.json: ", "best info: ", f"metrics.jsonl: {len(lines)} lines"))
 
 
-def test_a_checkpoint_of_another_step_and_one_that_is_damaged_are_told(finished: Path, other: Path) -> None:
+def test_another_step_and_a_damaged_checkpoint_are_reported(finished: Path, other: Path) -> None:
     data = other / "ckpt-20.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
     assert "cannot be read" in compare_runs(finished, other)[0]

@@ -73,7 +73,7 @@ def _steps(run: _Told) -> list[Any]:
     return [record["step"] for record in active_history(run.history.path)]
 
 
-def test_a_resume_takes_back_reports_and_the_best_so_far_but_no_evaluation(told: _Told, tmp_path: Path) -> None:
+def test_a_resume_rewinds_reports_and_best_but_no_evaluation(told: _Told, tmp_path: Path) -> None:
     told.run_history.resume(10)
     assert _steps(told) == [10]
     assert told.best.best == ("accuracy", 0.5, 10)
@@ -85,7 +85,7 @@ def test_a_resume_takes_back_reports_and_the_best_so_far_but_no_evaluation(told:
     assert told.best.best == ("accuracy", 0.9, 20)
 
 
-def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told, tmp_path: Path) -> None:
+def test_a_rewind_takes_back_evaluations_and_the_best(told: _Told, tmp_path: Path) -> None:
     told.run_history.rewind(10)
     assert told.ledger.counting()[-1]["step"] == 10
     told.evaluate((20, 0.6))
@@ -93,7 +93,7 @@ def test_going_back_for_good_takes_back_evaluations_and_the_best_too(told: _Told
     assert [item["metrics"]["accuracy"] for item in told.ledger.counting()] == [0.5, 0.6]
 
 
-def test_weights_that_count_no_more_are_gone_when_the_ledger_notes_it(
+def test_later_weights_are_moved_before_the_ledger_is_rewound(
     told: _Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(point: str, path: str) -> None:
@@ -106,7 +106,7 @@ def test_weights_that_count_no_more_are_gone_when_the_ledger_notes_it(
     assert list(complete_checkpoints(str(tmp_path / "best_ckpt/archived"))) == [20]
 
 
-def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(told: _Told) -> None:
+def test_a_start_at_0_is_refused_if_the_ledger_has_a_checkpoint(told: _Told) -> None:
     told.run_history.begin(0, anew=True)  # none of these were saved
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
     told.run_history.begin(40, anew=False)
@@ -117,19 +117,19 @@ def test_a_start_from_nothing_is_refused_when_the_ledger_tells_of_a_checkpoint(t
     told.run_history.begin(0, anew=True)
 
 
-def test_an_evaluation_that_is_not_in_the_history_is_to_be_made_again(told: _Told) -> None:
+def test_an_evaluation_missing_in_the_history_is_repeated(told: _Told) -> None:
     told.ledger.append(40, {"accuracy": 0.1}, 0.1)
     assert told.run_history.recorded_sets(30) == {""}
     assert told.run_history.recorded_sets(40) == set()
 
 
-def test_the_curve_of_validation_goes_back_one_step_further_when_its_last_point_is_to_come_again(told: _Told) -> None:
+def test_the_validation_curve_drops_a_point_that_is_repeated(told: _Told) -> None:
     told.run_history.resume(30)
     told.run_history.resume(25)
     assert [curve.steps for curve in told.curves] == [[30, 25], [30, 24]]
 
 
-def test_a_worker_that_is_not_the_chief_writes_nothing_and_follows(told: _Told, tmp_path: Path) -> None:
+def test_a_worker_that_is_not_the_chief_writes_nothing(told: _Told, tmp_path: Path) -> None:
     before = (tmp_path / "evals.jsonl").read_text()
     follower = _Told(tmp_path, chief=False)
     follower.run_history.rewind(10)
@@ -138,7 +138,7 @@ def test_a_worker_that_is_not_the_chief_writes_nothing_and_follows(told: _Told, 
     assert follower.best.best == ("accuracy", 0.5, 10)
 
 
-def test_a_run_that_begins_again_tells_sidecars_that_have_evaluated_its_life_before(tmp_path: Path) -> None:
+def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -> None:
     side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
     side.append(10, {"accuracy": 0.5}, 0.1)
     _Told(tmp_path).run_history.begin(0, anew=True)
@@ -148,7 +148,7 @@ def test_a_run_that_begins_again_tells_sidecars_that_have_evaluated_its_life_bef
     assert side.follow(tmp_path / "evals.jsonl") is None
 
 
-def test_a_run_that_begins_again_tells_a_sidecar_that_is_in_its_first_evaluation(tmp_path: Path) -> None:
+def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) -> None:
     with Lease(tmp_path, "side", lambda: ("evaluate", 0), lambda: True) as lease:
         lease.need(after=-1, reads=None)
         run = _Told(tmp_path)
@@ -162,7 +162,7 @@ def test_a_run_that_begins_again_tells_a_sidecar_that_is_in_its_first_evaluation
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
-def test_what_history_and_ledger_have_lost_since_a_checkpoint_is_told(
+def test_losses_of_history_and_ledger_are_reported(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     told.recorded = told.run_history.extent(30)
@@ -190,7 +190,7 @@ def test_a_checkpoint_that_records_nothing_gives_no_alarm(
     assert "has lost" not in caplog.text
 
 
-def test_files_that_are_cut_or_removed_during_a_run_are_told_once(
+def test_files_cut_or_removed_during_a_run_are_reported_once(
     told: _Told, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("metrics.jsonl", "evals.jsonl"):

@@ -57,13 +57,13 @@ def test_configs_are_data_and_each_experiment_has_some() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_config_opens_with_purpose_command_expected_result_and_cost(path: Path) -> None:
+def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None:
     labels = re.findall(r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE)
     assert labels == ["Purpose", "Command", "Expected result", "Cost"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_config_applies_to_its_experiment_by_the_command_it_names(path: Path) -> None:
+def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
     (flags,) = _commands(_comment(path))
     flag = {".yaml": "--config_file", ".gin": "--gin_file"}[path.suffix]
     assert (flag, f"configs/{path.name}") in flags
@@ -98,7 +98,7 @@ def test_the_gin_file_of_digits_goes_with_a_short_run(steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_readme_names_commands_that_resolve_and_what_they_cost(name: str) -> None:
+def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
     commands = _commands(text)
     assert commands

@@ -18,7 +18,7 @@ def _plain() -> tf.data.Dataset:
     return slices.shuffle(10, seed=1).repeat(2).batch(4).prefetch(tf.data.AUTOTUNE)
 
 
-def test_the_tuner_is_off_where_there_is_nothing_to_tune_and_the_elements_are_the_same() -> None:
+def test_turning_an_idle_tuner_off_keeps_the_elements() -> None:
     quiet = without_idle_tuner(_plain())
     assert quiet.options().autotune.enabled is False
     assert str(list(quiet.as_numpy_iterator())) == str(list(_plain().as_numpy_iterator()))
@@ -37,7 +37,7 @@ def test_the_tuner_stays_where_a_number_of_threads_may_be_found(transform: Any) 
     assert without_idle_tuner(data) is data
 
 
-def test_the_tuner_stays_where_tensorflow_adds_a_prefetch_only_with_it() -> None:
+def test_the_tuner_stays_on_where_it_adds_the_prefetch() -> None:
     data = _plain().unbatch().batch(2)
     assert without_idle_tuner(data) is data
 
@@ -56,7 +56,7 @@ def test_what_is_no_plain_dataset_comes_back_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_training_and_validation_data_are_opened_without_an_idle_tuner(stack: int) -> None:
+def test_all_data_is_opened_without_an_idle_tuner(stack: int) -> None:
     build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731
     data = TrainData(lambda open_at: open_at(build, DataConfig(is_training=True), None), lambda: 2, one_iterator=True)
     data.put_in_stacks(stack)

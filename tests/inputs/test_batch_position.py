@@ -22,7 +22,7 @@ _POSITIONS = some.builds(Position, some.integers(0, 20), some.lists(some.integer
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(_POSITIONS, some.integers(0, 40))
-def test_nth_after_and_stretches_are_what_one_finds_batch_by_batch(position: Position, steps: int) -> None:
+def test_nth_after_and_stretches_agree_with_single_batches(position: Position, steps: int) -> None:
     used = _used(position, steps + 5)
     assert [position.nth(k) for k in range(len(used))] == used
     assert _used(position.after(steps), 5) == used[steps:]
@@ -40,7 +40,7 @@ def test_steps_in_two_goes_are_steps_in_one(position: Position, first: int, seco
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(_POSITIONS, some.integers(0, 15))
-def test_a_batch_that_is_left_out_is_not_used_any_more_and_all_others_are(position: Position, count: int) -> None:
+def test_only_the_left_out_batch_is_not_used(position: Position, count: int) -> None:
     bad = position.nth(count)
     expected = [batch for batch in _used(position, 30) if batch != bad]
     assert _used(position.without(bad), 29) == expected

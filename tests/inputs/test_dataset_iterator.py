@@ -40,7 +40,7 @@ def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
     assert made.count == 1
 
 
-def test_the_iterator_goes_on_and_a_fresh_one_begins_again_on_the_same_dataset() -> None:
+def test_an_iterator_continues_and_a_fresh_one_starts_over() -> None:
     made = _Made()
     feed = DatasetIterator("train_data", made)
     assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
@@ -113,7 +113,7 @@ def test_forget_makes_the_dataset_anew() -> None:
     assert [_next(feed), _next(feed)] == [200, 201]
 
 
-def test_a_given_dataset_is_used_and_kept_by_forget_which_starts_it_again() -> None:
+def test_forget_keeps_a_given_dataset_and_restarts_it() -> None:
     made = _Made()
     given = tf.data.Dataset.range(5, 8)
     feed = DatasetIterator("train_data", made, given)
@@ -134,7 +134,7 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     assert _next(feed) == 5
 
 
-def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_of() -> None:
+def test_a_given_dataset_uses_begin_and_reports_a_replacement() -> None:
     told: list[tuple[Any, bool]] = []
     feed = DatasetIterator(
         "train_data",
@@ -153,7 +153,7 @@ def test_a_given_dataset_is_begun_where_it_is_to_be_and_its_replacement_is_told_
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(section: str) -> None:
-    with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer than a batch"):
+    with pytest.raises(DataError, match=rf"^task\.{section} has no batch: .* fewer examples than a batch"):
         DatasetIterator(section, lambda: tf.data.Dataset.range(0)).check_not_empty()
 
 
@@ -197,7 +197,7 @@ def test_a_distributed_dataset_can_be_asked_too() -> None:
         (lambda all, some: tf.data.Dataset.range(3).filter(lambda value: value > 0), False),
     ],
 )
-def test_data_of_unknown_length_is_endless_if_all_that_it_is_made_from_is(make: Any, endless: bool) -> None:
+def test_unknown_length_with_only_endless_inputs_is_endless(make: Any, endless: bool) -> None:
     numbers = tf.data.Dataset.range(3).repeat()
     feed = DatasetIterator("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
     with pytest.raises(DataError, match="validation_data never ends") if endless else contextlib.nullcontext():
@@ -214,7 +214,7 @@ def test_a_pattern_without_a_file_is_a_data_error() -> None:
         _ = wrong.dataset
 
 
-def test_the_cardinality_is_that_of_a_dataset_that_was_made_and_tells() -> None:
+def test_cardinality_is_known_only_of_a_dataset_that_was_made() -> None:
     feed = DatasetIterator("validation_data", lambda: tf.data.Dataset.range(3))
     assert feed.cardinality() is None
     feed.iterator()

@@ -285,7 +285,7 @@ def test_skipping_goes_on_exactly(name: str, cut: int, files: list[str], whole: 
 
 
 @pytest.mark.parametrize("name", [*BY_ITERATOR, *BY_SKIPPING])
-def test_a_dataset_that_is_begun_again_comes_in_another_order_where_that_is_said(name: str, files: list[str]) -> None:
+def test_reported_datasets_change_their_order_when_read_again(name: str, files: list[str]) -> None:
     dataset = _make(_found(name), files)
     count = 6 if name == SHORT else 30
     again = _read(iter(dataset), count) == _read(iter(dataset), count)
@@ -300,12 +300,12 @@ def test_a_shuffle_inside_a_dataset_that_tensorflow_made_is_seen() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_shuffle_of_large_arrays_tells_whether_it_draws_new_orders(again: bool) -> None:
+def test_new_orders_are_known_for_shuffles_of_large_arrays(again: bool) -> None:
     dataset = D.from_tensor_slices(np.zeros([2, 2**24], np.int8)).shuffle(2, seed=1, reshuffle_each_iteration=again)
     assert examine(dataset).new_orders == (("shuffle()",) if again else ())
 
 
-def test_a_dataset_of_version_1_is_not_known_to_come_the_same_again() -> None:
+def test_a_dataset_of_version_1_is_not_known_to_repeat() -> None:
     dataset = tf.compat.v1.data.Dataset.range(9)
     if type(dataset).__name__ == "DatasetV1Adapter":
         assert _method(dataset)[0] == "inexact"
@@ -355,7 +355,7 @@ def test_an_iterator_that_is_said_not_to_be_savable_is_not(name: str, files: lis
         tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "iterator"))
 
 
-def test_a_saved_iterator_goes_on_inexactly_without_a_word_where_a_pass_ends_in_a_small_batch(tmp_path: Path) -> None:
+def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> None:
     """The reason for the rule about what is between shuffle and repeat; once this fails, TensorFlow has mended it."""
     make, cut = BY_SKIPPING["a batch between shuffle and repeat"][0], 14  # two passes of 7 batches
     options = tf.data.Options()
@@ -369,7 +369,7 @@ def test_a_saved_iterator_goes_on_inexactly_without_a_word_where_a_pass_ends_in_
     assert _read(resumed, 10) != _read(first, 10)
 
 
-def test_op_determinism_makes_random_numbers_and_any_order_skippable_but_not_python(files: list[str]) -> None:
+def test_op_determinism_makes_all_but_python_skippable(files: list[str]) -> None:
     for name in ("map with random numbers", "rejection_resample", "random numbers behind a cache", "random_shuffle",
                  "a map in any order", "an interleave in any order"):  # fmt: skip
         method, _ = _method(_make(INEXACT[name][0], files), deterministic=True)
@@ -379,7 +379,7 @@ def test_op_determinism_makes_random_numbers_and_any_order_skippable_but_not_pyt
         assert _method(_make(INEXACT[name][0], files), deterministic=True)[0] == "inexact"
 
 
-def test_options_that_allow_any_order_and_data_without_any_seed_are_named() -> None:
+def test_any_order_options_and_unseeded_data_are_named() -> None:
     options = tf.data.Options()
     options.deterministic = False
     method, reasons = _method(D.range(9).with_options(options).batch(2))
@@ -397,10 +397,10 @@ def test_a_transformation_that_was_never_tried_is_not_trusted() -> None:
             super().__init__(dataset, dataset._variant_tensor)
 
     method, reasons = _method(OddDataset(D.range(9)).batch(2))
-    assert method == "inexact" and "odd() is not known to come the same again" in reasons
+    assert method == "inexact" and "odd() is not known to give the same elements again" in reasons
 
 
-def test_with_op_determinism_parallel_random_numbers_are_the_same_after_skipping() -> None:
+def test_op_determinism_repeats_parallel_random_numbers() -> None:
     with ForkServer(["tests.inputs.reading_in_order"]) as server:
         ended = server.run(read_whole_and_skipped)
     assert ended.code == 0, ended.text[-2000:]

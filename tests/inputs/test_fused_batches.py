@@ -69,7 +69,7 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
         assert [list(batch) for batch in _unstacked(at_once, 4)] == plain
 
 
-def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None:
+def test_no_single_batch_is_prefetched_before_stacking() -> None:
     dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
     options = tf.data.Options()
     options.deterministic = True
@@ -80,7 +80,7 @@ def test_batches_are_not_prefetched_one_by_one_before_they_are_stacked() -> None
     assert stacks.options().deterministic is True
 
 
-def test_stacks_that_fill_the_memory_are_cut_or_come_in_several_shapes_are_told_of(
+def test_costly_stacks_are_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     large = (tf.TensorSpec([], tf.int32), {"x": tf.TensorSpec([100, 128, 224, 224, 3], tf.float32)})

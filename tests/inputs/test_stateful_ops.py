@@ -27,7 +27,7 @@ from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
         ("NoSuchOp", None),
     ],
 )
-def test_python_and_random_numbers_have_a_state_that_is_not_saved(op: str, state: str | None) -> None:
+def test_python_and_random_ops_have_unsaved_state(op: str, state: str | None) -> None:
     definition = op_definition(op)
     assert (definition is None) == (op == "NoSuchOp")
     assert unsaved_state(op, definition) == state

@@ -126,7 +126,7 @@ def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
     assert run.take(4) == whole[5:]
 
 
-def test_a_dataset_that_follows_another_begins_at_its_start_and_goes_on_from_there_after_a_restart() -> None:
+def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
     whole = _Run(_cached).take(9)
     first = _Run(_source)
     first.take(3)
@@ -139,7 +139,7 @@ def test_a_dataset_that_follows_another_begins_at_its_start_and_goes_on_from_the
     assert second.take(4) == whole[5:]
 
 
-def test_a_rollback_to_before_a_dataset_was_set_begins_it_anew_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rollback_to_before_a_dataset_was_set_restarts_it(caplog: pytest.LogCaptureFixture) -> None:
     run, strict = _Run(_source), _Run(_source, require_exact=True)
     for one in (run, strict):
         one.take(3)
@@ -154,7 +154,7 @@ def test_a_rollback_to_before_a_dataset_was_set_begins_it_anew_and_says_so(caplo
         strict.data.put_state({"batch": 1, "left_out": []})
 
 
-def test_data_from_build_inputs_that_follows_a_ready_made_dataset_begins_at_its_start() -> None:
+def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
     run = _Run(_source, step=5)
     run.data.put_state(None)
     run.take(2)
@@ -164,9 +164,7 @@ def test_data_from_build_inputs_that_follows_a_ready_made_dataset_begins_at_its_
     assert run.take(2) == _Run(_source).take(2)
 
 
-def test_a_shuffled_dataset_that_is_begun_again_is_told_of_or_refused_unless_its_iterator_was_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole, prefix = _Run(_shuffled).take(9), str(tmp_path / "ckpt-5.iterator")
     kept = _shuffled(PARAMS)
     for run in (_made(_shuffled, "given", require_exact=True), _Run(lambda params: kept, require_exact=True)):
@@ -179,7 +177,7 @@ def test_a_shuffled_dataset_that_is_begun_again_is_told_of_or_refused_unless_its
         run.data.put_state(checkpoint)
         assert run.take(4) == whole[5:]
         run.data.put_state(checkpoint)
-        with pytest.raises(UsageError, match=r"the same dataset is begun again, and shuffle\(\) then draws another"):
+        with pytest.raises(UsageError, match=r"dataset is read a second time, and shuffle\(\) then draws another"):
             run.take(1)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run = _made(_shuffled, "given")
@@ -188,7 +186,7 @@ def test_a_shuffled_dataset_that_is_begun_again_is_told_of_or_refused_unless_its
         assert caplog.text == ""
         run.data.put_state(None)
         assert run.take(2) != whole[2:4]
-    assert "resume is not exact: the same dataset is begun again, and shuffle() then draws" in caplog.text
+    assert "resume is not exact: the same dataset is read a second time, and shuffle() then draws" in caplog.text
 
 
 def test_a_dataset_in_one_order_can_be_begun_again() -> None:
@@ -206,7 +204,7 @@ def test_no_batch_of_a_ready_made_dataset_can_be_left_out(given: Any) -> None:
         run.data.leave_out(2)
 
 
-def test_a_distributed_dataset_is_told_of_at_its_first_iterator_once_and_begins_anew_each_time(
+def test_a_distributed_dataset_warns_once_and_always_restarts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
@@ -217,12 +215,12 @@ def test_a_distributed_dataset_is_told_of_at_its_first_iterator_once_and_begins_
         again = next(run.data.iterator())
     assert [record.getMessage() for record in caplog.records] == [
         "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so each start and each "
-        "rollback begins it anew; return the data from build_inputs instead"
+        "rollback reads it from its beginning; return the data from build_inputs instead"
     ]
     assert [part.numpy().tolist() for part in first.values] == [part.numpy().tolist() for part in again.values]
 
 
-def test_a_distributed_dataset_is_refused_where_exactness_is_required() -> None:
+def test_exact_resume_refuses_a_distributed_dataset() -> None:
     run = _Run(_no_build, given=_distributed(), require_exact=True)
     with pytest.raises(UsageError, match=r"trainer\.require_exact_resume:\n  task\.train_data: resume is not exact"):
         run.data.iterator()
@@ -244,9 +242,7 @@ def _slow(params: Any) -> tf.data.Dataset:
     return tf.data.Dataset.range(50).map(busy).batch(1).prefetch(20)
 
 
-def test_a_stop_does_not_wait_for_ever_for_batches_that_are_being_made(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stop_does_not_wait_long_for_batches_in_the_making(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = _Run(_slow)
     run.take(1)
     begin = time.monotonic()
@@ -270,7 +266,7 @@ def test_an_error_in_the_saving_of_an_iterator_is_raised(tmp_path: Path) -> None
         run.data.save_iterator(str(tmp_path / "file" / "ckpt-2.iterator"))
 
 
-def test_without_the_saved_iterator_the_data_is_read_from_its_start_and_no_iterator_is_saved_any_more(
+def test_a_lost_iterator_means_reading_from_the_start_for_good(
     tmp_path: Path,
 ) -> None:
     whole = _Run(_shuffled).take(9)
@@ -306,7 +302,7 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
     assert [first.data.batch_of(step) for step in (3, 4, 5, 6)] == [2, 3, 5, 6]
 
 
-def test_going_back_again_to_the_same_checkpoint_keeps_out_what_was_left_out_since() -> None:
+def test_a_second_rollback_keeps_left_out_batches_out() -> None:
     whole = _Run(_source).take(9)
     run = _Run(_source)
     run.take(2)
@@ -334,7 +330,7 @@ def test_a_run_without_a_state_stands_at_the_batch_of_its_step() -> None:
 @pytest.mark.parametrize(
     ("build", "named"), [(_cached, r"cache\(\)"), (_random, r"map\(\): RandomUniform"), (_python, "EagerPyFunc")]
 )
-def test_data_that_cannot_be_resumed_at_once_is_told_of_by_the_name_of_the_op_once(
+def test_slow_resumes_are_warned_about_once_with_the_ops_name(
     build: Any, named: str, ready_made: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _made(build, "given") if ready_made else _Run(build)

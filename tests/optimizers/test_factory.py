@@ -1,4 +1,4 @@
-"""Each optimizer's first steps, beside the formulas in NumPy; what the factory wraps and refuses."""
+"""Each optimizer's first steps, compared with formulas in NumPy; what the factory wraps and refuses."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_float16_gets_a_loss_scale(dtype: str, scale: Any, optimization: Callabl
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "mixed_bfloat16"])
-def test_other_precisions_get_none_and_say_so_if_one_was_asked_for(
+def test_other_precisions_ignore_a_loss_scale_with_a_warning(
     dtype: str | None, optimization: Callable[..., OptimizationConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.factory"):

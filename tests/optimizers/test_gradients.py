@@ -43,7 +43,7 @@ def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> No
 
 
 @pytest.mark.parametrize("bounds", [{"global_clipnorm": 1.0}, {"clipnorm": 1.0}, {"clipvalue": 1.0}])
-def test_sparse_gradients_stay_sparse_and_are_clipped_like_dense_ones(bounds: dict[str, float]) -> None:
+def test_sparse_gradients_are_clipped_like_dense_ones(bounds: dict[str, float]) -> None:
     sparse = tf.IndexedSlices(tf.constant([[3.0, 0.0], [0.0, 4.0]]), tf.constant([5, 1]), tf.constant([6, 2]))
     (clipped,) = clip([sparse], Clipping(**bounds))
     (dense,) = clip([tf.convert_to_tensor(sparse)], Clipping(**bounds))
@@ -124,7 +124,7 @@ def test_replicas_change_nothing(case: str, optimization: ConfigMaker, replicas:
             np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_the_clip_arguments_of_a_keras_optimizer_bound_the_sum_over_replicas(replicas: StrategyMaker) -> None:
+def test_keras_clip_arguments_bound_the_sum_over_replicas(replicas: StrategyMaker) -> None:
     one = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
     two = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
     for given, wanted in zip(two, one, strict=True):
@@ -205,7 +205,7 @@ def test_a_variable_without_a_gradient_is_named_once_and_kept(optimization: Conf
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         step(), step()
-    assert [str(w.message) for w in caught] == ["no gradient, so not trained: unused"]
+    assert [str(w.message) for w in caught] == ["these variables have no gradient and are not trained: unused"]
     assert (used.numpy(), unused.numpy()) == (pytest.approx(0.71), 1.0)
     apply_gradients(optimizer, [(tf.ones(1), used), (tf.ones(1), unused)])
     assert unused.numpy() == pytest.approx(0.9)
@@ -226,7 +226,7 @@ def test_outside_of_a_replica_it_is_an_error(optimization: ConfigMaker, replicas
             apply_gradients(optimizer, [(tf.constant(1.0), weights)])
 
 
-def test_an_optimizer_that_is_not_built_is_built_inside_a_loop_in_graph(optimization: ConfigMaker) -> None:
+def test_an_unbuilt_optimizer_is_built_inside_a_graph_loop(optimization: ConfigMaker) -> None:
     weights, optimizer = keras.Variable([4.0]), create_optimizer(optimization("sgd", 1.0, momentum=0.5))
 
     @tf.function
@@ -238,7 +238,7 @@ def test_an_optimizer_that_is_not_built_is_built_inside_a_loop_in_graph(optimiza
     np.testing.assert_allclose(weights.numpy(), [4.0 - 1.0 - 1.5])
 
 
-def test_a_loss_without_a_scale_is_itself_and_tf_keras_scaling_is_refused(optimization: ConfigMaker) -> None:
+def test_scale_loss_needs_a_scale_and_refuses_tf_keras(optimization: ConfigMaker) -> None:
     assert float(scale_loss(create_optimizer(optimization("sgd")), tf.constant(2.0))) == 2.0
     assert float(scale_loss(object(), tf.constant(2.0))) == 2.0
     theirs = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD())

@@ -104,7 +104,7 @@ def test_the_current_rate_is_that_of_the_next_step(dtype: str | None) -> None:
     assert float(current_learning_rate(optimizer, step=100)) == pytest.approx(0.0, abs=1e-7)
 
 
-def test_the_current_rate_follows_a_changed_variable_whatever_the_step() -> None:
+def test_the_current_rate_follows_a_changed_variable() -> None:
     optimizer = keras.optimizers.SGD(0.5)
     rate = tf.function(lambda: current_learning_rate(optimizer, step=7))
     assert float(rate()) == 0.5
@@ -122,7 +122,7 @@ def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"])
-def test_a_learning_rate_can_be_scaled_again_and_again_by_what_it_was_made_with(rate: Any) -> None:
+def test_scaling_a_rate_again_starts_from_the_original(rate: Any) -> None:
     optimizer = keras.optimizers.SGD(rate)
     for factor in (0.5, 0.25):
         assert scale_learning_rate(optimizer, factor)
@@ -152,7 +152,7 @@ RATED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", RATED)
-def test_a_rate_that_the_config_changes_wins_and_another_one_stays(kind: str) -> None:
+def test_a_changed_rate_in_the_config_wins(kind: str) -> None:
     for configured, found in ((0.5, 0.25), (0.75, 0.75)):
         before = ConfiguredRates(RATED[kind](0.5)).state()
         optimizer = RATED[kind](configured)

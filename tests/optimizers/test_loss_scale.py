@@ -73,7 +73,7 @@ def test_a_finite_step_is_that_of_the_optimizer_alone(
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all_and_halves_the_scale(
+def test_an_infinite_gradient_skips_the_step_on_all_replicas(
     count: int, bad: float, optimization: ConfigMaker, replicas: StrategyMaker
 ) -> None:
     config = optimization("sgd", momentum=0.9, clipvalue=1.0)
@@ -127,7 +127,7 @@ def test_a_half_precision_loss_is_scaled_in_float32() -> None:
     assert float(scaled) == 8.0 * 2**15
 
 
-def test_a_loss_scaled_before_the_optimizer_is_built_follows_the_scale() -> None:
+def test_a_loss_scaled_before_the_build_follows_the_scale() -> None:
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
     scaled = tf.function(lambda: scale_loss(optimizer, tf.constant(1.0)))
     assert float(scaled()) == 2.0**15

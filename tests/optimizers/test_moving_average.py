@@ -103,9 +103,7 @@ def everywhere(strategy: Any, variable: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_swapping_exchanges_bits_on_every_replica_and_twice_is_nothing(
-    library: Any, count: int, replicas: StrategyMaker
-) -> None:
+def test_swapping_twice_restores_the_bits_on_every_replica(library: Any, count: int, replicas: StrategyMaker) -> None:
     strategy, config = replicas(count), EMAConfig(trainable_weights_only=False)
     with strategy.scope():
         model = keras_model(library)
@@ -152,7 +150,7 @@ def test_replicas_average_alike_wherever_update_is_called(inside: bool, replicas
     np.testing.assert_array_equal(everywhere(strategy, average.variables["w"]), [[3.5], [3.5]])
 
 
-def test_statistics_that_differ_between_replicas_are_averaged_over_them(replicas: StrategyMaker) -> None:
+def test_statistics_of_several_replicas_are_averaged(replicas: StrategyMaker) -> None:
     strategy = replicas(2)
     with strategy.scope():
         statistic = tf.Variable(
@@ -182,16 +180,16 @@ def test_reset_forgets_what_was_averaged() -> None:
     assert average.variables["w"].numpy() == 5.0
 
 
-def test_nothing_to_average_and_variables_of_another_strategy_are_refused(replicas: StrategyMaker) -> None:
+def test_no_variables_or_those_of_another_strategy_are_refused(replicas: StrategyMaker) -> None:
     with pytest.raises(UsageError, match="no variables to average; build the model first"):
         MovingAverage([], EMAConfig())
     with replicas(2).scope():
         weights = keras.Variable([1.0], name="w")
-    with pytest.raises(UsageError, match=r"belongs to another strategy; make the average in that one's scope"):
+    with pytest.raises(UsageError, match=r"to another strategy; make the average in the scope of that strategy"):
         MovingAverage([weights], EMAConfig())
 
 
-def test_a_run_that_begins_averages_from_the_weights_that_were_loaded() -> None:
+def test_a_new_run_averages_from_the_loaded_weights() -> None:
     weights = keras.Variable(1.0, name="w")
     average = MovingAverage([weights], EMAConfig())
     weights.assign(5.0)  # by task.initialize

@@ -1,4 +1,4 @@
-"""The schedules that Keras does not have, beside Model Garden's classes."""
+"""The schedules that Keras does not have, compared with Model Garden's classes."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_keras_can_save_and_load_a_schedule(name: str) -> None:
     assert [float(loaded(step)) for step in STEPS] == [float(schedule(step)) for step in STEPS]
 
 
-def test_step_cosine_stays_at_its_last_value_where_model_garden_has_nan() -> None:
+def test_step_cosine_ends_at_its_last_value_not_at_nan() -> None:
     assert np.isnan(float(lr_schedule.StepCosineDecayWithOffset([0, 50], [0.4, 0.1])(60)))
     schedule = StepCosineDecay([0, 50], [0.4, 0.1])
     np.testing.assert_allclose([float(schedule(step)) for step in (49, 50, 51, 10**6)], [0.1003, 0.1, 0.1, 0.1], 1e-2)
 
 
-def test_step_cosine_keeps_its_first_value_up_to_a_late_first_boundary() -> None:
+def test_step_cosine_keeps_its_first_value_before_its_start() -> None:
     schedule = StepCosineDecay([100, 200], [0.4, 0.0])
     np.testing.assert_allclose([float(schedule(s)) for s in (0, 50, 100, 150, 200)], [0.4, 0.4, 0.4, 0.2, 0], atol=1e-7)
 

@@ -1,4 +1,4 @@
-"""Warm-ups, beside Model Garden's classes."""
+"""Warm-ups, compared with Model Garden's classes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_pattern_that_finds_nothing_is_named(optimization: ConfigMaker, caplog
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.weight_decay"):
         create_optimizer(config).build(layers(keras).trainable_variables)
     assert [record.getMessage() for record in caplog.records] == [
-        "weight decay: 'LayerNorm' finds none of the variables "
+        "weight decay: the pattern 'LayerNorm' matches none of the variables "
         "net/dense/kernel, net/dense/bias, net/layer_norm/gamma, net/layer_norm/beta"
     ]
 

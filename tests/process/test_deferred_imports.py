@@ -150,7 +150,7 @@ def _runs(module: ModuleType) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_what_tools_ask_of_every_module_does_not_run_it_and_a_name_does_once(slow_one: ModuleType) -> None:
+def test_only_the_first_use_of_a_name_runs_the_module(slow_one: ModuleType) -> None:
     assert slow_one.__spec__ is not None and not hasattr(slow_one, "__wrapped__")
     assert _runs(slow_one) == 0
     assert (slow_one.answer, slow_one.other, _runs(slow_one)) == (42, "slow_one", 1)
@@ -190,7 +190,7 @@ def test_an_error_is_raised_each_time_until_its_cause_is_gone(
     assert slow_one.answer == 42
 
 
-def test_who_waits_for_a_module_is_given_it_when_its_code_has_run(
+def test_waiting_functions_get_the_module_after_its_code_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "waited_for.py").write_text("answer = 42")

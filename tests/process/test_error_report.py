@@ -71,7 +71,7 @@ def test_an_error_without_a_user_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert "no line of your code is in this traceback" in capsys.readouterr().err
 
 
-def test_a_variable_that_is_made_from_values_of_a_step_is_advised_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_made_from_a_steps_values_gets_advice(capsys: pytest.CaptureFixture[str]) -> None:
     made: list[tf.Variable] = []
 
     @tf.function(autograph=False)  # type: ignore[misc]
@@ -82,7 +82,7 @@ def test_a_variable_that_is_made_from_values_of_a_step_is_advised_on(capsys: pyt
         step.get_concrete_function(tf.TensorSpec([2]))
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
-    assert "make variables in build_model, and those of an optimizer by optimizer.build(variables)\n" in report
+    assert "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n" in report
 
 
 def _leaving(value: tf.Tensor) -> tf.Tensor:
@@ -90,7 +90,7 @@ def _leaving(value: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("translated", [True, False])
-def test_an_exit_is_told_with_its_line_or_with_the_function_that_autograph_has_translated(translated: bool) -> None:
+def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None:
     with pytest.raises(SystemExit) as caught:
         tf.function(_leaving, autograph=translated)(tf.zeros([3]))
     line = _leaving.__code__.co_firstlineno + 1

@@ -37,8 +37,8 @@ def test_what_has_begun_has_a_checkpoint_and_no_metrics(tmp_path: Path) -> None:
     [
         ("", "is needed in mode"),
         ("gs://there/run", "is a remote folder"),
-        ("{folder}/ckpt-10", "is no folder"),
-        ("{folder}/file", "is no folder"),
+        ("{folder}/ckpt-10", "is not a folder"),
+        ("{folder}/file", "is not a folder"),
         ("{folder}/run", "is --model_dir itself"),
         ("{folder}/yet/to/come", None),
     ],

@@ -90,7 +90,7 @@ def test_the_record_holds_config_experiment_command_and_versions(tmp_path: Path)
     assert record["packages"]["numpy"]
 
 
-def test_final_json_is_there_from_the_end_of_a_run_until_it_goes_on(tmp_path: Path) -> None:
+def test_final_json_exists_from_the_end_until_a_resume(tmp_path: Path) -> None:
     directory = _started(tmp_path)
     assert directory.read_final() is None
     directory.write_final(50, "train", {"accuracy": 0.5}, _Exporter())
@@ -131,7 +131,7 @@ def test_a_damaged_final_json_counts_as_none_with_one_warning(
     assert message.startswith(f"{tmp_path}/final.json cannot be read (")
 
 
-def test_a_crash_while_the_record_is_written_leaves_the_old_record_whole(tmp_path: Path) -> None:
+def test_a_crash_during_a_write_leaves_the_old_record(tmp_path: Path) -> None:
     directory = _started(tmp_path)
 
     def crash(point: str, path: str) -> None:
@@ -163,7 +163,7 @@ def test_a_damaged_manifest_stops_nobody(tmp_path: Path, manifest: str) -> None:
     assert check_model_dir(directory, _config(), "yours", []) == []
 
 
-def test_safe_changes_are_returned_and_dangerous_ones_refused_with_the_flag_that_allows_them(tmp_path: Path) -> None:
+def test_safe_changes_are_returned_and_dangerous_ones_refused(tmp_path: Path) -> None:
     directory = _started(tmp_path)
     safe = _config(train_steps=80)
     assert [str(change) for change in check_model_dir(directory, safe, "mine", [])] == ["trainer.train_steps: 50 -> 80"]
@@ -190,13 +190,13 @@ def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(tmp_path: Path,
     assert check_model_dir(directory, other, "mine", []) == []
 
 
-def test_a_folder_whose_name_looks_like_a_pattern_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_name_like_a_pattern_is_taken_literally(tmp_path: Path) -> None:
     directory = _started(tmp_path / "run[1]*")
     with pytest.raises(ConfigError, match="random_seed"):
         check_model_dir(directory, _config().replace(runtime={"random_seed": 2}), "mine", [])
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error_with_exit_code_6(tmp_path: Path) -> None:
+def test_an_unwritable_place_is_a_storage_error_with_code_6(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     directory = _directory(tmp_path / "file" / "run")
     for action in (
@@ -219,13 +219,13 @@ def test_checking_and_reading_write_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket"])
 def test_a_remote_folder_is_refused_with_what_to_do(folder: str) -> None:
-    message = f"--model_dir: '{folder}' is a remote folder; only local ones are allowed, .* give the path"
+    message = f"--model_dir: '{folder}' is a remote folder; only local and mounted folders are allowed: .* path"
     with pytest.raises(UsageError, match=message) as error:
         RunDirectory(folder, TrainerConfig())
     assert error.value.exit_code == ExitCode.USAGE == 2
 
 
-def test_a_params_yaml_that_is_no_text_is_a_storage_error_with_what_to_do(tmp_path: Path) -> None:
+def test_a_binary_params_yaml_is_a_storage_error_with_advice(tmp_path: Path) -> None:
     directory = _started(tmp_path)
     (tmp_path / "params.yaml").write_bytes(b"task:\n  name: caf\xe9\n")
     message = f"{tmp_path}/params.yaml, .* cannot be read: it is not text in UTF-8 .*; restore it, or start in another"
@@ -233,7 +233,7 @@ def test_a_params_yaml_that_is_no_text_is_a_storage_error_with_what_to_do(tmp_pa
         check_model_dir(directory, _config(), "mine", [])
 
 
-def test_a_params_yaml_that_cannot_be_opened_is_a_storage_error_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_params_yaml_is_a_storage_error(tmp_path: Path) -> None:
     directory = _started(tmp_path)
     (tmp_path / "params.yaml").unlink()
     (tmp_path / "params.yaml").mkdir()
@@ -241,7 +241,7 @@ def test_a_params_yaml_that_cannot_be_opened_is_a_storage_error_with_the_reason(
         check_model_dir(directory, _config(), "mine", [])
 
 
-def test_a_hash_tells_apart_what_evaluations_depend_on_and_nothing_else() -> None:
+def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
     config = _config()
     others = (
         config.replace(task={"validation_data": {"seed": 3}}),
@@ -262,15 +262,13 @@ class Evaluating(ExperimentConfig):
     eval_tasks: tuple[str, ...] = ()
 
 
-def test_a_set_that_is_no_validation_data_has_the_hash_of_all_that_is_evaluated() -> None:
+def test_an_unknown_validation_set_has_the_hash_of_all_sets() -> None:
     config = Evaluating(task=_config().task, trainer=_config().trainer)
     assert config_hash(config, "one") == config_hash(config, "other") == config_hash(config)
     assert config_hash(config.replace(eval_tasks=("one",)), "one") != config_hash(config, "one")
 
 
-def test_the_thread_counts_of_the_first_start_are_kept_and_every_start_is_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_thread_counts_and_all_starts_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = _directory(tmp_path)
     assert kept_threads(str(tmp_path)) is None
     for count in (2, 2, 4):
@@ -287,7 +285,7 @@ def test_thread_counts_that_cannot_be_read_are_none(tmp_path: Path, text: str) -
     assert kept_threads(str(tmp_path)) is None
 
 
-def test_a_record_that_is_withdrawn_takes_along_only_what_was_not_there_before(tmp_path: Path) -> None:
+def test_withdrawing_a_record_removes_only_new_files(tmp_path: Path) -> None:
     directory = _directory(tmp_path)
     (tmp_path / "notes.gin").write_text("the user's")
     new = directory.missing_records(["notes.gin", "other.gin"])
@@ -381,9 +379,7 @@ def test_a_mistake_in_the_first_step_leaves_no_run_behind(server: ForkServer, tm
     assert not {path.name for path in (tmp_path / "run").glob("*")} - {"train"}  # summaries that were opened
 
 
-def test_what_an_earlier_start_has_recorded_stays_after_a_mistake_in_the_first_step(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_an_earlier_record_stays_after_a_mistake_in_step_1(server: ForkServer, tmp_path: Path) -> None:
     _directory(tmp_path / "run").write_record(_config(), "ends", "train", {})
     assert _run(server, tmp_path, "in the first step").code == 2
     assert {"params.yaml", "manifest.json", "trainer.lock"} <= set(_listing(tmp_path / "run"))

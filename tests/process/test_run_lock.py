@@ -143,9 +143,7 @@ def _wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_second_of_two_is_refused_at_once_and_the_first_goes_on(
-    tmp_path: Path, start: Callable[..., _Trainer]
-) -> None:
+def test_the_second_of_two_trainers_is_refused_at_once(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
     first = start(tmp_path / "run")
     assert first.trains()
     before = _heartbeat(tmp_path / "run")
@@ -161,7 +159,7 @@ def test_the_second_of_two_is_refused_at_once_and_the_first_goes_on(
 
 
 @pytest.mark.parametrize("text", [None, '{"host": "here", "pi'])
-def test_a_holder_whose_heartbeat_is_missing_or_torn_is_in_use_all_the_same(
+def test_a_holder_without_a_sound_heartbeat_counts_as_in_use(
     tmp_path: Path, start: Callable[..., _Trainer], text: str | None
 ) -> None:
     first = start(tmp_path)
@@ -176,9 +174,7 @@ def test_a_holder_whose_heartbeat_is_missing_or_torn_is_in_use_all_the_same(
     assert first.end() == (0, "")
 
 
-def test_a_holder_that_has_not_written_yet_is_not_taken_for_the_dead_one_before(
-    tmp_path: Path, start: Callable[..., _Trainer]
-) -> None:
+def test_a_holder_without_a_beat_is_not_taken_for_a_dead_one(tmp_path: Path, start: Callable[..., _Trainer]) -> None:
     first = start(tmp_path)
     assert first.trains()
     dead = subprocess.Popen(["true"])
@@ -196,7 +192,7 @@ def test_after_kill_9_the_next_takes_over_5_times_of_5(tmp_path: Path, start: Ca
         assert _heartbeat(tmp_path)["pid"] == trainer.pid
         said = trainer.kill()
         assert said == (
-            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat told of step {step - 1}\n"
+            "" if dead is None else f"taking over from here pid {dead}, whose last heartbeat reported step {step - 1}\n"
         )
         dead = trainer.pid
     assert len(list(tmp_path.glob(".heartbeat.json.*"))) <= 1  # what the last one left
@@ -204,7 +200,7 @@ def test_after_kill_9_the_next_takes_over_5_times_of_5(tmp_path: Path, start: Ca
     assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
 
 
-def test_what_a_trainer_left_that_was_killed_while_it_wrote_is_removed(tmp_path: Path) -> None:
+def test_the_files_of_a_trainer_killed_in_a_write_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".heartbeat.json.4321.tmp").write_text('{"host": "he')
     with RunLock(tmp_path):
         assert sorted(os.listdir(tmp_path)) == ["heartbeat.json", "trainer.lock"]
@@ -281,21 +277,17 @@ def test_a_trainer_that_beats_on_another_machine_is_in_use(
     assert _heartbeat(tmp_path)["host"] == "there"
 
 
-def test_a_trainer_on_another_machine_that_beats_no_more_is_taken_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silent_trainer_on_another_machine_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write(tmp_path, beat="2999-01-01T00:00:00+00:00")  # its clock tells nothing
     begun = time.monotonic()
     with RunLock(tmp_path, host="here", beat_seconds=0.1):
         assert time.monotonic() - begun >= 0.4
         assert _heartbeat(tmp_path)["host"] == "here"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat told of step 70"]
+    assert lines[1:] == ["taking over from there pid 4321, whose last heartbeat reported step 70"]
 
 
-def test_a_trainer_on_another_machine_that_ends_meanwhile_is_followed_at_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trainer_elsewhere_that_ends_is_followed_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write(tmp_path)
     timer = threading.Timer(0.1, _write, [tmp_path], {"ended": "stopped"})
     timer.start()
@@ -318,7 +310,7 @@ def test_a_run_that_has_ended_is_followed_without_a_word(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
-def test_without_locks_the_heartbeat_decides_and_a_warning_says_so(
+def test_without_locks_the_heartbeat_decides_with_a_warning(
     tmp_path: Path,
     number: int,
     elsewhere: Callable[[], None],
@@ -391,7 +383,7 @@ def test_a_run_that_is_not_recorded_leaves_no_trace_of_its_end(tmp_path: Path, e
         assert (sorted(os.listdir(tmp_path / name)) if (tmp_path / name).exists() else None) == left
 
 
-def test_a_run_that_is_recorded_or_ends_well_leaves_lock_and_heartbeat(tmp_path: Path) -> None:
+def test_a_recorded_or_finished_run_leaves_lock_and_heartbeat(tmp_path: Path) -> None:
     with RunLock(tmp_path / "well", recorded=lambda: False):
         pass
     with pytest.raises(ValueError), RunLock(tmp_path / "recorded", recorded=lambda: True):
@@ -420,7 +412,7 @@ def _open_files(path: Path) -> int:
     return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(path))
 
 
-def test_who_waits_for_a_lock_while_its_file_is_removed_is_alone_all_the_same(tmp_path: Path) -> None:
+def test_a_waiter_whose_lock_file_is_removed_is_still_alone(tmp_path: Path) -> None:
     folder, entered, leave = tmp_path / "run", threading.Event(), threading.Event()
 
     def train() -> None:
@@ -443,7 +435,7 @@ def test_who_waits_for_a_lock_while_its_file_is_removed_is_alone_all_the_same(tm
         second.join()
 
 
-def test_of_many_that_come_and_leave_no_trace_no_two_train_at_a_time(tmp_path: Path) -> None:
+def test_no_two_of_many_short_runs_train_at_the_same_time(tmp_path: Path) -> None:
     inside, most, entered, odd = 0, 0, 0, list[Exception]()
 
     def come_and_go() -> None:
@@ -534,7 +526,7 @@ def full_disk() -> Iterator[Callable[[bool], list[str]]]:
     files.on_write_point = None
 
 
-def test_a_disk_that_fills_costs_one_warning_and_the_heart_goes_on_when_it_is_freed(
+def test_a_full_disk_costs_one_warning_and_beats_resume_later(
     tmp_path: Path, full_disk: Callable[[bool], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with RunLock(tmp_path, beat_seconds=0.01):
@@ -544,12 +536,12 @@ def test_a_disk_that_fills_costs_one_warning_and_the_heart_goes_on_when_it_is_fr
         full_disk(False)
         _wait_until(lambda: _heartbeat(tmp_path)["beat"] != beat)
     assert [record.getMessage() for record in caplog.records] == [
-        "no heartbeat, others cannot tell that this run is alive: "
+        "the heartbeat cannot be written, so others cannot see that this run is alive: "
         f"{tmp_path}/heartbeat.json cannot be written: No space left on device"
     ]
 
 
-def test_a_disk_that_is_full_at_the_start_is_told_and_the_lock_given_back(
+def test_a_disk_full_at_the_start_fails_and_frees_the_lock(
     tmp_path: Path, full_disk: Callable[[bool], list[str]]
 ) -> None:
     full_disk(True)

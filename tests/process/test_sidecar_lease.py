@@ -27,7 +27,7 @@ def _leases(run: Path, max_wait: int = 20) -> Leases:
     return Leases(run / "evals", max_wait)
 
 
-def test_checkpoints_after_the_last_one_evaluated_and_the_one_that_is_read_stay(tmp_path: Path) -> None:
+def test_unevaluated_checkpoints_and_the_one_being_read_stay(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.need(after=20, reads=10)
         assert _leases(tmp_path).needed(STEPS) == {10, 30, 40}
@@ -40,7 +40,7 @@ def test_checkpoints_after_the_last_one_evaluated_and_the_one_that_is_read_stay(
     assert _leases(tmp_path).needed(STEPS) == set()  # it is done
 
 
-def test_a_sidecar_that_has_just_begun_needs_all_and_one_that_goes_on_what_the_one_before_needed(
+def test_a_new_sidecar_needs_all_and_a_resumed_one_the_old_needs(
     tmp_path: Path,
 ) -> None:
     with _lease(tmp_path) as lease:
@@ -57,9 +57,7 @@ def test_of_several_sidecars_each_gets_what_it_needs(tmp_path: Path) -> None:
         assert _leases(tmp_path).needed(STEPS) == {10, 40}
 
 
-def test_no_more_than_the_limit_are_kept_waiting_and_the_first_loss_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_limit_is_kept_and_the_first_loss_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     leases = _leases(tmp_path, max_wait=2)
     with _lease(tmp_path) as lease:
         lease.need(after=0, reads=10)
@@ -67,11 +65,11 @@ def test_no_more_than_the_limit_are_kept_waiting_and_the_first_loss_is_told(
             assert leases.needed(STEPS) == {10, 30, 40}
             assert leases.needed([*STEPS, 50]) == {10, 40, 50}
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "ckpt-20 goes before side has evaluated it"
+        "ckpt-20 is removed before side has evaluated it"
     ]
 
 
-def test_a_sidecar_that_has_yet_to_notice_that_the_run_went_back_needs_all_from_there_on(tmp_path: Path) -> None:
+def test_after_a_rewind_a_sidecar_needs_all_from_there_on(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="a")
     leases = Leases(tmp_path / "evals", 20, ledger)
     with _lease(tmp_path) as lease:
@@ -88,7 +86,7 @@ def test_a_sidecar_that_has_yet_to_notice_that_the_run_went_back_needs_all_from_
         assert leases.needed(STEPS) == {40}
 
 
-def test_with_no_limit_to_wait_for_only_the_one_that_is_read_stays(tmp_path: Path) -> None:
+def test_with_a_limit_of_0_only_the_one_being_read_stays(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.need(after=0, reads=10)
         assert _leases(tmp_path, max_wait=0).needed(STEPS) == {10}
@@ -112,7 +110,7 @@ def test_a_sidecar_that_was_killed_may_come_back_for_a_while(tmp_path: Path) -> 
         assert _leases(tmp_path).needed(STEPS) == {30, 40}
 
 
-def test_a_clock_of_another_machine_that_is_ahead_does_not_matter(tmp_path: Path) -> None:
+def test_another_machines_clock_may_be_ahead(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.need(after=20, reads=None)
         ahead = time.time() + 3600
@@ -127,7 +125,7 @@ def test_a_lease_that_is_torn_or_anothers_counts_for_nothing(tmp_path: Path, tex
     assert _leases(tmp_path).needed(STEPS) == set()
 
 
-def test_the_second_sidecar_of_a_name_is_refused_and_told_how_to_go_on(tmp_path: Path) -> None:
+def test_the_second_sidecar_of_a_name_is_refused_with_advice(tmp_path: Path) -> None:
     with _lease(tmp_path), pytest.raises(ModelDirInUseError, match=rf"'side' runs .*pid {os.getpid()}.*--eval_name"):
         _lease(tmp_path).__enter__()
 
@@ -150,7 +148,7 @@ def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
     }
 
 
-def test_one_that_ends_before_it_has_evaluated_anything_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_end_before_the_first_evaluation_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError), _lease(tmp_path / "run", recorded=False):
         raise UsageError("of the metric's name")
     assert list(tmp_path.iterdir()) == []

@@ -53,8 +53,8 @@ def test_all_of_the_grace_time_is_given_unless_all_is_saved(
     process.send_signal(signal.SIGTERM)
     told, errors = process.communicate(timeout=20)
     assert (process.returncode, told) == (code, output), errors
-    assert ("of the grace time, 1.2 s" in errors) == (code == 75)
-    how = "nothing is lost" if saves == "saves" else "what came after the last checkpoint is lost"
+    assert ("of the grace time, which is 1.2 s" in errors) == (code == 75)
+    how = "nothing is lost" if saves == "saves" else "the steps after the last checkpoint are lost"
     assert (how in errors) == (code == 75)
     least, most = seconds
     assert least <= time.monotonic() - begin < most + 3  # a busy machine
@@ -86,7 +86,7 @@ def _start(program: str, *, ignored: int | None = None) -> subprocess.Popen[str]
 
 
 @pytest.mark.parametrize(("first", "code"), [(INT, 130), (TERM, 75)])
-def test_the_program_is_asked_to_stop_once_and_a_second_ctrl_c_leaves_at_once(first: int, code: int) -> None:
+def test_a_stop_is_requested_once_and_a_second_ctrl_c_exits(first: int, code: int) -> None:
     process = _start(_PROGRAM)
     assert process.stdout is not None
     process.send_signal(first)
@@ -125,7 +125,7 @@ class _Clock:
         ([(0, TERM), (5, INT), (6, INT)], TERM, [75]),
     ],
 )
-def test_only_a_second_ctrl_c_a_second_after_the_first_leaves_at_once(
+def test_a_second_ctrl_c_exits_only_after_a_second(
     sent: list[tuple[float, signal.Signals]], received: int, exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
@@ -172,7 +172,7 @@ def test_a_forked_child_can_be_ended_and_its_signals_are_its_own() -> None:
     assert _start(_POOL).communicate(timeout=40)[0] == "-15 None\n"
 
 
-def test_a_sigterm_while_the_interrupted_run_ends_asks_for_a_restart() -> None:
+def test_a_sigterm_while_ctrl_c_ends_the_run_means_a_restart() -> None:
     with pytest.raises(PreemptedError, match="interrupted"), StopSignals(lambda: None) as signals:
         for number in (INT, TERM):
             os.kill(os.getpid(), number)
@@ -203,7 +203,7 @@ def test_a_handler_that_python_does_not_know_becomes_the_default(monkeypatch: py
     signal.signal(HUP, before)
 
 
-def test_what_one_inside_another_receives_is_not_lost_when_it_ends() -> None:
+def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
     seen = threading.Event()
     with StopSignals(seen.set) as around:
         with StopSignals(lambda: None) as ended:
@@ -216,7 +216,7 @@ def test_what_one_inside_another_receives_is_not_lost_when_it_ends() -> None:
         assert (around.received, inside.received, ended.received) == (signal.SIGTERM, signal.SIGTERM, None)
 
 
-def test_one_that_is_entered_after_the_signal_is_asked_to_stop_at_once() -> None:
+def test_one_entered_after_the_signal_stops_at_once() -> None:
     seen, asked = threading.Event(), threading.Event()
     with StopSignals(seen.set):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -32,4 +32,4 @@ def test_the_program_goes_on_and_says_so_once(options: list[str]) -> None:
     process.stdin.close()
     errors = process.stderr.read()
     assert process.wait(timeout=30) == 0
-    assert errors == "nobody reads the standard output any more; the run goes on without it\ndone\n"
+    assert errors == "nobody reads the standard output any more; the run continues without it\ndone\n"

@@ -105,7 +105,7 @@ sys.exit(print_error(DivergedError("the loss is not finite")))
 """
 
 
-def test_a_signal_while_an_error_is_printed_does_not_change_the_exit_code(tmp_path: Path) -> None:
+def test_a_signal_during_an_error_report_keeps_the_exit_code(tmp_path: Path) -> None:
     process = _start(["-c", _PRINTING], tmp_path)
     assert (process.communicate(timeout=30)[1], process.returncode) == ("", 3)
 

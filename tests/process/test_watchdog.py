@@ -53,9 +53,7 @@ def _run(folder: Path, text: str, *, seconds: float = 30) -> subprocess.Complete
 @pytest.mark.parametrize(
     ("phase", "stall"), [("train", "sleeping_source"), ("eval", "two_locks"), ("save", "native_call")]
 )
-def test_a_stall_ends_with_7_a_warning_before_and_the_stacks_of_all_threads(
-    tmp_path: Path, phase: str, stall: str
-) -> None:
+def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path, phase: str, stall: str) -> None:
     folder = tmp_path / "made"
     start = time.monotonic()
     done = _run(folder, f"here[:] = [{phase!r}, 120]\nwith watch():\n    {stall}()\n")
@@ -64,7 +62,7 @@ def test_a_stall_ends_with_7_a_warning_before_and_the_stacks_of_all_threads(
     warning, error = done.stderr.splitlines()
     assert warning == (
         f"no progress for 0.4 s in phase '{phase}' (step 120); "
-        "ends with exit code 7 after 1 s (trainer.hang_timeout_seconds)"
+        "the process ends with exit code 7 after 1 s (trainer.hang_timeout_seconds)"
     )
     (stacks,) = folder.iterdir()
     assert re.fullmatch(r"stacks-\d{8}T\d{6}\.\d{6}Z\.txt", stacks.name)
@@ -75,7 +73,7 @@ def test_a_stall_ends_with_7_a_warning_before_and_the_stacks_of_all_threads(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the last resort is left out: its timer is not steady")
-def test_a_stall_that_keeps_the_global_lock_ends_with_1_and_the_stacks_on_standard_error(tmp_path: Path) -> None:
+def test_a_stall_with_the_global_lock_ends_with_1_and_stacks(tmp_path: Path) -> None:
     done = _run(tmp_path, "with watch(last_resort_seconds=0.5):\n    native_call_with_the_global_lock()\n")
     assert done.returncode == 1
     assert "in native_call_with_the_global_lock\n" in done.stderr
@@ -133,7 +131,7 @@ def test_a_progress_that_hangs_or_always_raises_is_no_progress(tmp_path: Path) -
         assert done.stderr.count("cannot be read: ZeroDivisionError") == ("1 / 0" in progress)
 
 
-def test_a_process_that_was_stopped_for_longer_than_the_timeout_goes_on(tmp_path: Path) -> None:
+def test_a_process_stopped_for_longer_than_the_timeout_lives(tmp_path: Path) -> None:
     text = """
 with watch(timeout_seconds=1.5, warn_after_seconds=30):
     print("ready", flush=True)
@@ -205,7 +203,7 @@ def records() -> Iterator[_Records]:
     logger.removeHandler(handler)
 
 
-def test_without_a_timeout_each_stall_is_warned_of_once_and_its_end_is_told(tmp_path: Path, records: _Records) -> None:
+def test_without_a_timeout_each_stall_gets_one_warning(tmp_path: Path, records: _Records) -> None:
     step = 1
     exits: list[int] = []
     with Watchdog(lambda: ("train", step), tmp_path, None, 0.05, 0.01, exit=exits.append):
@@ -213,7 +211,7 @@ def test_without_a_timeout_each_stall_is_warned_of_once_and_its_end_is_told(tmp_
             records.wait_for(count)
             step += 1
             records.wait_for(count + 1)
-    warning = "no progress for 0.05 s in phase 'train' (step {}); it may last for ever"
+    warning = "no progress for 0.05 s in phase 'train' (step {}); the process is never ended for it"
     again = r"progress again after \d+ s in phase 'train' \(step {}\)"
     for step, (stall, end) in enumerate([records.messages[0:2], records.messages[2:4]], start=1):
         assert stall.startswith(warning.format(step))
@@ -245,7 +243,7 @@ def test_a_change_of_phase_alone_is_progress() -> None:
     assert changes == [1, 1, 2, 3]
 
 
-def test_a_token_that_cannot_be_compared_is_an_error_not_progress(records: _Records) -> None:
+def test_a_token_that_cannot_be_compared_is_no_progress(records: _Records) -> None:
     class Array:
         def __eq__(self, other: object) -> bool:
             raise ValueError("the truth value of an array is ambiguous")

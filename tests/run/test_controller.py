@@ -98,7 +98,7 @@ def _steps(kept: _Kept, kind: str = "train") -> list[int]:
     return [report.step for report in kept.reports if report.kind == kind]
 
 
-def test_loops_end_at_the_last_step_and_intervals_are_crossed_not_met(tmp_path: Path) -> None:
+def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
     controller, kept = _controller(tmp_path, _Counter())
     controller.train(26)
     assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
@@ -106,7 +106,7 @@ def test_loops_end_at_the_last_step_and_intervals_are_crossed_not_met(tmp_path: 
     assert {report.total_steps for report in kept.reports} == {26}
 
 
-def test_the_time_of_a_run_goes_to_steps_input_evaluations_callbacks_and_the_rest(tmp_path: Path) -> None:
+def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> None:
     class Timed(_Counter):
         """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action half of one."""
 
@@ -150,7 +150,7 @@ def test_rates_are_of_steps_and_examples(tmp_path: Path) -> None:
     assert report.examples_per_second == pytest.approx(32 * report.steps_per_second)
 
 
-def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: Path) -> None:
+def test_evaluations_come_at_each_interval_and_once_at_the_end(tmp_path: Path) -> None:
     counter, seen = _Counter(), _Seen()
     controller, kept = _controller(tmp_path, counter, callbacks=[seen])
     logs = controller.train_and_evaluate(train_steps=14, eval_interval=6)
@@ -159,7 +159,7 @@ def test_evaluations_pause_training_at_their_interval_and_end_it_once(tmp_path: 
     assert list(complete_checkpoints(str(tmp_path))) == [10, 14]
 
 
-def test_a_trainer_that_does_more_steps_than_it_was_asked_for_is_evaluated_all_the_same(tmp_path: Path) -> None:
+def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> None:
     class Eager(_Counter):
         def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
             return super().train(num_steps + 1)
@@ -170,7 +170,7 @@ def test_a_trainer_that_does_more_steps_than_it_was_asked_for_is_evaluated_all_t
     assert counter.evaluated == [10, 19, 28, 31]
 
 
-def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tmp_path: Path) -> None:
+def test_data_that_ends_early_is_an_error_after_a_save(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path / "early", _Counter(examples=7))
     with pytest.raises(DataError, match="ended at step 7 of 20"):
         controller.train(20)
@@ -182,7 +182,7 @@ def test_data_that_ends_is_an_error_after_saving_unless_its_end_was_asked_for(tm
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
-def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_path: Path, loss: float) -> None:
+def test_a_diverged_loss_ends_the_run_without_a_save(tmp_path: Path, loss: float) -> None:
     controller, kept = _controller(tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)])
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
         controller.train(20)
@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_or_above_its_bound_ends_the_run_unsaved(tmp_p
     assert not complete_checkpoints(str(tmp_path))
 
 
-def test_a_high_loss_counts_only_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
+def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)])
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
@@ -215,7 +215,7 @@ def _raise_stop(logs: Any) -> None:
     raise StopTraining("enough")
 
 
-def test_an_action_that_stops_ends_training_saved_evaluated_and_reported(tmp_path: Path) -> None:
+def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> None:
     counter, seen = _Counter(), []
     actions = [lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None, seen.append]
     controller, kept = _controller(tmp_path, counter, train_actions=actions)
@@ -225,7 +225,7 @@ def test_an_action_that_stops_ends_training_saved_evaluated_and_reported(tmp_pat
 
 
 @pytest.mark.parametrize("by_action", [True, False])
-def test_what_stops_after_an_evaluation_has_it_reported_and_its_weights_saved(tmp_path: Path, by_action: bool) -> None:
+def test_a_stop_after_an_evaluation_reports_it_and_saves(tmp_path: Path, by_action: bool) -> None:
     counter, seen = _Counter(), _Seen(stops=not by_action)
     actions = [_raise_stop] if by_action else []
     controller, kept = _controller(tmp_path, counter, interval=99, callbacks=[seen], eval_actions=actions)
@@ -234,7 +234,7 @@ def test_what_stops_after_an_evaluation_has_it_reported_and_its_weights_saved(tm
     assert list(complete_checkpoints(str(tmp_path))) == [6]
 
 
-def test_a_loop_that_diverged_is_not_saved_because_an_action_stops(tmp_path: Path) -> None:
+def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> None:
     counter = _Counter(losses={8: float("nan")})
     controller, _ = _controller(tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop])
     counter.global_step.assign(4)
@@ -262,7 +262,7 @@ class _BackOnce(Callback):
         self.rewound_to.append((run.step, step))
 
 
-def test_a_run_that_went_back_goes_on_although_an_action_had_stopped_it(tmp_path: Path) -> None:
+def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
     counter = _Counter(losses={12: float("nan")})
     once = iter([True])
 
@@ -295,7 +295,7 @@ class _Sets(_Counter):
         return {name: {"accuracy": tf.constant(0.5)} for name in sets}
 
 
-def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew(tmp_path: Path) -> None:
+def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
     counter = _Sets()
     controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
     assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
@@ -303,7 +303,7 @@ def test_what_was_evaluated_before_a_run_went_back_is_evaluated_anew(tmp_path: P
     assert counter.taken == steps
 
 
-def test_the_last_step_is_evaluated_whole_where_a_callback_ends_the_run(tmp_path: Path) -> None:
+def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> None:
     counter = _Sets()
     controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_Seen(stops=True)])
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
@@ -320,7 +320,7 @@ class _Asks(Callback):
             run.evaluate(["rare"])
 
 
-def test_what_a_callback_asks_for_is_done_at_that_boundary_saved_first(tmp_path: Path) -> None:
+def test_requests_of_a_callback_are_done_at_once_the_save_first(tmp_path: Path) -> None:
     counter = _Sets()
     controller, _ = _controller(tmp_path, counter, interval=99, callbacks=[_Asks()])
     order: list[Any] = []
@@ -379,7 +379,7 @@ def test_a_request_is_carried_out_whenever_it_is_made(tmp_path: Path, event: str
     assert _steps(kept, "validation") == evaluated
 
 
-def test_a_request_to_go_back_does_not_hide_the_error_of_another_callback(tmp_path: Path) -> None:
+def test_a_rewind_request_does_not_hide_another_callbacks_error(tmp_path: Path) -> None:
     class Fails(Callback):
         def loop_end(self, run: Run, logs: Any) -> None:
             if run.step == 8:
@@ -415,11 +415,11 @@ def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> No
 
 def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
-    with pytest.raises(UsageError, match=r"go back to step 5 \(to try again\), of which .* holds no checkpoint"):
+    with pytest.raises(UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"):
         controller.train(20)
 
 
-def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_it_again(tmp_path: Path) -> None:
+def test_a_new_controller_resumes_and_does_not_save_again(tmp_path: Path) -> None:
     _controller(tmp_path, _Counter())[0].train(12)
     counter = _Counter()
     controller, kept = _controller(tmp_path, counter)
@@ -431,7 +431,7 @@ def test_a_new_controller_goes_on_from_the_newest_checkpoint_and_does_not_save_i
     assert _steps(kept) == [16]
 
 
-def test_checkpoints_are_evaluated_in_order_and_a_damaged_one_is_skipped(
+def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _controller(tmp_path, _Counter(), interval=4)[0].train(12)
@@ -440,4 +440,4 @@ def test_checkpoints_are_evaluated_in_order_and_a_damaged_one_is_skipped(
     (tmp_path / "ckpt-8.index").write_bytes(b"broken")
     assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
-    assert "skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
+    assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text

@@ -135,7 +135,7 @@ def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
     return {record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))}
 
 
-def test_each_checkpoint_has_its_metrics_which_differ_and_name_it(finished: Path, pretrained: Path) -> None:
+def test_the_metrics_of_each_checkpoint_differ_and_name_it(finished: Path, pretrained: Path) -> None:
     found = _metrics(finished)
     assert list(found) == [10, 20, 30]
     assert [record["checkpoint"] for record in found.values()] == [f"{pretrained}/ckpt-{step}" for step in found]
@@ -154,7 +154,7 @@ def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> Non
     assert accuracy == expected
 
 
-def test_only_the_best_checkpoint_of_a_fine_tuning_stays_and_nothing_foreign_goes(finished: Path) -> None:
+def test_only_the_best_checkpoint_and_foreign_files_stay(finished: Path) -> None:
     for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
         assert (finished / name).read_text() == "kept"
     for step in (10, 20, 30):
@@ -163,7 +163,7 @@ def test_only_the_best_checkpoint_of_a_fine_tuning_stays_and_nothing_foreign_goe
         assert list((finished / f"finetune-{step}/best_ckpt").glob("*.index"))
 
 
-def test_the_model_of_one_fine_tuning_is_gone_when_the_next_one_begins(finished: Path) -> None:
+def test_a_model_is_freed_before_the_next_fine_tuning(finished: Path) -> None:
     assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
 
 
@@ -181,9 +181,7 @@ def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretraine
     assert count_starts(finished) == 2
 
 
-def test_what_is_removed_is_done_again_and_takes_its_place_in_the_curve(
-    finished: Path, pretrained: Path, tmp_path: Path
-) -> None:
+def test_a_removed_fine_tuning_is_repeated_in_the_curve_too(finished: Path, pretrained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     shutil.rmtree(run / "finetune-10")
     (run / "metrics-10.json").unlink()
@@ -193,7 +191,7 @@ def test_what_is_removed_is_done_again_and_takes_its_place_in_the_curve(
     assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
 
 
-def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_the_curve(
+def test_an_end_before_the_metrics_adds_no_second_curve_point(
     alone: tuple[Path, str],
 ) -> None:
     folder, reports = alone
@@ -202,7 +200,7 @@ def test_one_that_ends_just_before_its_metrics_are_there_is_no_second_time_in_th
     assert [step for step, _ in read_curves(folder / "validation")["."]["accuracy"]] == [30]
 
 
-def test_one_that_an_action_has_stopped_is_not_trained_further_when_its_metrics_were_not_written(
+def test_a_stopped_one_without_metrics_is_not_trained_further(
     pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(point: str, path: str) -> None:
@@ -228,7 +226,7 @@ def test_one_that_an_action_has_stopped_is_not_trained_further_when_its_metrics_
     assert count_starts(tmp_path / "finetune-30") == 1
 
 
-def test_one_that_has_ended_is_trained_further_when_more_steps_are_asked_for(
+def test_an_ended_one_is_trained_further_with_more_train_steps(
     without_best: Path, pretrained: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")))
@@ -238,7 +236,7 @@ def test_one_that_has_ended_is_trained_further_when_more_steps_are_asked_for(
     assert _metrics(run)[30]["finetune_steps"] == 15
 
 
-def test_sigterm_in_the_last_moments_of_one_ends_the_job_before_the_next_one(
+def test_sigterm_at_the_end_of_one_stops_before_the_next_one(
     finished: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(point: str, path: str) -> None:
@@ -259,13 +257,11 @@ def test_sigterm_in_the_last_moments_of_one_ends_the_job_before_the_next_one(
     assert count_starts(run / "finetune-20") == 1
 
 
-def test_a_lease_keeps_the_checkpoint_that_is_read_and_ends_with_the_fine_tunings(finished: Path) -> None:
+def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:
     assert _needed == [{10, 20, 30}, {20, 30}, {30}, set()]
 
 
-def test_without_a_best_checkpoint_the_last_one_stays_also_when_others_are_to_have_one(
-    without_best: Path, pretrained: Path, tmp_path: Path
-) -> None:
+def test_without_a_best_checkpoint_the_last_one_stays(without_best: Path, pretrained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(without_best, tmp_path / "run"))
     launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
     assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
@@ -284,9 +280,9 @@ def test_a_damaged_checkpoint_is_left_out(pretrained: Path, tmp_path: Path, capl
 
 def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
-    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: there is no such folder"):
+    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: the folder does not"):
         launch(config, MODE, str(tmp_path / "run"))
-    assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (there is no such folder)" in caplog.text
+    assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (the folder does not exist)" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -295,12 +291,12 @@ def test_a_folder_that_another_process_fine_tunes_in_is_refused(finished: Path, 
         launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
 
 
-def test_a_config_that_would_make_other_fine_tunings_of_it_is_refused(finished: Path, pretrained: Path) -> None:
+def test_a_config_that_changes_the_fine_tunings_is_refused(finished: Path, pretrained: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.width: was 16 when this run began and is 5 now"):
         launch(_config(pretrained, _NotedConfig(width=5)), MODE, str(finished))
 
 
-def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing_behind(pretrained: Path, tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused_without_a_trace(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="shape"):
         launch(_config(pretrained, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
@@ -308,8 +304,8 @@ def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing_behind(pretrain
 
 def test_what_belongs_to_one_run_is_refused(pretrained: Path, tmp_path: Path) -> None:
     config = _config(pretrained)
-    with pytest.raises(UsageError, match="from_step is of one run"):
+    with pytest.raises(UsageError, match="from_step belongs to a single run"):
         launch(config, MODE, str(tmp_path), from_step=10)
-    with pytest.raises(UsageError, match=r"start it by trainer_kit\.launch"):
+    with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
         run_experiment(None, TinyTask(TinyConfig()), MODE, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

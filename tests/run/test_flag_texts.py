@@ -49,7 +49,7 @@ def test_a_flag_is_shown_as_it_is_written(name: str, shown: str) -> None:
 
 
 def test_needed_flags_and_defaults_are_named() -> None:
-    assert described("mode").endswith(" It is needed.")
+    assert described("mode").endswith(" Required.")
     assert described("checkpoint").endswith(" Default: latest.")
     assert described("debug") == FLAGS["debug"].sentence
 

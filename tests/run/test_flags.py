@@ -39,7 +39,7 @@ def test_the_flags_and_their_defaults_are_an_interface() -> None:
     }
 
 
-def test_flags_are_defined_nowhere_else_and_two_parses_share_nothing() -> None:
+def test_flags_are_not_global_and_two_parses_share_nothing() -> None:
     first, second = parse_flags(["train", "--mode=train"]), parse_flags(["train"])
     assert (first.mode, second.mode) == ("train", None)
 
@@ -74,12 +74,12 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize("given", ["-1", "1.5", "many"])
-def test_a_number_of_restarts_that_there_cannot_be_is_a_usage_error(given: str) -> None:
+def test_an_impossible_number_of_restarts_is_a_usage_error(given: str) -> None:
     with pytest.raises(UsageError, match=rf"--max_restarts={given}|invalid literal for int.*'{given}'"):
         parse_flags(["train", f"--max_restarts={given}"])
 
 
-def test_the_run_under_a_supervisor_gets_the_same_flags_without_the_restarts(tmp_path: Path) -> None:
+def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) -> None:
     (tmp_path / "flags").write_text("--max_restarts=7\n--tpu=local\n")
     values = parse_flags([
         "train", "--max_restarts", "3", "--experiment", "a", "-mode=train", "--model_dir=b c", "--nodebug",
@@ -106,7 +106,7 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [([], []), (["--from_step", "0"], ["--from_step=0"])])
-def test_the_step_to_go_back_to_is_given_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
+def test_from_step_is_kept_apart_from_the_other_flags(given: list[str], expected: list[str]) -> None:
     values = parse_flags(["train", "--mode=train", *given])
     assert (unsupervised(values), until_begun(values)) == (["--mode=train"], expected)
 
@@ -118,6 +118,8 @@ def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None
 
 @pytest.mark.parametrize("given", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])
 def test_from_step_says_what_it_takes(given: str) -> None:
-    with pytest.raises(UsageError, match=r"give a step of this run's checkpoints, such as 500 or ckpt-500; 0") as error:
+    with pytest.raises(
+        UsageError, match=r"give a step of this run's checkpoints, such as 500 or ckpt-500, or 0"
+    ) as error:
         parse_flags(["train", f"--from_step={given}"])
     assert ("task.init_checkpoint" in str(error.value)) == ("/" in given)

@@ -52,7 +52,7 @@ def test_the_task_is_made_in_scope_after_before_task(tmp_path: Path) -> None:
     assert _story == ["before", ("task", str(tmp_path / "run"), 4)]
 
 
-def test_an_error_in_before_task_comes_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_error_in_before_task_comes_before_any_file(tmp_path: Path) -> None:
     def refuse() -> None:
         raise UsageError("refused")
 
@@ -67,7 +67,7 @@ def test_a_config_without_a_task_names_the_decorator(tmp_path: Path) -> None:
         launch(config, "train", str(tmp_path))
 
 
-def test_prepare_seeds_so_that_equal_configs_begin_with_equal_weights() -> None:
+def test_prepare_gives_equal_configs_equal_initial_weights() -> None:
     def first_weights(seed: int) -> list[float]:
         prepare(tiny_experiment().replace(runtime={"random_seed": seed}))
         return keras.initializers.GlorotUniform()((2, 2)).numpy().ravel().tolist()

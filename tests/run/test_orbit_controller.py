@@ -102,7 +102,7 @@ class _Reports(Callback):
         run.report("accuracy", 0.25)
 
 
-def test_what_callbacks_report_is_in_the_logs_that_the_controller_writes(tmp_path: Path) -> None:
+def test_values_reported_by_callbacks_are_in_the_logs(tmp_path: Path) -> None:
     controller = _controller(tmp_path, _Reports())
     assert float(controller.train_and_evaluate(8, eval_interval=4)["accuracy"]) == 8.0
     assert controller.run.loop is not None and controller.run.loop.logs["accuracy"] == 0.25
@@ -130,7 +130,7 @@ def test_a_callback_stops_the_run_saved_and_with_a_reason(tmp_path: Path, caplog
     assert controller.train_and_evaluate(20, eval_interval=20) == {}
     assert seen.events == ["begin", (0, 4), (4, 8), (8, 12), "end"] and _saved(tmp_path)[-1] == 12
     assert (controller.stopping, controller.run.stop_reason) == (True, "enough")
-    assert "Controller has no evaluation at the end of a run that an action stops" in caplog.text
+    assert "Controller does not evaluate at the end of a run that an action has stopped" in caplog.text
 
 
 def test_an_action_stops_the_run_with_its_reason(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_other_requests_are_left_out_with_a_warning(
     _controller(tmp_path, seen).train(12)
     assert seen.events == ["begin", (0, 4), (4, 8), (8, 12), "end"] and _saved(tmp_path) == [4, 12]
     assert [one.getMessage() for one in caplog.records] == [
-        "Controller carries out no requests of callbacks but to stop"
+        "Controller ignores the requests of callbacks to save, evaluate or rewind; it can only stop"
     ]
 
 
@@ -172,7 +172,7 @@ def test_a_callback_that_cuts_loops_is_refused_by_name(tmp_path: Path) -> None:
     class Cutting(Callback):
         every = 3
 
-    with pytest.raises(UsageError, match=r"does not cut loops, which Cutting asks for by `every`"):
+    with pytest.raises(UsageError, match=r"cannot end training loops at the steps that Cutting sets by `every`"):
         _controller(tmp_path, _Seen(), Cutting())
 
 

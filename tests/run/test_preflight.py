@@ -51,9 +51,7 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
     assert isinstance(error.value.__cause__, ConfigError)
 
 
-def test_fuse_steps_of_auto_are_refused_with_the_number_that_the_run_in_model_dir_has_chosen(
-    name: str, tmp_path: Path
-) -> None:
+def test_fuse_steps_auto_is_refused_with_the_recorded_number(name: str, tmp_path: Path) -> None:
     sources = Sources(params_overrides=("trainer.fuse_steps=auto",))
     with pytest.raises(
         ConfigError, match=r"'auto' is not a whole number .*`trainer-kit doctor fuse EXPERIMENT`"
@@ -62,15 +60,15 @@ def test_fuse_steps_of_auto_are_refused_with_the_number_that_the_run_in_model_di
     assert new.value.exit_code == 2
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "manifest.json").write_text(json.dumps({"fuse_steps": 20}))
-    with pytest.raises(ConfigError, match=r"; set trainer\.fuse_steps=20, which this run was started with$"):
+    with pytest.raises(ConfigError, match=r"; set trainer\.fuse_steps=20, the value that this run was started with$"):
         _check(name, tmp_path, sources=sources)
 
 
-def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar(name: str, tmp_path: Path) -> None:
+def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: Path) -> None:
     overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
     sources = Sources(params_overrides=(overrides,))
     for mode in ("train", "train_and_post_eval"):
-        with pytest.raises(ConfigError, match=f"trainer.early_stopping: the mode {mode} evaluates nothing while"):
+        with pytest.raises(ConfigError, match=f"trainer.early_stopping: the mode {mode} does not evaluate"):
             _check(name, tmp_path, mode, sources=sources)
     for mode in ("train_and_eval", "continuous_eval"):
         assert _check(name, tmp_path, mode, sources=sources).trainer.early_stopping is not None
@@ -83,9 +81,9 @@ def test_early_stopping_needs_a_mode_that_evaluates_while_it_trains_or_a_sidecar
 @pytest.mark.parametrize(
     ("mode", "profile", "told"),
     [
-        ("train", "10", "--profile: '10' is no window of steps; write the first and the last one, as in 10:20"),
+        ("train", "10", "--profile: '10' is not a window of steps; write the first and the last step, as in 10:20"),
         ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
-        ("eval", "1:5", "--profile: traces training steps, and the mode eval does not train; leave it out"),
+        ("eval", "1:5", "--profile: it traces training steps, but the mode eval does not train; leave it out"),
     ],
 )
 def test_steps_to_profile_are_a_window_in_a_mode_that_trains(
@@ -103,9 +101,7 @@ def test_the_name_of_a_sidecar_is_plain_and_its_own(name: str, tmp_path: Path, e
         _check(name, tmp_path, "continuous_eval", eval_name=eval_name)
 
 
-def test_there_is_nothing_to_evaluate_without_a_checkpoint_in_the_words_of_the_run_itself(
-    name: str, tmp_path: Path
-) -> None:
+def test_eval_without_a_checkpoint_gets_the_message_of_the_run(name: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ckpt-5.data-00000-of-00001").touch()
     messages = []
@@ -119,13 +115,13 @@ def test_there_is_nothing_to_evaluate_without_a_checkpoint_in_the_words_of_the_r
     assert messages[0] == messages[1]
 
 
-def test_a_foreign_index_file_is_no_checkpoint_to_evaluate_or_to_go_on_from(name: str, tmp_path: Path) -> None:
+def test_a_foreign_index_file_does_not_count_as_a_checkpoint(name: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for file in ("ckpt-best.index", "ckpt-5.iterator.index"):
         (tmp_path / "run" / file).touch()
     with pytest.raises(UsageError, match="holds no checkpoint"):
         _check(name, tmp_path, "eval")
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there is none at all; 0 starts again"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; model_dir holds no checkpoint; give 0 to start"):
         _check(name, tmp_path, from_step=5)
 
 
@@ -135,7 +131,7 @@ def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None
         (tmp_path / "run" / f"ckpt-{step}.index").touch()
     for step in (20, 0):
         _check(name, tmp_path, from_step=step)
-    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; 0 starts again"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 5; there are: 20, 100; give 0 to start again"):
         _check(name, tmp_path, from_step=5)
 
 
@@ -143,17 +139,17 @@ def test_a_step_to_go_on_from_has_to_be_there(name: str, tmp_path: Path) -> None
     ("mode", "step", "advice"),
     [("eval", 5, "--checkpoint=5 evaluates"), ("eval", 0, "--checkpoint=0"), ("continuous_eval", 5, "leave it out")],
 )
-def test_a_step_to_go_on_from_is_refused_where_nothing_is_trained(
+def test_from_step_is_refused_in_modes_that_do_not_train(
     name: str, tmp_path: Path, mode: str, step: int, advice: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^--from_step: .* the mode {mode} does not train; {advice}"):
         _check(name, tmp_path, mode, from_step=step)
 
 
-def test_fine_tunings_have_no_step_to_go_on_from_and_need_a_folder(name: str, tmp_path: Path) -> None:
+def test_fine_tunings_refuse_from_step_and_need_a_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         _check(name, tmp_path, "continuous_train_and_eval", from_step=5)
-    assert "--from_step: is of one run, and continuous_train_and_eval has one for each" in str(error.value)
+    assert "--from_step: it belongs to a single run, but continuous_train_and_eval starts one" in str(error.value)
     assert "task.init_checkpoint: is needed in mode continuous_train_and_eval" in str(error.value)
 
 
@@ -170,7 +166,7 @@ def test_other_evaluations_are_left_to_the_run(name: str, tmp_path: Path, mode: 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_remote_model_dir_is_refused_before_tensorflow_is_needed(name: str) -> None:
+def test_a_remote_model_dir_is_refused_without_tensorflow(name: str) -> None:
     with pytest.raises(ConfigError, match="--model_dir: 'gs://bucket/run' is a remote folder"):
         check_request(Request(name, "eval", "gs://bucket/run"))
 
@@ -206,7 +202,7 @@ _CLUSTER = {"chief": ["a:1"], "worker": ["b:1"]}
         ("runtime.random_seed=1", {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}),
     ],
 )
-def test_a_model_dir_that_is_in_use_is_told_to_the_process_that_would_write_there(
+def test_a_model_dir_in_use_is_refused_only_to_a_writer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, tf_config: Any
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")

@@ -48,7 +48,7 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     return progress, done
 
 
-def test_a_phase_ends_with_what_is_done_in_it_but_stays_after_an_error() -> None:
+def test_a_phase_ends_with_its_block_but_stays_after_an_error() -> None:
     phases, seen = Phases(TimeLedger()), []
     seen.append(phases.now)
     with phases.at_work():
@@ -76,7 +76,7 @@ def test_before_there_is_a_controller_a_run_starts() -> None:
     assert Progress().of_step() == ("start", 0)
 
 
-def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
+def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
     assert Progress().of_activity() == ("building the model", 0, 0, 0) and Progress().total_of("evaluating") is None
     assert _run("evaluate", 5, 0)[0].of_activity() == ("evaluating", 5, 5, 7)
     assert _run("evaluate", 5, 0)[0].total_of("evaluating") == 30
@@ -84,14 +84,14 @@ def test_what_the_run_is_doing_is_told_with_its_steps_and_batches() -> None:
     assert _run("save", 5, 0)[0].total_of("saving") is None
     training, _ = _run("train", 5, 0)
     training.controller.run.total = 20
-    assert training.of_activity() == ("compiling the training loop, and its first step", 5, 5, 7)
+    assert training.of_activity() == ("compiling the training loop and running its first step", 5, 5, 7)
     training.trainer.global_step.assign_add(1)
     assert training.of_activity() == ("training", 5, 6, 7)
     training.controller.running = (6, 11)
     assert training.of_activity() == ("training", 6, 6, 7) and training.total_of("training") == 20
 
 
-def test_phase_and_step_are_those_of_the_controller_and_the_variable() -> None:
+def test_phase_and_step_come_from_controller_and_variable() -> None:
     assert _run("save", 5, 0)[0].of_step() == ("save", 5)
 
 
@@ -124,7 +124,7 @@ def test_what_the_main_thread_is_about_is_left_to_it(phase: str, saved: int) -> 
     assert done == []
 
 
-def test_in_the_middle_of_a_step_nothing_is_saved_and_the_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_inside_a_step_nothing_is_saved_and_a_warning_comes(caplog: pytest.LogCaptureFixture) -> None:
     progress, done = _run("train", 5, 2)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         assert not progress.save_late()

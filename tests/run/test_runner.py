@@ -111,9 +111,7 @@ def _tags(folder: Path) -> dict[str, list[int]]:
     return tags
 
 
-def test_train_saves_records_reports_and_tells_where_its_time_went(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_train_saves_records_and_reports_its_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="trainer_kit")
     model, logs = _run(tmp_path, config=tiny_experiment(train_steps=13))
     assert logs == {}
@@ -130,7 +128,7 @@ def test_train_saves_records_reports_and_tells_where_its_time_went(
     assert model.count_params() == 195
 
 
-def test_train_and_eval_evaluates_at_each_interval_and_at_the_end_once(tmp_path: Path) -> None:
+def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) -> None:
     config = tiny_experiment(train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST)
     _, logs = _run(tmp_path, "train_and_eval", config)
     assert _steps(tmp_path, "validation") == [4, 8, 10]
@@ -143,7 +141,7 @@ def test_train_and_eval_evaluates_at_each_interval_and_at_the_end_once(tmp_path:
     )
 
 
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(trained: Path, tmp_path: Path) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config)
     resumed, _ = _run(trained, config=config)
@@ -157,9 +155,7 @@ def test_another_seed_gives_other_weights(once_trained: _Finished, tmp_path: Pat
     assert not all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(other), strict=True))
 
 
-def test_steps_that_are_profiled_are_traced_and_nothing_of_the_run_is_another(
-    once_trained: _Finished, tmp_path: Path
-) -> None:
+def test_profiled_steps_are_traced_without_changing_the_run(once_trained: _Finished, tmp_path: Path) -> None:
     model, _ = _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
     assert all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(model), strict=True))
@@ -198,7 +194,7 @@ def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluato
     assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
 
 
-def test_eval_without_a_checkpoint_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+def test_eval_without_a_checkpoint_fails_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no checkpoint; train first"):
         _run(tmp_path / "empty", "eval")
     assert not (tmp_path / "empty").exists()
@@ -219,20 +215,20 @@ def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
         run_experiment(None, None, "train", tiny_experiment(), None)  # type: ignore[arg-type]
 
 
-def test_a_best_metric_that_does_not_exist_is_found_before_the_first_step(tmp_path: Path) -> None:
+def test_an_unknown_best_metric_fails_before_the_first_step(tmp_path: Path) -> None:
     config = tiny_experiment(best_checkpoint_eval_metric="acuracy")
     with pytest.raises(UsageError, match="did you mean accuracy"):
         _run(tmp_path / "run", "train_and_eval", config)
     assert not (tmp_path / "run").exists()
 
 
-def test_another_optimizer_is_refused_on_resume_until_it_is_allowed(trained: Path) -> None:
+def test_another_optimizer_is_refused_until_it_is_allowed(trained: Path) -> None:
     optimizer = {"optimizer_config": {"optimizer": {"type": "sgd"}}}
     with pytest.raises(ConfigError, match=r"--allow_config_change=trainer\.optimizer_config"):
         _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25, **optimizer}))
 
 
-def test_a_learning_rate_that_the_config_changes_is_that_of_the_resumed_run(trained: Path) -> None:
+def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None:
     rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
     logs: list[Any] = []
     for steps in (27, 37):
@@ -241,7 +237,7 @@ def test_a_learning_rate_that_the_config_changes_is_that_of_the_resumed_run(trai
     assert logs == [0.25] * 4
 
 
-def test_a_learning_rate_that_a_callback_has_changed_outlives_the_process(tmp_path: Path) -> None:
+def test_a_callbacks_learning_rate_outlives_the_process(tmp_path: Path) -> None:
     config = tiny_experiment(train_steps=20)
     task = TinyTask(config.task)
     trainer = create_trainer(config, task)
@@ -292,7 +288,7 @@ class _SummarisingTask(TinyTask):
         return logs
 
 
-def test_summaries_of_the_task_itself_are_written_at_the_interval_and_those_of_actions_each_time(
+def test_the_tasks_summaries_keep_the_interval_of_the_config(
     tmp_path: Path,
 ) -> None:
     config = tiny_experiment(summary_interval=10)
@@ -326,7 +322,7 @@ def test_any_orbit_controller_can_drive_the_trainer(tmp_path: Path) -> None:
     assert _tags(tmp_path / "train")["training_loss"] == [5, 10, 15, 20]
 
 
-def test_a_run_that_an_action_takes_back_to_a_checkpoint_ends_with_the_same_bits_and_records(
+def test_a_rewind_by_an_action_keeps_the_bits_and_records(
     once_evaluated: _Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Controller] = []
@@ -349,8 +345,8 @@ def test_a_run_that_an_action_takes_back_to_a_checkpoint_ends_with_the_same_bits
     assert [one for one in found if '"lineage": 1' not in one] == []  # the ledger alone tells that there was a return
 
 
-def test_a_recovery_that_a_controller_of_orbit_would_leave_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller does not go back"):
+def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller cannot rewind the run"):
         _run(tmp_path, config=tiny_experiment(recovery_max_trials=1), controller_cls=orbit.Controller)
 
 
@@ -389,7 +385,7 @@ def test_data_that_ends_too_early_is_a_data_error_after_saving(tmp_path: Path) -
     assert not (tmp_path / "final.json").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_without_saving_it(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_without_a_save(tmp_path: Path) -> None:
     rate = {"learning_rate": {"type": "constant", "constant": {"learning_rate": 1e30}}}
     config = tiny_experiment().replace(trainer={"optimizer_config": {**rate, "optimizer": {"type": "sgd"}}})
     with pytest.raises(DivergedError, match=r"training_loss is .* at step"):
@@ -410,7 +406,7 @@ class _FilteredAwayTask(TinyTask):
         return super().build_inputs(params, input_context).at(0).take(9).filter(lambda points, labels: False)
 
 
-def test_a_run_without_data_that_only_reading_tells_leaves_no_record(tmp_path: Path) -> None:
+def test_a_run_whose_data_turns_out_empty_leaves_no_record(tmp_path: Path) -> None:
     config = tiny_experiment()
     with pytest.raises(DataError, match=r"task\.train_data has no batch"):
         run_experiment(None, _FilteredAwayTask(config.task), "train", config, str(tmp_path))
@@ -445,9 +441,7 @@ class _StoppedInEvaluation(TinyTask):
 stops: list[Callable[[], None]] = []
 
 
-def test_an_evaluation_that_was_cut_off_is_made_up_by_the_next_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_next_start_repeats_an_interrupted_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = tiny_experiment(train_steps=20, validation_interval=20, **_BEST)
     task = _StoppedInEvaluation(config.task)
     stops[:] = [lambda: _stop(caplog)]
@@ -461,11 +455,11 @@ def test_an_evaluation_that_was_cut_off_is_made_up_by_the_next_start(
     assert _steps(tmp_path, "validation") == [20]
 
 
-def test_a_run_that_was_only_trained_is_evaluated_by_train_and_eval(trained: Path) -> None:
+def test_train_and_eval_evaluates_a_run_that_only_trained(trained: Path) -> None:
     assert "accuracy" in _run(trained, "train_and_eval", _TRAINED)[1]
 
 
-def test_a_save_that_fails_in_the_background_at_the_end_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_failed_last_background_save_is_a_storage_error(tmp_path: Path) -> None:
     def block(logs: Any) -> None:
         (tmp_path / "ckpt-20_temp").touch()  # TensorFlow cannot make its folder there, as on a full disk
 
@@ -479,9 +473,7 @@ def _ledger(folder: Path, name: str) -> list[tuple[int, str | None]]:
     return [(record["step"], record["checkpoint"]) for record in map(json.loads, lines)]
 
 
-def test_the_ledger_names_only_checkpoints_that_are_there_and_eval_has_its_own(
-    evaluated: Path, evaluator: Trainer
-) -> None:
+def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
     told = [(step, f"ckpt-{step}" if step % 20 == 0 else None) for step in range(10, 61, 10)]
     assert _ledger(evaluated, "validation") == told
     events = sorted((evaluated / "validation").iterdir())
@@ -525,16 +517,14 @@ def test_one_and_four_virtual_replicas_see_the_same_losses(on_four_replicas: _Fi
     assert len(losses) == 20
 
 
-def test_a_checkpoint_of_several_replicas_is_evaluated_the_same_on_one(
-    on_four_replicas: _Finished, tmp_path: Path
-) -> None:
+def test_one_replica_evaluates_a_checkpoint_of_several_equally(on_four_replicas: _Finished, tmp_path: Path) -> None:
     several = on_four_replicas.logs
     _, one = _run(Path(shutil.copytree(on_four_replicas.folder, tmp_path / "run")), "eval", _STEPWISE)
     assert one["accuracy"] == pytest.approx(several["accuracy"], abs=1e-6)
     assert one["validation_loss"] == pytest.approx(several["validation_loss"], abs=1e-6)
 
 
-def test_several_validation_sets_have_intervals_records_and_curves_of_their_own(tmp_path: Path) -> None:
+def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path) -> None:
     config = tiny_experiment(validation_interval=5, best_checkpoint_eval_metric="dev|accuracy")
     data = config.task.validation_data
     config = config.replace(

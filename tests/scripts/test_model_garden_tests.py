@@ -33,7 +33,7 @@ def test_the_docs_are_read() -> None:
     assert listed_in_docs(text) == {"core/train_lib_test.py": frozenset({"TrainTest.test_x"})}
 
 
-def test_the_modules_of_model_garden_are_replaced_and_a_failure_found(tmp_path: Path) -> None:
+def test_model_gardens_modules_are_replaced_and_a_failure_found(tmp_path: Path) -> None:
     pytest.importorskip("official.core.registry_test")
     with ForkServer(needs=model_garden_tests.NEEDS) as server:
         theirs = outcomes(server, FILE, False, tmp_path)

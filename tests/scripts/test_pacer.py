@@ -53,7 +53,7 @@ def test_all_loops_count_where_none_are_to_settle() -> None:
     assert clock.now == 3.0
 
 
-def test_what_is_left_out_is_no_part_of_a_window_and_settles_nothing() -> None:
+def test_time_left_out_is_no_part_of_a_window() -> None:
     pacer, own, clock = _started((1.0, 0.5), (1.0, 0.5))
     clock.now += 5.0
     pacer.leave_out(5.0)

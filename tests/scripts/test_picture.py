@@ -8,7 +8,7 @@ from scripts.benchmarks import picture
 from scripts.benchmarks.results import Goal, Results, Row, Section
 
 
-def test_bars_and_curves_are_drawn_and_nothing_else_is_left_in_the_folder(tmp_path: Path) -> None:
+def test_only_the_picture_is_left_in_the_folder(tmp_path: Path) -> None:
     goals = (Goal(to="a", bound=0.9),)
     bars = [
         Row(name="a", label="by hand", values=[[2.0]]),

@@ -38,7 +38,7 @@ def contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contender:
     return Contender(name="one", label="one", run="runners:run", options={"seconds": 0.01}, fresh=True)
 
 
-def test_contenders_take_turns_and_one_that_fails_says_why_while_the_others_go_on(contender: Contender) -> None:
+def test_contenders_take_turns_and_a_failed_one_says_why(contender: Contender) -> None:
     broken = Contender(
         name="two", label="two", run=contender.run, options={"seconds": 0.0, "loops": 3}, fresh=True, to="one"
     )
@@ -53,7 +53,7 @@ def test_contenders_take_turns_and_one_that_fails_says_why_while_the_others_go_o
     assert missing.absent == "nothing_like_it not installed"
 
 
-def test_the_threads_of_those_that_wait_for_their_turn_stand_still(contender: Contender) -> None:
+def test_threads_of_waiting_contenders_stand_still(contender: Contender) -> None:
     ticking = Contender(name="two", label="two", run="runners:tick", fresh=True)
     slow = replace(contender, options={"seconds": 0.4})
     outcome = race(ForkServer(), [slow, ticking], Plan(rounds=1, windows=3, seconds=0.0, warm_up=0), "sleepers")

@@ -7,7 +7,8 @@ import pytest
 from scripts import bench
 from scripts.benchmarks import cold, growth
 from scripts.benchmarks.race import Outcome
-from scripts.benchmarks.subjects import Subject, subjects
+from scripts.benchmarks.subject import Subject
+from scripts.benchmarks.subjects import subjects
 
 SUBJECTS = {subject.name: subject for subject in subjects()}
 
@@ -24,12 +25,12 @@ def test_the_commands_are_compared_with_one_another() -> None:
     assert {command.to for command in cold.COMMANDS} - {""} <= {command.name for command in cold.COMMANDS}
 
 
-def test_a_row_that_is_chosen_brings_along_what_it_is_compared_with() -> None:
+def test_a_chosen_row_brings_the_rows_it_is_compared_with() -> None:
     chosen = SUBJECTS["dense"].only(["ours_fused"])
     assert {one.name for one in chosen.contenders} == {"by_hand", "again", "ours_fused", "fused_by_hand"}
 
 
-def test_a_quick_measurement_has_every_goal_of_its_sections_and_tells_what_it_leaves_out() -> None:
+def test_a_quick_measurement_has_the_goals_of_its_sections() -> None:
     for subject in SUBJECTS.values():
         quick = subject.quick()
         assert {one.name for one in subject.contenders if one.goals} <= {one.name for one in quick.contenders}
@@ -62,12 +63,12 @@ def test_rows_that_are_named_are_measured_quickly_too() -> None:
     assert {one.name for one in dense.contenders} == {"by_hand", "again", "fused_by_hand", "ours_fused"}
 
 
-def test_costs_are_compared_at_the_same_moment_and_gathered_by_decade() -> None:
+def test_costs_are_paired_in_time_and_grouped_by_decade() -> None:
     slow, quick = [(1000, 2.0)] * 3, [(1000, 1.0)] * 3
     assert growth.by_decade([*slow, (90_000, 3.0)], [*quick, (90_000, 1.0)]) == {1e4: 2.0, 1e5: 3.0}
 
 
-def test_a_further_variable_costs_the_difference_to_the_first_point() -> None:
+def test_a_variables_cost_is_the_difference_to_the_first_point() -> None:
     variables = growth.variables()
     cost = {10: 1.0, 100: 10.0, 1000: 100.0, 5000: 900.0}  # seconds for a step
     outcomes: dict[float, Outcome] = {}
@@ -79,4 +80,4 @@ def test_a_further_variable_costs_the_difference_to_the_first_point() -> None:
     row = section.row("ours_5000")
     assert row is not None and row.median == pytest.approx(1e6 * 899 / 4990)
     assert section.ratio("ours_5000", "ours_1000") == pytest.approx((899 / 4990) / (99 / 990))
-    assert section.spread == 0
+    assert section.control == 0

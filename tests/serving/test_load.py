@@ -75,7 +75,7 @@ def modules(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("noted", "expected"), [(5, 5), (None, 1)])
-def test_the_config_of_a_run_that_an_earlier_release_began_with_auto_has_the_number_that_it_chose(
+def test_an_earlier_runs_auto_setting_has_the_number_it_chose(
     noted: int | None, expected: int, run: Path, modules: list[str], tmp_path: Path
 ) -> None:
     text, manifest = (run / "params.yaml").read_text(), json.loads((run / "manifest.json").read_text())
@@ -172,7 +172,7 @@ def test_a_miss_says_what_there_is(run: Path, modules: list[str]) -> None:
         (7, r'no checkpoint of step 7; there are 40, 50, 60; best weights: "best'),
         (
             "newest",
-            "'newest' is no checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
+            "'newest' is not a checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
             "there are 40, 50, 60$",
         ),
         ("bset", r"did you mean best\? give"),
@@ -196,7 +196,7 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
         trainer_kit.load_model(tmp_path)
 
 
-def test_a_checkpoint_that_is_rotated_away_is_followed_by_the_newest(
+def test_a_rotated_checkpoint_is_replaced_by_the_newest(
     run: Path, modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
@@ -349,7 +349,7 @@ def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
     one, two, model = _sequential(), _sequential(), _sequential()
     _scramble(two)
     path = tf.train.Checkpoint(one=one, two=two).write(str(tmp_path / "x"))
-    with pytest.raises(UsageError, match=r"several parts that fit: one, two; give part="):
+    with pytest.raises(UsageError, match=r"several parts that fit: one, two; give one of them as part="):
         trainer_kit.load_weights(model, path)
     assert trainer_kit.load_weights(model, path, part="two").part == "two"
     np.testing.assert_array_equal(model(POINTS), two(POINTS))
@@ -363,7 +363,7 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path) -> None:
         trainer_kit.load_weights(keras.Sequential([keras.layers.Dense(2)]), path)
     with pytest.raises(UsageError, match=f"there is no checkpoint {tmp_path}/y; .* x"):
         trainer_kit.load_weights(_sequential(), tmp_path / "y")
-    with pytest.raises(UsageError, match="is no model"):
+    with pytest.raises(UsageError, match="is not a model"):
         trainer_kit.load_weights(3, path)
     (tmp_path / "x.index").write_bytes(b"broken")
     with pytest.raises(StorageError, match="damaged"):

@@ -61,7 +61,7 @@ def test_flush_waits_for_everything_written_before() -> None:
     writer.close()
 
 
-def test_write_returns_while_a_writer_is_busy_and_waits_when_the_queue_is_full() -> None:
+def test_write_waits_only_when_the_queue_is_full() -> None:
     go_on = threading.Event()
 
     class Slow(Keeper):
@@ -84,7 +84,7 @@ def test_write_returns_while_a_writer_is_busy_and_waits_when_the_queue_is_full()
     assert slow.steps == list(range(20))
 
 
-def test_an_error_is_raised_once_as_it_was_and_the_others_get_every_report() -> None:
+def test_an_error_is_raised_once_and_other_writers_continue() -> None:
     failing, sound = Keeper(fails_on=(1,)), Keeper()
     writer = BackgroundWriter([failing, sound])
     writer.write(report(0))
@@ -99,7 +99,7 @@ def test_an_error_is_raised_once_as_it_was_and_the_others_get_every_report() -> 
     assert sound.steps == [0, 1, 2]
 
 
-def test_an_error_of_the_last_report_is_raised_by_close_after_all_are_closed() -> None:
+def test_close_raises_the_last_error_after_closing_all() -> None:
     failing, sound = Keeper(fails_on=(7,)), Keeper()
     writer = BackgroundWriter([failing, sound])
     with pytest.raises(OSError, match="no space for 7"):
@@ -110,7 +110,7 @@ def test_an_error_of_the_last_report_is_raised_by_close_after_all_are_closed() -
     assert sound.events == ["write 7", "close"]
 
 
-def test_an_error_while_closing_is_raised_and_the_others_are_closed() -> None:
+def test_an_error_in_close_is_raised_after_closing_the_others() -> None:
     failing, sound = Keeper(fails_to_close=True), Keeper()
     writer = BackgroundWriter([failing, sound])
     with pytest.raises(OSError, match="no space to close"):
@@ -118,7 +118,7 @@ def test_an_error_while_closing_is_raised_and_the_others_are_closed() -> None:
     assert sound.events == ["close"]
 
 
-def test_a_further_error_before_the_first_is_raised_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_error_before_the_first_is_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     writer = BackgroundWriter([Keeper(fails_on=(1,)), Keeper(fails_on=(1,), fails_to_close=True)])
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))
@@ -145,7 +145,7 @@ def test_the_thread_survives_what_would_end_it(error: type[BaseException]) -> No
     assert ending.steps == [0, 1]
 
 
-def test_closing_twice_is_fine_and_writing_after_that_is_an_error() -> None:
+def test_closing_twice_is_fine_but_writing_later_is_an_error() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper])
     writer.write(report(0))
@@ -156,7 +156,7 @@ def test_closing_twice_is_fine_and_writing_after_that_is_an_error() -> None:
         writer.write(report(1))
 
 
-def test_a_writer_that_asks_for_it_is_called_in_the_callers_thread() -> None:
+def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
     class Here(Keeper):
         in_caller_thread = True
 
@@ -173,7 +173,7 @@ def test_a_writer_that_asks_for_it_is_called_in_the_callers_thread() -> None:
     assert there.steps == [0, 1]
 
 
-def test_the_last_report_is_kept_when_the_process_ends_right_after_close(tmp_path: Path) -> None:
+def test_the_last_report_survives_an_exit_right_after_close(tmp_path: Path) -> None:
     code = """
 import sys
 from trainer_kit.telemetry.background_writer import BackgroundWriter
@@ -192,7 +192,7 @@ finally:
     assert len(path.read_text().splitlines()) == 1000
 
 
-def test_reports_of_short_loops_wait_for_each_other_and_for_no_flush() -> None:
+def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], together=60.0)
     for _ in range(2):  # the second time, nothing is in a hurry any more
@@ -208,7 +208,7 @@ def test_reports_of_short_loops_wait_for_each_other_and_for_no_flush() -> None:
     writer.close()
 
 
-def test_settling_waits_in_any_thread_and_leaves_errors_to_the_writing_one() -> None:
+def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
     keeper, failing = Keeper(), Keeper(fails_on=(0,))
     writer = BackgroundWriter([keeper, failing], together=60.0)
     writer.write(report(0))
@@ -231,7 +231,7 @@ def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     writer.close()
 
 
-def test_reports_do_not_wait_when_half_as_many_are_there_as_may_be() -> None:
+def test_reports_do_not_wait_when_the_queue_is_half_full() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], capacity=4, together=60.0)
     for step in range(3):  # one is in the thread's hands

@@ -91,7 +91,7 @@ def screen(written: str) -> list[str]:
     return [line.rstrip() for line in rows]
 
 
-def test_a_pipe_gets_one_line_per_report_and_no_control_characters() -> None:
+def test_a_pipe_gets_plain_lines_one_per_report() -> None:
     written = subprocess.run(program(), capture_output=True, check=True).stdout
     assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", written)
     lines = written.decode().splitlines()
@@ -104,7 +104,7 @@ def test_a_pipe_gets_one_line_per_report_and_no_control_characters() -> None:
     assert lines[4] == "validation | step 200/400 | accuracy 0.2 | best accuracy 0.2 at step 200"
 
 
-def test_a_terminal_shows_progress_in_place_with_evaluations_above() -> None:
+def test_a_terminal_shows_progress_with_evaluations_above() -> None:
     status, written = on_terminal(program("print('a word from the task')"))
     assert status == 0
     seen = screen(written)
@@ -172,7 +172,7 @@ def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read()
     assert (tmp_path / "done").exists()
-    assert errors.count("the output is gone") == 1
+    assert errors.count("the output is closed") == 1
 
 
 def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixt
         writer.flush()
     writer.close()
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
-        "no more progress is shown: the output is gone"
+        "progress is no longer shown: the output is closed"
     ]
 
 

@@ -89,7 +89,7 @@ def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> N
     assert batches == sorted(batches) and any(0 < done < 13 for _, done in batches)
 
 
-def test_without_a_known_end_the_batches_are_counted_and_validation_steps_are_an_end(tmp_path: Path) -> None:
+def test_without_a_known_end_the_batches_are_counted(tmp_path: Path) -> None:
     once = slow_experiment(tells=False).replace(trainer={"train_steps": 5})
     lines = _lines(tmp_path, once)
     assert any(re.fullmatch(r"evaluating \| step 5 \| batch \d+ \| 0:00:0\d", line) for line in lines), lines
@@ -121,7 +121,7 @@ def _drawn(tmp_path: Path, mode: str) -> str:
     return stream.getvalue()
 
 
-def test_on_a_terminal_one_line_below_the_display_is_drawn_over_and_gone_at_the_end(tmp_path: Path) -> None:
+def test_a_terminal_redraws_one_line_and_removes_it_at_the_end(tmp_path: Path) -> None:
     written = _drawn(tmp_path, "train_and_eval")
     assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", written))) > 2
     seen = screen(written)
@@ -130,7 +130,7 @@ def test_on_a_terminal_one_line_below_the_display_is_drawn_over_and_gone_at_the_
     assert not any("evaluating" in line for line in seen), seen
 
 
-def test_on_a_terminal_nothing_is_left_of_the_line_where_nothing_else_is_drawn(tmp_path: Path) -> None:
+def test_a_terminal_without_a_display_keeps_nothing_of_the_line(tmp_path: Path) -> None:
     launch(slow_experiment(), "train", str(tmp_path), console=ConsoleWriter(io.StringIO()))
     written = _drawn(tmp_path, "eval")
     assert "evaluating | step 10 | batch" in written
@@ -196,7 +196,7 @@ class _SlowlyBuiltTask(TinyTask):
 
 
 @pytest.mark.parametrize("interactive", [False, True])
-def test_slow_building_and_slow_steps_are_shown_before_the_first_loop_ends(tmp_path: Path, interactive: bool) -> None:
+def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path, interactive: bool) -> None:
     config, stream = tiny_experiment(train_steps=5), io.StringIO()
     console = ConsoleWriter(stream, interactive=interactive, activity_after=0.2, activity_every=0.4)
     run_experiment(None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console)
@@ -215,5 +215,5 @@ def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.Log
     with caplog.at_level(logging.WARNING), CurrentActivity(lambda: (EVALUATING, 1, 1, 1), lambda _: None, fail, 0.01):
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
-        "what the run is doing is no longer shown: OSError('gone')"
+        "the run's current activity is no longer shown: OSError('gone')"
     ]

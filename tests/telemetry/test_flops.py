@@ -63,7 +63,7 @@ def test_einsum_is_counted(equation: str, inputs: tuple[int, ...], kernel: tuple
     assert count_flops(Einsum(equation, kernel), tf.TensorSpec(inputs)) == FlopsResult(expected)
 
 
-def test_einsum_is_counted_once_when_another_package_counts_it_too() -> None:
+def test_einsum_is_counted_once_even_if_others_count_it() -> None:
     import official.core.train_utils  # noqa: F401 -- registers its own rule for Einsum
 
     assert count_flops(Einsum("ij,jk->ik", (4, 5)), tf.TensorSpec((1, 4))) == FlopsResult(40)

@@ -50,7 +50,7 @@ def _kinds(graph: Any) -> Counter[str]:
     return Counter(operation.type for operation in graph.get_operations())
 
 
-def test_nested_calls_are_put_in_place_with_the_shapes_that_the_caller_knows() -> None:
+def test_nested_calls_are_inlined_with_the_callers_shapes() -> None:
     graph = with_calls_inlined(_traced().graph)
     assert _kinds(graph)["MatMul"] == 3
     assert not _kinds(graph).keys() & {"PartitionedCall", "StatefulPartitionedCall"}
@@ -82,7 +82,7 @@ def test_a_graph_without_calls_is_returned_as_it_is() -> None:
     assert with_calls_inlined(graph) is graph
 
 
-def test_where_tensorflow_shows_no_functions_the_calls_stay_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_visible_functions_stay_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_kit.telemetry.flops_graph.functions_called", lambda _: {})
     assert "PartitionedCall" in count_flops(_module(), tf.TensorSpec([None, 3])).problem
     assert tensorflow_internals.functions_called(object()) == {}

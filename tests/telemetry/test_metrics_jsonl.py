@@ -128,7 +128,7 @@ def test_a_report_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
     assert active_history(path).get_latest("acc") == 0.1
 
 
-def test_an_evaluation_of_an_earlier_checkpoint_takes_nothing_away(tmp_path: Path) -> None:
+def test_an_evaluation_of_an_earlier_step_removes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(100), report(200), report(300), report(200, "validation", acc=0.2))
     assert places(path) == [("train", 100), ("train", 200), ("validation", 200), ("train", 300)]
@@ -214,7 +214,7 @@ def test_a_path_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> Non
         JsonLinesWriter(tmp_path / "file" / "metrics.jsonl").write(report(1))
 
 
-def test_a_line_that_a_full_disk_cut_is_finished_when_there_is_room_again(tmp_path: Path) -> None:
+def test_a_line_cut_by_a_full_disk_is_ended_once_there_is_space(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from trainer_kit.errors import StorageError
@@ -438,7 +438,7 @@ def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> Non
     assert steps_of(superseded(path)) == batch * (1 if point == "history.supersede" else 2)
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error_and_changes_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, report(1), report(2))
     before = path.read_bytes()
@@ -473,7 +473,7 @@ def test_a_resume_of_a_long_run_takes_no_time(long_history: Path) -> None:
     assert os.listdir(long_history.parent) == ["metrics.jsonl"]
 
 
-def test_a_resume_before_the_end_of_a_long_run_reads_the_end_only(long_history: Path) -> None:
+def test_a_resume_near_the_end_of_a_long_run_reads_only_the_end(long_history: Path) -> None:
     size = long_history.stat().st_size
     start = time.perf_counter()
     JsonLinesWriter(long_history).resume(399_000)
@@ -512,7 +512,7 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 
 @settings(deadline=None, max_examples=60)
 @given(end=st.integers(1, 12), kills=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2)), max_size=4))
-def test_a_run_killed_anywhere_and_resumed_has_the_history_of_one_never_killed(
+def test_a_killed_runs_history_equals_that_of_one_never_killed(
     tmp_path_factory: pytest.TempPathFactory, end: int, kills: list[tuple[float, int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("kills")
@@ -542,9 +542,7 @@ def test_the_newest_report_of_a_kind_is_found_past_torn_lines(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["train", "validation"])
-def test_the_newest_report_is_the_last_of_those_that_count_in_files_of_earlier_versions_too(
-    tmp_path: Path, kind: str
-) -> None:
+def test_the_newest_report_is_the_last_one_that_counts(tmp_path: Path, kind: str) -> None:
     chance = np.random.default_rng(3)
     for number in range(200):
         path = tmp_path / f"{number}.jsonl"

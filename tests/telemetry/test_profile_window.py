@@ -17,13 +17,13 @@ def test_a_window_is_its_first_and_its_last_step(text: str, steps: tuple[int, in
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "is no window of steps; write the first and the last one, as in 10:20"),
-        ("10", "is no window"),
-        ("10-20", "is no window"),
-        ("1e3:2e3", "is no window"),
-        ("-1:5", "is no window"),
-        ("1:2:3", "is no window"),
-        ("0:5", "begins at step 0, and the first step of a run is 1"),
+        ("", "is not a window of steps; write the first and the last step, as in 10:20"),
+        ("10", "is not a window"),
+        ("10-20", "is not a window"),
+        ("1e3:2e3", "is not a window"),
+        ("-1:5", "is not a window"),
+        ("1:2:3", "is not a window"),
+        ("0:5", "begins at step 0, but the first step of a run is 1"),
         ("20:10", "ends before it begins"),
     ],
 )
@@ -79,13 +79,11 @@ def _trace(
         ([(9, 20), (5, 9), (9, 20)], ["start", "9-20", "stop", "5-9", "9-20"]),  # it went back
     ],
 )
-def test_the_trace_holds_the_steps_of_the_window_once_and_is_closed(
-    calls: list[tuple[int, int]], done: list[str]
-) -> None:
+def test_the_trace_holds_the_window_once_and_is_closed(calls: list[tuple[int, int]], done: list[str]) -> None:
     assert _trace((10, 20), calls)[0] == done
 
 
-def test_a_trace_that_could_not_be_started_is_tried_once_and_never_stopped() -> None:
+def test_a_failed_trace_start_is_not_retried_and_never_stopped() -> None:
     done, window = _trace((10, 20), [(9, 15), (15, 20)], starts=False)
     assert (done, window.started, window.passed) == (["start", "9-15", "15-20"], False, True)
 

@@ -60,16 +60,16 @@ def test_the_trace_holds_exactly_the_steps_of_the_window(
     assert messages.text.count("\n") == 1 and f"{tmp_path}/plugins/profile" in messages.text
 
 
-def test_a_run_that_is_past_the_window_or_does_not_come_to_it_says_so(
+def test_a_run_outside_the_window_logs_that_nothing_is_traced(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     assert _run(tmp_path, "4:6", _Squares(step=6)) == 0
-    assert messages.messages == ["profile=4:6: no trace is written, since the run goes on from step 6"]
+    assert messages.messages == ["profile=4:6: no trace is written, since the run resumes from step 6"]
     assert _run(tmp_path, "40:60") == 0
     assert messages.messages[1:] == ["profile=40:60: no trace is written, since the run ended before step 40"]
 
 
-def test_a_worker_that_writes_nothing_traces_nothing_and_cuts_its_loops_alike(
+def test_a_worker_that_writes_no_trace_splits_its_loops_alike(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     trainer = _Squares()
@@ -106,5 +106,5 @@ class _WholeLoops(BaseTrainer):
 
 
 def test_a_trainer_of_another_kind_cannot_be_profiled(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"profile=4:6: a ready-made trainer .* leave it out"):
+    with pytest.raises(UsageError, match=r"profile=4:6: a ready-made trainer .* omit it"):
         _run(tmp_path, "4:6", _WholeLoops())

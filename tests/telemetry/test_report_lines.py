@@ -33,7 +33,7 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     )
 
 
-def test_each_of_several_validation_sets_has_a_line_with_its_own_seconds_and_best() -> None:
+def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
     metrics = {"dev": {"accuracy": 0.5}, "rare": {"accuracy": 0.25}, "best_dev|accuracy": 0.75}
     report = Report(
         kind="validation", step=9, total_steps=10, metrics=metrics, seconds=2.0, best=("dev|accuracy", 0.75, 3),
@@ -54,9 +54,7 @@ def test_each_of_several_validation_sets_has_a_line_with_its_own_seconds_and_bes
         (601, 600, "batch 601/601 | 0:00:12 | 0:00:00 left"),
     ],
 )
-def test_an_evaluation_under_way_tells_what_is_done_and_what_is_left(
-    done: int, total: int | None, expected: str
-) -> None:
+def test_a_running_evaluation_shows_its_progress_and_time_left(done: int, total: int | None, expected: str) -> None:
     assert lines.activity_line(Activity(EVALUATING, 200, done, total, 12.0)) == f"evaluating | step 200 | {expected}"
 
 

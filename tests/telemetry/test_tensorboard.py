@@ -201,7 +201,7 @@ def test_reports_go_to_their_folder_with_their_rates(tmp_path: Path) -> None:
     }
 
 
-def test_a_manager_without_a_step_is_called_at_once_and_as_orbit_calls_it(tmp_path: Path) -> None:
+def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     foreign = orbit.utils.SummaryManager(str(tmp_path), tf.summary.scalar, global_step=step)
     writer = BackgroundWriter([TensorBoardWriter(foreign, foreign)])
@@ -237,7 +237,7 @@ def test_a_manager_goes_on_after_close(tmp_path: Path) -> None:
     assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 1.0)]}}
 
 
-def test_a_file_where_a_folder_has_to_be_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "train").write_text("")
     manager = SummaryManager(str(tmp_path / "train"))
     message = f"^no TensorBoard summary can be written in {tmp_path}/train: Not a directory$"
@@ -306,7 +306,7 @@ def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> 
     assert len(open_managers) == 3 == len(event_files(tmp_path / "train"))
 
 
-def test_an_evaluation_that_is_made_up_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path) -> None:
     open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 4, 6, 2.0, made_up=True)]
     curves = read_curves(tmp_path)
     assert curves["validation"]["acc"] == curves["validation/set"]["acc"] == [(2, 1.0), (4, 2.0), (6, 2.0)]
@@ -314,7 +314,7 @@ def test_an_evaluation_that_is_made_up_takes_the_place_of_the_one_before(tmp_pat
     assert len(open_managers) == 2
 
 
-def test_a_start_from_nothing_forgets_what_a_start_before_it_left(tmp_path: Path) -> None:
+def test_a_start_at_step_0_forgets_earlier_events(tmp_path: Path) -> None:
     open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 0, 2, 2.0)]
     assert read_curves(tmp_path)["train"]["loss"] == [(1, 2.0), (2, 2.0)]
     assert len(open_managers) == 2
@@ -334,7 +334,7 @@ def test_an_event_that_a_kill_cut_does_not_stop_a_resume(tmp_path: Path) -> None
     assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0)]}}
 
 
-def test_a_rollback_in_the_middle_of_a_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_rollback_during_a_run_continues_in_the_same_file(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
     writer = manager.summary_writer()
 
@@ -409,7 +409,7 @@ def test_event_files_from_the_future_are_told_and_not_waited_for(
     assert "from the future" in warning.getMessage() and str(tmp_path) in warning.getMessage()
 
 
-def test_a_resume_on_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path) -> None:
+def test_a_resume_on_a_full_disk_is_an_error_with_the_folder(tmp_path: Path) -> None:
     manager = SummaryManager(str(tmp_path))
     manager.write_summaries({"set": {"loss": 1.0}}, step=1)
     with _full_disk(), pytest.raises(StorageError, match=rf"in {tmp_path}/set: .*File too large$"):

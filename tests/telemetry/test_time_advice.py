@@ -26,7 +26,7 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
 @pytest.mark.parametrize(
     ("times", "told"),
     [
-        (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .* can be told from a longer run$"),
+        (_times(start=60), r"^start-up dominates: 60 % of 100\.0 s .*; for advice .* make a longer run$"),
         (_times(input=62), r"^input-bound: 62 % of the time was spent waiting for data; try task\.train_data\.cache="),
         (_times(input=62, steps=400_000), r"^input-bound: 62 % .* steps are short; try .* `trainer-kit doctor fuse`"),
         (_times(input=25), r"^input: 25 % of the time was spent waiting"),
@@ -36,14 +36,14 @@ def _times(steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.
         (_times(report=12), r"^report: 12 % .*raise trainer\.steps_per_loop \(now 100\)"),
         (_times(steps=2 * 10**6), r"^short loops: 94 % .* of 0\.047 ms; raise trainer\.steps_per_loop \(now 100\)$"),
         (_times(steps=400_000), r"^short steps: 94 % .* of 0\.23 ms; try .* `trainer-kit doctor fuse` .*in a new"),
-        (_times(steps=8, save=30), r"^save: 30 % of the time was spent saving; a longer run does so more rarely$"),
+        (_times(steps=8, save=30), r"^save: 30 % of the time was spent saving; a longer run saves less often$"),
         (_times(steps=1000), r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype="),
         (_times(steps=10), r"in steps of 9400 ms; "),
         (_times(start=40, input=19, step=20), r"^start-up took the most, 40 % of the time, and 20 % .* a longer run$"),
         (_times(report=9, input=19, step=8), r"^nothing stands out: 8 % of the time was spent in steps of 8 ms$"),
     ],
 )  # fmt: skip
-def test_the_verdict_names_what_took_the_time_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
+def test_the_verdict_names_the_cause_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
     assert re.search(told, verdict(times, _SETTINGS)), verdict(times, _SETTINGS)
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_took_no_step_has_no_verdict() -> None:
     assert verdict(_times(steps=0), _SETTINGS) == ""
 
 
-def test_one_evaluation_at_the_end_and_the_tracing_of_the_first_cannot_be_saved() -> None:
+def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
     assert not verdict(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
     assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith("evaluation")
     assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith("evaluation: 40 %")
@@ -86,9 +86,9 @@ def test_what_the_run_has_already_is_not_advised() -> None:
     assert in_memory.endswith("; try larger batches, or runtime.dataset_num_private_threads")
 
 
-def test_a_save_of_a_fused_run_may_have_waited_for_stacks_of_batches() -> None:
+def test_a_save_of_a_fused_run_may_wait_for_stacks_of_batches() -> None:
     fused = replace(_SETTINGS, fused=True, saves_position=True)
-    assert "lower trainer.fuse_steps where they come slowly; raise" in verdict(_times(save=30), fused)
+    assert "lower trainer.fuse_steps if batches come slowly; raise" in verdict(_times(save=30), fused)
     assert "fuse_steps" not in verdict(_times(save=30), replace(fused, saves_position=False))
     plain = verdict(_times(save=30), replace(fused, fused=False))
     assert "which waits for the batches that are being made; raise" in plain
@@ -96,7 +96,7 @@ def test_a_save_of_a_fused_run_may_have_waited_for_stacks_of_batches() -> None:
 
 def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
     times = TimeAccount({"start": 5.0, "step": 95.0}, 100.0, 1000)
-    assert "in which what they waited for data cannot be told" in verdict(times, _SETTINGS)
+    assert "which include their unmeasured wait for data" in verdict(times, _SETTINGS)
 
 
 def test_every_setting_that_is_advised_is_one_of_the_config() -> None:

@@ -129,7 +129,7 @@ def test_the_record_has_every_name_in_seconds_and_adds_up() -> None:
     assert record == {"seconds": 10.0, "start": 1.0, "input": 0.0, "step": 6.0, "unaccounted": 3.0, "steps": 3}
 
 
-def test_the_line_tells_the_largest_first_and_leaves_out_what_is_next_to_nothing() -> None:
+def test_the_line_has_the_largest_first_without_tiny_shares() -> None:
     seconds = {"start": 9.6, "input": 5.4, "step": 41.2, "callbacks": 0.1, "save": 3.0}
     line = TimeAccount(seconds, wall=61.23, steps=3).line()
     assert line == "61.2 s: step 67 %, start 16 %, input 9 %, save 5 %, unaccounted 3 %"

@@ -58,10 +58,10 @@ def test_recorded_points_come_in_order_and_end_with_the_block(tmp_path: Path) ->
     assert points == ["ledger.append", "params.open", "params.flush", "params.rename"]
 
 
-def test_a_name_that_is_no_write_point_is_refused_with_the_nearest() -> None:
+def test_an_unknown_write_point_is_refused_with_near_names() -> None:
     with pytest.raises(UsageError, match=r"no write point 'ledger\.apend'; did you mean ledger\.append"):
         stop_at("ledger.apend")
-    with pytest.raises(UsageError, match="occurrence: 0"):
+    with pytest.raises(UsageError, match="occurrence is 0"):
         stop_at("ledger.append", 0)
     assert files.on_write_point is None
     assert len(set(WRITE_POINTS)) == len(WRITE_POINTS)

@@ -124,12 +124,12 @@ def test_no_process_of_the_server_that_was_replaced_is_left() -> None:
 def test_train_is_the_command_with_its_exit_codes(server: ForkServer, tmp_path: Path) -> None:
     ended = server.run("train", "--experiment=none", "--mode=train", f"--model_dir={tmp_path}/run")
     assert ended.code == 2
-    assert ended.text.startswith("error: --experiment: none is called 'none'")
+    assert ended.text.startswith("error: --experiment: no experiment is called 'none'")
     assert len(ended.text.splitlines()) == 1
 
 
 def test_another_name_is_refused(server: ForkServer) -> None:
-    with pytest.raises(UsageError, match="'trian' is no run"):
+    with pytest.raises(UsageError, match="'trian' is not a run"):
         server.start("trian")
 
 

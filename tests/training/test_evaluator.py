@@ -75,7 +75,7 @@ def _trainer(
     return trainer
 
 
-def test_the_average_is_in_place_from_eval_begin_to_eval_end_even_if_it_was_before() -> None:
+def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
     trainer = _trainer(_Watched)
     weights = _held(trainer)
     trainer.evaluate(2)
@@ -89,7 +89,7 @@ def test_the_average_is_in_place_from_eval_begin_to_eval_end_even_if_it_was_befo
 
 
 @pytest.mark.parametrize("moment", ["begun", "step", "end"])
-def test_the_weights_come_back_from_an_evaluation_that_fails_and_the_next_one_is_as_ever(moment: str) -> None:
+def test_failed_evaluation_restores_the_weights(moment: str) -> None:
     trainer = _trainer(_Watched)
     weights, logs = _held(trainer), trainer.evaluate(-1)
     trainer.then = {moment: [].pop}
@@ -117,7 +117,7 @@ class _Growing(TinyTask):
         return {"first": float(aggregated_logs[0]), "batches": len(aggregated_logs)}
 
 
-def test_a_loop_in_graph_evaluates_the_average_and_the_weights_come_back_when_it_fails() -> None:
+def test_failed_graph_loop_restores_the_weights() -> None:
     trainer, by_step = (_trainer(task_type=_Growing, eval_tf_while_loop=looped) for looped in (True, False))
     weights, logs = _held(trainer), trainer.evaluate(-1)
     assert logs == by_step.evaluate(-1)
@@ -149,7 +149,7 @@ def test_the_weights_come_back_when_a_swap_itself_fails(failing: int, monkeypatc
     assert trainer.evaluate(-1) == logs
 
 
-def test_threads_that_end_averaging_at_once_put_the_weights_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_end_averaging_restores_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, swap = _trainer(), MovingAverage.swap
     weights, swaps = _held(trainer), []
 
@@ -176,7 +176,7 @@ class _Interrupted(BestCheckpoint):
         return super().maybe_export_checkpoint(*arguments)
 
 
-def test_the_average_is_exported_even_if_another_thread_wants_the_weights_back_meanwhile(tmp_path: Path) -> None:
+def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> None:
     best = _Interrupted(str(tmp_path), "validation_loss")
     trainer = best.trainer = _trainer(_Watched, checkpoint_exporter=best)
     trainer.evaluate(-1)
@@ -205,7 +205,7 @@ class _PartsTask(TinyTask):
         return [_Parts("parts")]
 
 
-def test_the_names_of_single_numbers_are_known_before_the_evaluation_that_reports_them() -> None:
+def test_names_of_scalar_metrics_are_known_before_evaluation() -> None:
     trainer = _trainer(task_type=_PartsTask)
     names = trainer.validation_metric_names()
     assert sorted(names) == sorted(flat_scalars(trainer.evaluate(-1), "|"))
@@ -241,7 +241,7 @@ def _of_sets(task_type: type[TinyTask], *names: str, **trainer: Any) -> Any:
 
 
 @pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
-def test_each_validation_set_has_its_own_loss_steps_and_aggregated_logs(task_type: type[TinyTask]) -> None:
+def test_each_validation_set_has_its_loss_steps_and_logs(task_type: type[TinyTask]) -> None:
     trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
     alone = _of_sets(TinyTask, "dev")
     logs = trainer.evaluate(tf.constant(-1))
@@ -257,7 +257,7 @@ def test_each_validation_set_has_its_own_loss_steps_and_aggregated_logs(task_typ
     assert trainer.evaluate(tf.constant(-1)) == logs
 
 
-def test_the_best_of_one_set_is_kept_only_when_that_set_is_evaluated(tmp_path: Path) -> None:
+def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
     trainer = _of_sets(TinyTask, "dev", "test")
     trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
     assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == ["accuracy", "validation_loss"]
@@ -280,7 +280,7 @@ class _Repeated(TinyTask):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_all_of_a_validation_set_without_an_end_is_refused_by_name(replicas: int) -> None:
+def test_evaluating_all_of_an_endless_set_is_refused(replicas: int) -> None:
     devices = [f"CPU:{index}" for index in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
     names = ("short", "long", "unknown")
@@ -351,7 +351,7 @@ def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
     assert trainer.evaluate(tf.constant(-1)) == {}
 
 
-def test_without_validation_sets_the_metrics_are_those_of_the_task() -> None:
+def test_without_validation_sets_the_task_has_the_metrics() -> None:
     config = tiny_experiment()
     task = TinyTask(config.task)
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
@@ -367,7 +367,7 @@ class _NamedTask(TinyTask):
         return super().validation_step(inputs, model, metrics)
 
 
-def test_a_subclass_evaluates_the_model_and_task_that_it_has_put_in_place() -> None:
+def test_subclass_evaluates_its_replaced_model_and_task() -> None:
     config = tiny_experiment()
     first, second = _NamedTask(config.task), _NamedTask(config.task)
     trainer: Any = Trainer(config, first, first.build_model(), None, train=False)
@@ -390,7 +390,7 @@ class _AsksForMore(Trainer):
         return loop
 
 
-def test_a_loop_of_a_subclass_that_asks_for_more_batches_says_what_to_set() -> None:
+def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
     config = tiny_experiment()
     trainer = _AsksForMore(config, task := TinyTask(config.task), task.build_model(), None, train=False)
     with pytest.raises(DataError, match=r"task\.validation_data has no more batches.*validation_steps"):

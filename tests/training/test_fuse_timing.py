@@ -125,7 +125,7 @@ def test_what_is_known_before_a_step_is_told_before_a_step(create: Callable[[int
         FuseTimer(create)
 
 
-def test_a_loop_of_a_large_prime_number_of_steps_has_no_candidate() -> None:
+def test_a_large_prime_steps_per_loop_has_no_candidate() -> None:
     timer = FuseTimer(_creator(config=tiny_experiment(steps_per_loop=101, summary_interval=101)))
     with pytest.raises(CannotFuseError, match=r"no number from 2 to 100 divides trainer\.steps_per_loop=101"):
         timer.candidate()
@@ -148,7 +148,7 @@ class _EmptyTask(_ShortTask):
 
 
 def test_data_that_ends_or_is_empty_is_told() -> None:
-    with pytest.raises(DataError, match=r"task\.train_data ended after 7 steps.*; let the data repeat"):
+    with pytest.raises(DataError, match=r"task\.train_data ended after 7 steps.*; repeat the data"):
         FuseTimer(_creator(_ShortTask)).time(5)
     with pytest.raises(DataError, match=r"task\.train_data has no batch"):
         FuseTimer(_creator(_EmptyTask))

@@ -28,7 +28,7 @@ class _Parts(keras.metrics.Metric):
 
 
 @pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs, inputs), lambda inputs: {"a": inputs}])
-def test_the_loss_is_numpys_mean_over_examples_whatever_the_batches(wrap: Callable[[Any], Any]) -> None:
+def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], Any]) -> None:
     losses = np.linspace(0, 5, 11, dtype=np.float32) ** 2
     metrics = MetricSet("validation_loss", [])
     for start in (0, 4, 8, 11):  # 4, 4, 3 and no examples
@@ -74,7 +74,7 @@ def test_a_metric_with_several_results_reports_each() -> None:
     assert to_numpy(MetricSet("loss", [_Parts(name="parts")]).results()) == {"low": 1.0, "high": 2.0}
 
 
-def test_a_compiled_model_has_its_metrics_without_the_tracker_of_its_loss() -> None:
+def test_metrics_of_a_compiled_model_leave_out_its_loss_tracker() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     assert model_metrics(model) == []
     model.compile(loss="mse", metrics=["mae"])
@@ -106,7 +106,7 @@ def test_two_metrics_of_one_name_are_refused() -> None:
         MetricSet("loss", [keras.metrics.Mean("loss")])
 
 
-def test_the_metrics_of_a_compiled_model_have_names_after_its_first_batch() -> None:
+def test_compiled_metrics_have_names_after_the_first_batch() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     model.compile(loss="mse", metrics=["mae"])
     metrics = MetricSet("validation_loss", model_metrics(model))
@@ -117,8 +117,8 @@ def test_the_metrics_of_a_compiled_model_have_names_after_its_first_batch() -> N
 
 @pytest.mark.parametrize(
     ("made", "told"),
-    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is no metric"),
-     ([keras.metrics.Mean], "the class Mean, which is no metric")],
+    [(None, "None"), ("accuracy", "a str"), (["accuracy"], "'accuracy', which is not a metric"),
+     ([keras.metrics.Mean], "the class Mean, which is not a metric")],
 )  # fmt: skip
 def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
     class Wrong(TinyTask):

@@ -69,7 +69,7 @@ _GRADIENT = 2 / 3 * _X.T @ (_X @ _KERNEL - _Y)
 
 
 @pytest.mark.parametrize("make", [_Module, lambda: _keras(keras), lambda: _keras(tf_keras)])
-def test_a_step_goes_down_the_gradient_of_the_mean_loss_for_models_of_every_kind(make: Any) -> None:
+def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
     model = make()
     metrics = [keras.metrics.MeanSquaredError(name="error")]
     logs = _Regression(None).train_step((_X, _Y), model, keras.optimizers.SGD(0.1), metrics)
@@ -80,7 +80,7 @@ def test_a_step_goes_down_the_gradient_of_the_mean_loss_for_models_of_every_kind
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_losses_that_layers_add_are_counted_once_for_compiled_models_too(library: Any, compiled: bool) -> None:
+def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None:
     model = _keras(library, added=0.5)
     if compiled:
         model.compile(loss="mse")
@@ -124,7 +124,7 @@ class _Twofold(TinyTask):
         return {self.loss: loss}
 
 
-def test_a_dict_of_optimizers_trains_with_one_step_counter_and_a_rate_each() -> None:
+def test_optimizers_share_a_step_counter_but_not_a_rate() -> None:
     config = tiny_experiment()
     trainer = create_trainer(config, _Twofold(config.task))
     before = trainer.model.get_weights()
@@ -183,7 +183,7 @@ class _VectorLoss(TinyTask):
 
 @pytest.mark.parametrize("given", [None, "mse", {"loss": 0.5}, [0.5, "mse"]])
 def test_a_loss_that_is_no_number_is_refused(given: Any) -> None:
-    told = f"T.build_losses has to return a scalar; it returned {given!r}, which is no number"
+    told = f"T.build_losses has to return a scalar; it returned {given!r}, which is not a number"
     with pytest.raises(UsageError, match=f"^{re.escape(told)}$"):
         scalar_loss(given, "T.build_losses")
 

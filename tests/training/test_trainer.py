@@ -101,7 +101,7 @@ def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool], 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision_computes_low_and_keeps_weights_losses_and_metrics_in_float32(dtype: str) -> None:
+def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None:
     config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
     set_precision(config.runtime)
     try:
@@ -166,14 +166,14 @@ class _PipelineTask(TinyTask):
         return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
 
 
-def test_a_pipeline_whose_replicas_cannot_share_a_batch_names_the_nearest_that_they_can() -> None:
+def test_indivisible_batch_error_names_the_nearest_batch_size() -> None:
     config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 7}})
     trainer = _trainer(config, _PipelineTask, strategy=_mirrored(2))
     with pytest.raises(ConfigError, match=r"task\.validation_data\.global_batch_size: batch 7 on 2.*: 6 or 8"):
         trainer.evaluate(tf.constant(-1))
 
 
-def test_no_metric_counts_past_the_end_of_data_whose_batches_are_of_a_static_size() -> None:
+def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
     config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
     trainer = _trainer(config, _AggregatingTask)
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {_accuracy(trainer)}
@@ -184,7 +184,7 @@ def _accuracy(trainer: Trainer) -> np.float32:
     return np.float32(np.mean(trainer.model(points, training=False).numpy().argmax(axis=1) == labels))
 
 
-def test_more_validation_steps_than_data_warn_and_use_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_validation_steps_warn_and_use_all_data(caplog: pytest.LogCaptureFixture) -> None:
     logs = _trainer().evaluate(tf.constant(100))
     assert "13 batches of the 100" in caplog.text
     assert logs["validation_loss"] > 0
@@ -200,9 +200,7 @@ def _documented_task() -> type[TinyTask]:
 
 
 @pytest.mark.parametrize(("replicas", "dtype"), [(1, "float32"), (2, "float32"), (1, "float16")])
-def test_the_train_step_of_the_guide_does_what_the_default_one_does(
-    replicas: int, dtype: str, plain: dict[int, _Reached]
-) -> None:
+def test_train_step_of_the_guide_equals_the_default_one(replicas: int, dtype: str, plain: dict[int, _Reached]) -> None:
     def trained(task_type: type[TinyTask]) -> list[np.ndarray]:
         trainer = _trainer(config, task_type, strategy=_mirrored(replicas) if replicas > 1 else None)
         trainer.train(tf.constant(10))
@@ -220,7 +218,7 @@ def test_the_train_step_of_the_guide_does_what_the_default_one_does(
 
 
 @pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
-def test_each_evaluation_starts_anew_or_goes_on_as_the_config_says(fresh: bool, same: bool) -> None:
+def test_config_decides_whether_evaluations_restart_the_data(fresh: bool, same: bool) -> None:
     trainer = _trainer(tiny_experiment(eval_recreate_iterator=fresh, validation_steps=2))
     first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
     assert (first == second) == same
@@ -381,7 +379,7 @@ def test_what_is_not_needed_is_not_built() -> None:
 
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
-def test_data_without_a_batch_is_a_data_error_that_names_the_section(section: str) -> None:
+def test_data_without_a_batch_is_an_error_naming_the_section(section: str) -> None:
     empty = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(0).batch(4)
     trainer = _trainer(train_dataset=empty.repeat(), validation_dataset=empty)
     with pytest.raises(DataError, match=f"task.{section} has no batch"):
@@ -417,7 +415,7 @@ def averaging() -> _FailingTrainer:
     return trainer
 
 
-def test_the_moving_average_is_evaluated_and_the_weights_come_back(
+def test_moving_average_is_evaluated_and_weights_are_restored(
     averaging: _FailingTrainer, plain: dict[int, _Reached]
 ) -> None:
     weights = _weights(averaging)
@@ -456,7 +454,7 @@ def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
     assert int(again.model.checkpoint_items["extra"].count) == 8
 
 
-def test_synchronous_training_has_no_coordinator_and_nothing_to_join() -> None:
+def test_synchronous_training_has_no_coordinator() -> None:
     trainer = _trainer()
     trainer.join()
     with pytest.raises(UsageError, match="in the scope of a"):

@@ -81,5 +81,5 @@ def test_the_cost_of_an_example_is_known_after_a_step() -> None:
 
 
 def test_a_trainer_of_orbit_is_refused_with_what_drives_it() -> None:
-    with pytest.raises(UsageError, match=r"compat\.model_garden\.run_experiment, which drives trainers of Orbit"):
+    with pytest.raises(UsageError, match=r"compat\.model_garden\.run_experiment, which also runs trainers of Orbit"):
         check_trainer(orbit.AbstractTrainer)

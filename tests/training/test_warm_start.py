@@ -80,7 +80,7 @@ def test_more_variables_in_the_checkpoint_are_left_there(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", ["{}", "{}/ckpt-9", "{}/nowhere"])
-def test_a_place_without_a_checkpoint_is_named_with_what_may_be_given(tmp_path: Path, path: str) -> None:
+def test_error_names_the_path_without_a_checkpoint(tmp_path: Path, path: str) -> None:
     message = f"task.init_checkpoint: there is no checkpoint at {path.format(tmp_path)}; give the prefix"
     with pytest.raises(UsageError, match=message):
         load_initial_weights(_model(), path.format(tmp_path))

@@ -1,22 +1,22 @@
-"""Callback: the one contract for what happens around training steps, for the engine's own features and for users'.
+"""Callback: the contract for code that runs around training steps, for the engine's features and for users' code.
 
-At the end of each training loop a run comes to a boundary. There, in this order:
+At the end of each training loop a run reaches a boundary. It does these things there, in this order:
 
     1. loop_end         callbacks see the logs of the loop; `run.report` adds to them; the loop is reported
-    2. rewind           if a callback asked for it; nothing else of this boundary is done then
-    3. boundary_begin   the loop stays; the engine looks whether the run has diverged
-    4. checkpoint       if one is due, or asked for: checkpoint_begin, save, checkpoint_saved
-    5. evaluation       if one is due, or asked for: evaluation_begin, evaluation_end
-                        (the ledger records it first, then the best weights are exported, then come users' callbacks)
-    6. boundary_end     all of this step is saved, evaluated and reported
+    2. rewind           if a callback asked for it; the rest of the boundary is skipped then
+    3. boundary_begin   no callback asked for a rewind; the engine checks whether the run has diverged
+    4. checkpoint       if one is due or asked for: checkpoint_begin, save, checkpoint_saved
+    5. evaluation       if one is due or asked for: evaluation_begin, evaluation_end
+                        (the ledger records it first, then the best weights are exported, then users' callbacks run)
+    6. boundary_end     this step is saved, evaluated and reported
     7. stop             if a callback asked for it
 
-A request is carried out in this order, also one that is made later in the boundary. An evaluation that boundary_end
-asks for is made at the end of the next loop.
+Requests are carried out in this order, even those made late in the boundary. An evaluation that boundary_end asks for
+runs at the end of the next loop.
 
-What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end comes after it:
-a run that resumes there, after a kill, an error or a rewind, calls evaluation_end again with the logs on record. An
-error of a required callback ends the run; the step is saved. No TensorFlow here.
+What a callback changes in loop_end is in the checkpoint of that step. What it changes in evaluation_end is not: a run
+that resumes from that checkpoint, after a kill, an error or a rewind, calls evaluation_end again with the recorded
+logs. An error of a required callback ends the run, and the step is saved. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trainer_kit.errors import UsageError, suggestion
 
 @dataclass(frozen=True)
 class Loop:
-    """A training loop.
+    """A training loop that has ended.
 
     Attributes:
-      begin: the global step before it.
-      end: the global step that it has reached.
-      seconds: that it took.
-      logs: what the trainer has returned of it: NumPy scalars by name, or what a trainer of another kind returns.
+      begin: The global step before the loop.
+      end: The global step after the loop.
+      seconds: The duration of the loop.
+      logs: The logs that the trainer returned: NumPy scalars by name, or whatever another kind of trainer returns.
     """
 
     begin: int
@@ -48,7 +48,7 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """How many steps it has done."""
+        """The number of training steps in the loop."""
         return self.end - self.begin
 
 
@@ -57,12 +57,12 @@ class Evaluation:
     """An evaluation.
 
     Attributes:
-      step: the global step of the weights.
-      sets: the names of the validation sets; a single one is called "".
-      seconds: that it took.
-      seconds_of_sets: that each of several validation sets took, by name.
-      checkpoint: the path of the checkpoint of these weights; None if they were not saved.
-      replayed: whether it was made before a restart, and its logs are those on record.
+      step: The global step of the evaluated weights.
+      sets: The names of the validation sets; a single set has the name "".
+      seconds: The duration of the evaluation.
+      seconds_of_sets: The duration for each of several validation sets, by name.
+      checkpoint: The path of the checkpoint of these weights; None if they were not saved.
+      replayed: Whether the evaluation ran before a restart and its logs come from the ledger.
     """
 
     step: int
@@ -75,7 +75,7 @@ class Evaluation:
 
 @dataclass
 class Requests:
-    """What callbacks have asked for, until the controller carries it out."""
+    """The requests of callbacks that the controller has not carried out yet."""
 
     stop: str = ""
     save: bool = False
@@ -85,22 +85,22 @@ class Requests:
 
 
 class Run:
-    """What every callback is handed: where the run is, and what may be asked of it.
+    """The run as callbacks see it: its state, and the requests that they may make.
 
     Args:
-      trainer: of the run.
-      directory: model_dir.
-      chief: whether this process writes the run's files.
+      trainer: The run's trainer.
+      directory: The run's folder, model_dir.
+      chief: Whether this process writes the run's files.
 
     Attributes:
-      trainer, directory, chief: as given.
-      total: the global step at which the run ends; None where that is not known.
-      loop: the last training loop; None before the first.
-      evaluation: the last evaluation; None before the first.
-      reported: what callbacks have reported since the last line of metrics.
-      requests: what callbacks have asked for and the controller has not carried out yet.
-      was_stopped: whether a callback had ended the run at the step that it goes on from.
-      stop_reason: why the run ends before its last step, once that is decided; "" if it goes on.
+      trainer, directory, chief: The arguments.
+      total: The global step at which the run ends; None if it is not known.
+      loop: The last training loop; None before the first one.
+      evaluation: The last evaluation; None before the first one.
+      reported: The numbers that callbacks have reported since the last line of metrics.
+      requests: The requests of callbacks that the controller has not carried out yet.
+      was_stopped: Whether a callback had ended the run at the step from which it resumes.
+      stop_reason: Why the run ends before its last step, once that is decided; "" if it continues.
     """
 
     def __init__(self, trainer: Any, directory: str = "", chief: bool = True) -> None:
@@ -120,29 +120,29 @@ class Run:
 
     @property
     def task(self) -> Any:
-        """The task that is trained."""
+        """The task of the run."""
         return self.trainer.task
 
     @property
     def model(self) -> Any:
-        """The model."""
+        """The model of the run."""
         return self.trainer.model
 
     def stop(self, reason: str) -> None:
-        """Asks to end the run at this step, saved and evaluated like its last one; the first reason counts."""
+        """Asks to end the run at this step, which is saved and evaluated like a last step; the first reason counts."""
         self.requests.stop = self.requests.stop or reason or "a callback asked for it"
 
     def report(self, name: str, value: Any) -> None:
-        """Adds a number to the metrics of the loop or of the evaluation that has just ended.
+        """Adds a number to the metrics of the loop or evaluation that has just ended.
 
-        It goes where they go: the console, metrics.jsonl, TensorBoard.
+        It appears with those metrics on the console, in metrics.jsonl and in TensorBoard.
 
         Raises:
-          UsageError: when the value is no single number.
+          UsageError: when the value is not a single number.
         """
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "biuf":
-            raise UsageError(f"run.report({name!r}): {value!r:.60} is no single number; report one number by each name")
+            raise UsageError(f"run.report({name!r}): {value!r:.60} is not a single number; report one number per name")
         self.reported[name] = number.reshape(()).item()
 
     def save(self) -> None:
@@ -150,13 +150,13 @@ class Run:
         self.requests.save = True
 
     def evaluate(self, sets: Iterable[str] = ()) -> None:
-        """Asks for an evaluation of this step's weights; in modes that evaluate, else it does nothing.
+        """Asks for an evaluation of this step's weights; does nothing in modes that do not evaluate.
 
         Args:
-          sets: names of validation sets, if there are several; none: all.
+          sets: The names of the validation sets to evaluate; empty: all sets.
 
         Raises:
-          UsageError: when there is no validation set of such a name.
+          UsageError: when no validation set has one of these names.
         """
         known, names = self.trainer.validation_sets, [sets] if isinstance(sets, str) else list(sets)
         for name in names:
@@ -165,31 +165,31 @@ class Run:
         self.requests.evaluate |= set(names or known)
 
     def rewind(self, step: int, reason: str) -> None:
-        """Asks to restore the checkpoint of an earlier step, and to go on from there.
+        """Asks to restore the checkpoint of an earlier step and to continue from there.
 
-        What was recorded for later steps counts no more: history, ledger and best go back as well. So do the data and
-        the states of callbacks: one that rewinds once has to remember that in `rewound`, which is called afterwards.
+        History, ledger, best checkpoint, data and the states of callbacks go back to that step too. So a callback that
+        rewinds only once has to remember that in `rewound`, which is called afterwards.
 
         Args:
-          step: of a checkpoint of this run.
-          reason: for the log.
+          step: The step of a checkpoint of this run.
+          reason: Why the run goes back, for the log.
         """
         self.requests.rewind, self.requests.rewind_reason = step, reason
 
 
 class Callback:
-    """Something that happens around training steps. Eager, on the host; a method that is not overridden costs nothing.
+    """Code that runs around training steps: eager, on the host. Methods that are not overridden cost nothing.
 
     Register a subclass with `@trainer_kit.register_callback("name")` to use it from a config
     (`trainer.callbacks: [{name: ..., args: {...}}]`), or pass an object to `run_experiment(callbacks=[...])`.
     A callback may raise `trainer_kit.StopTraining`, which is the same as `run.stop`.
 
     Attributes:
-      every: the callback's loop_end is called at each multiple of so many global steps, and loops are cut to end
-        there; None: at the end of each loop.
-      required: whether an error in it ends the run; else the error is logged, counted, and the run goes on.
-      chief_only: whether it is called on the chief alone, of several workers. Such a callback must not do what takes
-        all workers: call the trainer, save, or read variables that replicas hold each for themselves.
+      every: An interval in global steps: loop_end is called at each multiple of it, and loops are shortened to end
+        there. None: loop_end is called at the end of each loop.
+      required: Whether an error in the callback ends the run. If not, the error is logged and counted.
+      chief_only: Whether only the chief of several workers calls it. Such a callback must not do anything that needs
+        all workers: call the trainer, save, or read variables that each replica holds for itself.
     """
 
     every: int | None = None
@@ -198,23 +198,23 @@ class Callback:
 
     @property
     def name(self) -> str:
-        """Its row in the time ledger, and its key in the checkpoint."""
+        """The callback's row in the time ledger, and its key in the checkpoint."""
         return type(self).__name__
 
     def run_begin(self, run: Run) -> None:
-        """The run is built; in modes that train, its newest checkpoint is restored."""
+        """The run is built. In modes that train, its newest checkpoint is restored."""
 
     def train_begin(self, run: Run) -> None:
-        """Training is about to begin or to go on; `restore` is called after this."""
+        """Training is about to start or to resume; `restore` is called after this."""
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """A training loop of at most `steps` steps is about to run."""
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """A training loop has ended; `logs` are its metrics by name, scalars; see `run.loop` for more."""
+        """A training loop has ended; `logs` are its metrics, scalars by name; see `run.loop` for more."""
 
     def boundary_begin(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """All callbacks have seen the logs of the loop, and none takes the run back."""
+        """All callbacks have seen the logs of the loop, and none has asked for a rewind."""
 
     def checkpoint_begin(self, run: Run) -> None:
         """The state of this step is about to be saved."""
@@ -228,31 +228,31 @@ class Callback:
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """An evaluation has ended; `logs` are all metrics of this step by name; see `run.evaluation` for more.
 
-        Of several validation sets they are nested by the set's name.
+        With several validation sets, the metrics are nested under the names of the sets.
         """
 
     def boundary_end(self, run: Run) -> None:
-        """All that was due at this step is saved, evaluated and reported."""
+        """Everything that was due at this step has been saved, evaluated and reported."""
 
     def rewound(self, run: Run, step: int) -> None:
         """The run has gone back to the checkpoint of `step`."""
 
     def exception(self, run: Run, error: Exception) -> None:
-        """An error in training is about to end the run; a rewind that is asked for now takes its place."""
+        """An error in training is about to end the run; if the callback asks for a rewind, the run rewinds instead."""
 
     def train_end(self, run: Run) -> None:
-        """Training has ended; called after errors, too."""
+        """Training has ended; also called after an error."""
 
     def run_end(self, run: Run) -> None:
-        """The run has ended; called after errors, too."""
+        """The run has ended; also called after an error."""
 
     def state(self) -> Any:
-        """Returns what a checkpoint keeps of it; None: nothing.
+        """Returns the state that a checkpoint stores for this callback; None: no state.
 
-        Numbers, texts, NumPy arrays, tf.Variables, lists of them, and dicts with texts as keys. Arrays and variables
-        come back as NumPy arrays, tuples as lists.
+        It may hold numbers, texts, NumPy arrays, tf.Variables, lists of them, and dicts with texts as keys. Arrays and
+        variables come back as NumPy arrays, tuples as lists.
         """
         return None
 
     def restore(self, state: Any) -> None:
-        """Takes what `state` returned when the checkpoint was made; not called where the checkpoint holds nothing."""
+        """Receives what `state` returned when the checkpoint was saved; not called if the checkpoint holds no state."""

@@ -1,4 +1,4 @@
-"""KeepBest: exports the weights of the best evaluations, when these are on record."""
+"""KeepBest: exports the weights of the best evaluations, once the ledger has recorded them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from trainer_kit.callbacks.base import Callback, Run
 
 
 class KeepBest(Callback):
-    """Has the trainer export its best weights, on every worker, and adds the best metric so far to the logs.
+    """Lets the trainer export its best weights, on every worker, and adds the best metric so far to the logs.
 
-    A trainer whose `keep_best` does nothing exports its best weights in `evaluate`, if at all.
+    A trainer whose `keep_best` does nothing may export its best weights in `evaluate`.
     """
 
     chief_only = False

@@ -1,4 +1,4 @@
-"""CallbackList: calls the callbacks of a run in their order, and keeps their time, their errors and their state."""
+"""CallbackList: calls the callbacks of a run in order, and records their time, errors and states."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class CallbackList:
     """The callbacks of a run. Eager, on the host, on every worker.
 
     Args:
-      run: that they are handed.
-      members: in the order in which they are called.
-      times: counts what each of them takes, under its name.
-      strategy: of the run; None: the current one.
+      run: The run that each callback receives.
+      members: The callbacks, in the order in which they are called.
+      times: The time ledger; it counts the seconds of each callback under its name.
+      strategy: The run's strategy; None: the current one.
 
     Attributes:
-      run, members: as given.
-      errors: how often each optional callback has failed, by name.
-      shares_requests: whether there are several workers, which all carry out what the chief's callbacks ask for.
+      run, members: The arguments.
+      errors: The number of errors of each optional callback, by name.
+      shares_requests: Whether there are several workers, which all carry out the requests of the chief's callbacks.
 
     Raises:
-      UsageError: when a callback's `every` is no positive number of steps, or a method of it does not take what it is
-        called with.
+      UsageError: when a callback's `every` is not a positive number of steps, or one of its methods does not accept
+        the arguments that it is called with.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class CallbackList:
             _check(member)
 
     def keep_states(self) -> None:
-        """Has the states of the callbacks be in every checkpoint; before the restore."""
+        """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
         for name, member in self._with_states():
             self.run.trainer.keep_state(
                 f"callback {name}", lambda one=member: self._state_of(one), self._restorer(name, member)
             )
 
     def call(self, event: str, *arguments: Any) -> None:
-        """Calls one event of all members that have it.
+        """Calls an event on all members that override it.
 
         Raises:
-          Exception: the first error of a required member; those behind it are not called.
+          Exception: the first error of a required member; the members after it are not called.
         """
         if event.startswith(("loop", "evaluation")):
             logs = arguments[0] if event.endswith("_end") else {}
@@ -80,10 +80,10 @@ class CallbackList:
                 self._call(member, event, *arguments)
 
     def call_after_error(self, event: str, *arguments: Any) -> None:
-        """Calls one event of all members where an error is on its way; errors of their own are logged.
+        """Calls an event on all members while another error is being handled, and logs their errors.
 
         Raises:
-          DivergedError: of a member, which says more than the error before.
+          DivergedError: when a member raises one, since it explains the first error.
         """
         for member in self.members:
             if self._is_called(member, event):
@@ -96,10 +96,13 @@ class CallbackList:
 
     @contextlib.contextmanager
     def around(self, what: str) -> Iterator[None]:
-        """Calls `<what>_begin`, and in any case `<what>_end` of the members that have begun; of "run" or "train".
+        """Calls `<what>_begin`, and at the end always `<what>_end` on the members that have begun.
+
+        Args:
+          what: "run" or "train".
 
         Raises:
-          Exception: the first error, of a member or of what is done in between; all members end.
+          Exception: the first error of a member or of the body; `<what>_end` is still called on all members.
         """
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:
@@ -127,24 +130,24 @@ class CallbackList:
             raise first
 
     def next_cut(self, step: int) -> int | None:
-        """Returns the step after `step` at which a loop has to end for some callback; None if any will do."""
+        """Returns the next step after `step` at which a loop has to end for a callback; None if there is none."""
         cuts = [member.every for member in self.members if member.every and _overrides(member, "loop_end")]
         return min((next_multiple(step, every) for every in cuts), default=None)
 
     def log_cuts(self, steps_per_loop: int | Callable[[int], int]) -> None:
-        """Says which callbacks make loops shorter than the config has them, and what that costs."""
+        """Logs which callbacks make loops shorter than the config says, and what that costs."""
         for member in self.members:
             if member.every and not callable(steps_per_loop) and member.every % steps_per_loop:
                 _LOG.info(
                     "the callback %s is called every %d steps: training loops are shortened to end at these steps "
-                    "(trainer.steps_per_loop is %d); a loop takes the host about half a millisecond beside its steps",
+                    "(trainer.steps_per_loop is %d); each loop costs about half a millisecond on top of its steps",
                     *(member.name, member.every, steps_per_loop),
                 )
 
     def take_requests(self) -> Requests:
-        """Returns what was asked for since the last call, and decides about a stop.
+        """Returns the requests since the last call, and decides whether the run stops.
 
-        Of several workers, all get what the chief's callbacks have asked for: all have to call this.
+        With several workers, all get the requests of the chief's callbacks, so all have to call this method.
         """
         run = self.run
         asked, run.requests = run.requests, Requests()
@@ -155,7 +158,7 @@ class CallbackList:
         return asked
 
     def _agree(self, asked: Requests) -> Requests:
-        """One number tells the other workers: bits of stop, save and each validation set, and above them the step."""
+        """Sends the chief's requests as one number: bits for stop, save and each validation set, then the step."""
         sets = list(self.run.trainer.validation_sets)
         bits = [bool(asked.stop), asked.save, *(name in asked.evaluate for name in sets)]
         number = (0 if asked.rewind is None else asked.rewind + 1) << len(bits)
@@ -179,7 +182,7 @@ class CallbackList:
         return self.run.chief or not member.chief_only
 
     def _call(self, member: Callback, method: str, *arguments: Any) -> Any:
-        """Calls a method with the run and `arguments`; returns what it returns, None after the error of an optional."""
+        """Calls a method with the run and `arguments`; returns its result, or None if an optional callback failed."""
         row = member.name if member.name in NAMES else f"callbacks/{member.name}"
         given = arguments if method in ("state", "restore") else (self.run, *arguments)
         returned, before = None, set(self.run.reported)
@@ -195,27 +198,27 @@ class CallbackList:
         return returned
 
     def _failed(self, member: Callback, error: Exception) -> None:
-        """Raises the error of a required member; counts and logs that of an optional one."""
+        """Raises the error of a required member; counts and logs the error of an optional one."""
         if member.required:
             if type(error) is UsageError:
                 raise UsageError(f"callback {member.name}: {error}") from error
             raise error
         self.errors[member.name] = count = self.errors.get(member.name, 0) + 1
         _LOG.warning(
-            "the callback %s failed at step %d, and the run goes on: %s",
+            "the callback %s failed at step %d, and the run continues: %s",
             *(member.name, self.run.step, error),
             exc_info=error if count == 1 else None,
         )
 
     def _check_reported(self) -> None:
-        """Refuses what a member has reported under the name of a metric of the loop or evaluation that it goes with."""
+        """Refuses a reported number whose name is already a metric of this loop or evaluation."""
         for name in sorted(self.run.reported.keys() & self._logs.keys()):
             del self.run.reported[name]
-            problem = f"run.report: {name} is a metric of the run already; report under another name"
+            problem = f"run.report: the run already has a metric called {name}; report the number under another name"
             self._failed(self._reporters[name], UsageError(problem))
 
     def _with_states(self) -> Iterator[tuple[str, Callback]]:
-        """Yields the members that have a state, with a name of their own: the second of a name is called "name 2"."""
+        """Yields the members that have a state, with unique names: the second one called "name" is "name 2"."""
         seen: dict[str, int] = {}
         for member in self.members:
             if _overrides(member, "state"):
@@ -238,9 +241,9 @@ class CallbackList:
         return restore
 
     def _give_states_back(self, again: dict[str, Any]) -> None:
-        """Restores what a checkpoint held, or `again`, the states before a second train_begin.
+        """Restores the states of a checkpoint, or `again`, the states before a second train_begin.
 
-        After train_begin, in which callbacks may set themselves to their beginning.
+        This runs after train_begin, in which callbacks may reset themselves.
         """
         states, self._restored, self._has_begun = {**again, **self._restored}, {}, True
         for name, member in self._with_states():
@@ -263,7 +266,7 @@ def _check(member: Callback) -> None:
     for name in dir(type(member)):
         near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
         if near and not hasattr(Callback, name):
-            _LOG.warning("callback %s: %s is no event, and is never called; did you mean %s?", member.name, name, *near)
+            _LOG.warning("callback %s: the method %s is never called; did you mean %s?", member.name, name, *near)
 
 
 def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks by name, as a config names them: `trainer.callbacks: [{name: samples, args: {every: 100}}]`."""
+"""Makes callbacks from their names in a config: `trainer.callbacks: [{name: samples, args: {every: 100}}]`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
     """Returns a decorator that registers a subclass of Callback under `name`, for `trainer.callbacks`.
 
     Raises:
-      UsageError: when the name is taken, or the class is no subclass of Callback.
+      UsageError: when the name is taken, or the class is not a subclass of Callback.
     """
 
     def register(callback: Any) -> Any:
         if not (isinstance(callback, type) and issubclass(callback, Callback)):
-            raise UsageError(f"{callback!r:.80} is no subclass of trainer_kit.Callback; inherit from it")
+            raise UsageError(f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that class")
         _callbacks.register(name)(callback)
         return callback
 
@@ -36,40 +36,42 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
 
 
 def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
-    """Returns the callbacks that a config names, in its order.
+    """Returns new callbacks for the entries of trainer.callbacks, in their order.
 
     Raises:
-      UsageError: when no callback has the name, or its class does not take the arguments.
+      UsageError: when no callback has such a name, or its class does not accept the arguments.
     """
     return [_made(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns the callbacks that a caller has given, as a list.
+    """Returns the caller's callbacks as a list.
 
     Raises:
-      UsageError: for what is no list of Callback objects.
+      UsageError: when the argument is not a list of Callback objects.
     """
     if callbacks is None:
         return []
     if isinstance(callbacks, (str, Callback)) or not isinstance(callbacks, Sequence):
-        raise UsageError(f"callbacks: {type(callbacks).__name__} is not a list; give a list of trainer_kit.Callback")
+        kind = type(callbacks).__name__
+        raise UsageError(f"callbacks: {kind} is not a list; give a list of trainer_kit.Callback objects")
     for one in callbacks:
         if not isinstance(one, Callback):
             made = instead_of(one)
-            raise UsageError(f"callbacks: {one!r:.80} is no trainer_kit.Callback object{made}")
+            raise UsageError(f"callbacks: {one!r:.80} is not a trainer_kit.Callback object{made}")
     return list(callbacks)
 
 
 def instead_of(given: Any) -> str:
-    """Returns what to do with something that is no Callback object."""
+    """Returns advice for an object that is not a Callback."""
     if kind := keras_callback(given):
-        return f": {kind} is a Keras callback, and these are not supported; {INSTEAD.get(kind, 'write a Callback')}"
+        instead = INSTEAD.get(kind, "write a trainer_kit.Callback")
+        return f": {kind} is a Keras callback, and Keras callbacks are not supported; {instead}"
     if isinstance(given, type):
-        return f"; make it: {given.__name__}()"
+        return f"; give an object of this class: {given.__name__}()"
     if isinstance(given, (str, dict)):
-        return "; names belong in trainer.callbacks of the config"
-    return "; functions of the logs belong in train_actions or eval_actions" if callable(given) else ""
+        return "; to use a callback by name, set trainer.callbacks in the config"
+    return "; pass a function of the logs in train_actions or eval_actions" if callable(given) else ""
 
 
 def _made(path: str, section: CallbackConfig) -> Callback:
@@ -88,7 +90,7 @@ def _registered(path: str, name: str) -> type[Callback]:
     try:
         return _callbacks.lookup(name)
     except UsageError as error:
-        advice = "import its module by --import_module, or name its class as module:Class"
+        advice = "import its module with --import_module, or give its class as module:Class"
         raise UsageError(f"{path}.name: {error}; {advice}") from None
 
 
@@ -100,7 +102,8 @@ def _imported(path: str, name: str) -> type[Callback]:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
             raise
-        raise UsageError(f"{path}.name: there is no module {module!r} ({error}); write it as module:Class") from None
+        advice = "write the name as module:Class"
+        raise UsageError(f"{path}.name: there is no module {module!r} ({error}); {advice}") from None
     if not (isinstance(kind, type) and issubclass(kind, Callback)):
         raise UsageError(f"{path}.name: {module} has no subclass of trainer_kit.Callback called {attribute!r}")
     return kind

@@ -1,4 +1,4 @@
-"""What is known about a divergence, as one file: the step, the batches, the layers, and how to see it again."""
+"""Writes a report of a divergence to one file: the step, batches, layers, and a command that repeats it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SEARCH_SECONDS = 60.0  # how long the steps since the last checkpoint are gone t
 def explain_divergence(
     trainer: Any, manager: CheckpointManager, model_dir: str, recovery: Any, error: DivergedError, begun: int, end: int
 ) -> str:
-    """Writes `diverged/step-<n>.json` and returns its path. Eager, on every worker; the chief's file is the one.
+    """Writes `diverged/step-<n>.json` and returns its path. Eager, called on every worker; the chief writes the file.
 
-    It goes back to the last checkpoint and trains step by step to the one that diverges, for SEARCH_SECONDS at most,
-    then takes the gradients of that step. The state of the run is spoilt afterwards: it is about to end.
+    It restores the last checkpoint, trains step by step until a step diverges, for SEARCH_SECONDS at most, and then
+    computes the gradients of that step. The state of the run cannot be used afterwards: the run is about to end.
 
     Args:
-      trainer: the run's.
-      manager: of its checkpoints.
-      model_dir: of the run.
-      recovery: a Recovery, which knows how to find the step.
-      error: what was seen.
-      begun, end: the steps before and after the loop that diverged.
+      trainer: The run's trainer.
+      manager: The run's checkpoint manager.
+      model_dir: The run's folder.
+      recovery: The run's Recovery, which finds the step that diverges.
+      error: The error that ended the run.
+      begun, end: The global steps before and after the loop that diverged.
     """
     record: dict[str, Any] = {"error": str(error), "steps": [begun + 1, end], "trials": recovery.trials}
     record["not_finite"] = first_not_finite(trainer.model)
@@ -61,8 +61,8 @@ def explain_divergence(
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
     if step is None:
         record["hint"] = (
-            "the step, its batch and its gradients are found by taking the steps since a checkpoint again: there was "
-            "none, or it took too long; trainer.recovery_max_trials=1 saves one at the start"
+            "to find the step, its batch and its gradients, the steps since a checkpoint are repeated: there was no "
+            "checkpoint, or the search took too long; trainer.recovery_max_trials=1 saves a checkpoint at the start"
         )
     record["command"] = command(model_dir, path, step or end)
     target = os.path.join(model_dir, DIVERGED, f"step-{record.get('step', end)}.json")
@@ -72,7 +72,7 @@ def explain_divergence(
 
 
 def first_not_finite(model: Any) -> str | None:
-    """Returns the name of the first variable of `model`, in its own order, that is not finite; None if all are."""
+    """Returns the name of the model's first variable with a value that is not finite; None if all are finite."""
     for name, variable in _named(model):
         if variable.dtype.is_floating and not np.all(np.isfinite(tf.cast(variable, tf.float32).numpy())):
             return str(name)
@@ -85,9 +85,10 @@ def _named(model: Any) -> list[tuple[str, Any]]:
 
 
 def gradient_norms(trainer: Any) -> dict[str, float]:
-    """Takes one training step, eagerly, and returns the L2 norm of each gradient before clipping, by variable.
+    """Takes one training step eagerly and returns the L2 norm of each gradient before clipping, by variable.
 
-    Of one replica, the first. Empty when the task applies gradients without trainer_kit.apply_gradients.
+    The gradients are those of the first replica. The result is empty when the task applies gradients without
+    trainer_kit.apply_gradients.
     """
     norms: dict[str, float] = {}
     names = {id(variable): name for name, variable in _named(trainer.model)}
@@ -105,7 +106,7 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
         trainer.train_step(OneElement(trainer.next_batch()))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the file is still worth it.
-        _LOG.warning("the norms of the gradients cannot be told: %s", (str(error).splitlines() or [""])[0])
+        _LOG.warning("the norms of the gradients could not be computed: %s", (str(error).splitlines() or [""])[0])
     finally:
         gradients.on_gradients = None
         tf.config.run_functions_eagerly(eagerly)
@@ -113,9 +114,9 @@ def gradient_norms(trainer: Any) -> dict[str, float]:
 
 
 def command(model_dir: str, checkpoint: str | None, step: int) -> str:
-    """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a folder of their own.
+    """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a separate folder.
 
-    Where the run was not started by `python -m trainer_kit.train`, the last one is told in a comment.
+    If another program than `python -m trainer_kit.train` started the run, a comment describes the last command.
     """
     again = os.path.join(model_dir, DIVERGED, "again")
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"

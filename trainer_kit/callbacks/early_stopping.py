@@ -1,7 +1,7 @@
-"""Early stopping: whether a run has trained enough, by the evaluations on record, or because an action says so.
+"""Early stopping: ends a run when its recorded evaluations have stopped improving.
 
-Nothing is counted while the run trains. What is decided at a step is a function of the ledger up to that step, so that
-a run that was killed, even between an evaluation and the next checkpoint, ends where one that was not killed does.
+No counters are kept while the run trains. The decision at a step is a function of the ledger up to that step, so a run
+that was killed, even between an evaluation and the next checkpoint, ends at the same step as one that was not killed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _OWN = "validation"
 
 @dataclass(frozen=True)
 class Standing:
-    """What evaluations up to a step tell.
+    """The improvement of a metric over the evaluations up to a step.
 
     Attributes:
-      best: the last value that was an improvement; NaN before the first, as no value is one.
-      best_step: its step; -1 before the first.
-      last_step: of the last evaluation that counts; -1 before the first.
-      without: how many evaluations there were since the last improvement.
+      best: The last value that was an improvement; NaN before the first one.
+      best_step: The step of that value; -1 before the first one.
+      last_step: The step of the last evaluation that counts; -1 before the first one.
+      without: The number of evaluations since the last improvement.
     """
 
     best: float = math.nan
@@ -41,13 +41,14 @@ class Standing:
 def standing(
     evaluations: Iterable[tuple[int, float]], comparison: str, min_delta: float = 0.0, start_step: int = 0
 ) -> Standing:
-    """Returns what (step, value) pairs, in the order of their steps, tell. Pure.
+    """Returns the Standing after a series of evaluations. Pure.
 
     Args:
-      evaluations: one for each step. A value that is not finite is no improvement.
-      comparison: "higher" or "lower", what is better.
-      min_delta: by how much more than this a value has to be better than the best before; the first finite one is.
-      start_step: evaluations before it do not count.
+      evaluations: Pairs (step, value) in the order of their steps. A value that is not finite is not an improvement.
+      comparison: "higher" or "lower": which values are better.
+      min_delta: A value is an improvement if it is better than the best one by more than this. The first finite value
+        always is.
+      start_step: Evaluations before this step do not count.
     """
     sign = {"higher": 1.0, "lower": -1.0}[comparison]
     now = Standing()
@@ -63,11 +64,11 @@ def standing(
 
 
 def check_metric(metric: str, names: Iterable[str], where: str) -> None:
-    """Raises UsageError when `metric` is not among the `names` that `where`, for the message, reports."""
+    """Raises UsageError when `metric` is not in `names`; the message says that `where` reports these names."""
     known = sorted(names)
     if metric not in known:
         raise UsageError(
-            f"trainer.early_stopping.metric: {metric!r} is nothing that {where} reports as a single number; "
+            f"trainer.early_stopping.metric: {where} reports no single number called {metric!r}; "
             f"{suggestion(metric, known)} (all: {', '.join(known)})"
         )
 
@@ -83,9 +84,9 @@ class EarlyStopping(Callback):
     """Ends a run when its evaluations, or those of a sidecar, have brought no improvement for long enough.
 
     Args:
-      options: of the config.
-      ledger: of the run.
-      evals: the folder of the ledgers.
+      options: The section trainer.early_stopping of the config.
+      ledger: The run's ledger of evaluations.
+      evals: The folder of the ledgers.
     """
 
     name = "early_stopping"
@@ -96,42 +97,42 @@ class EarlyStopping(Callback):
         self._read: tuple[Any, list[tuple[int, float]]] = (None, [])
 
     def train_begin(self, run: Run) -> None:
-        """Ends a run at once that had come so far before."""
+        """Ends the run at once if its recorded evaluations already ask for a stop."""
         self._check(run)
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Looks at what a sidecar has evaluated meanwhile, if it decides."""
+        """Checks the new evaluations of a sidecar, if the config names one."""
         if self._options.eval_name:
             self._check(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Looks at the run's own evaluations, if they decide.
+        """Checks the run's evaluations, unless the config names a sidecar.
 
         Raises:
-          UsageError: when the evaluation has not reported the metric.
+          UsageError: when the evaluation did not report the metric.
         """
         if not self._options.eval_name:
             self._check(run)
 
     def reason(self, step: int) -> str:
-        """Returns why the run ends at `step`, if it has come so far; "" if it goes on.
+        """Returns why early stopping ends the run at `step`; "" if the run continues.
 
         Raises:
-          UsageError: when the last evaluation has not reported the metric.
+          UsageError: when the last evaluation did not report the metric.
         """
         options = self._options
         done = [one for one in self._evaluations(options) if one[0] <= step]
         now = standing(done, options.metric_comp, options.min_delta, options.start_step)
-        return _told(options, now) if now.without >= options.patience else ""
+        return _stop_reason(options, now) if now.without >= options.patience else ""
 
     def _check(self, run: Run) -> None:
         if reason := self.reason(run.step):
             run.stop(reason)
 
     def _evaluations(self, options: EarlyStoppingConfig) -> list[tuple[int, float]]:
-        """Returns the last value of each step that counts, in the order of steps; read again when there are new ones.
+        """Returns (step, last value) of each evaluation that counts, in the order of steps; rereads changed ledgers.
 
-        A sidecar may be late to note that the run has gone back: the run's own ledger tells.
+        A sidecar may record a rewind of the run late, so rewinds are read from the run's ledger.
         """
         records = self._ledger.records()
         if options.eval_name:
@@ -145,7 +146,7 @@ class EarlyStopping(Callback):
         return self._read[1]
 
     def _check_set(self, options: EarlyStoppingConfig, found: Sequence[Mapping[str, Any]]) -> None:
-        """Raises UsageError when no evaluation of the metric's validation set will come."""
+        """Raises UsageError when the metric's validation set is never evaluated."""
         own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
         whole = {item["step"] for item in found}  # of a sidecar, which evaluates all of its sets at each step
         if len(whole) > 1 if options.eval_name else not own:
@@ -154,13 +155,13 @@ class EarlyStopping(Callback):
 
 
 def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Those on the validation set that the metric is of, where several group their metrics by their names."""
+    """Returns the records of the metric's validation set, if there are several sets; else all records."""
     of_sets = [item for item in records if list(item["metrics"]) == [item.get("dataset")]]
     return [item for item in of_sets if item["dataset"] == metric.partition("|")[0]] if of_sets else records
 
 
 def _of_last_kind(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those on the data and of the config of the last one: a sidecar that was changed begins anew."""
+    """Returns the records with the data and config of the last one: a changed sidecar starts a new series."""
     kind = [(item.get("dataset"), item.get("config_hash")) for item in records]
     return [item for item, own in zip(records, kind, strict=True) if own == kind[-1]]
 
@@ -173,7 +174,7 @@ def _values(records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig) 
     return [(step, flat[step].get(options.metric, math.nan)) for step in sorted(flat)]
 
 
-def _told(options: EarlyStoppingConfig, now: Standing) -> str:
+def _stop_reason(options: EarlyStoppingConfig, now: Standing) -> str:
     where = f" of {options.eval_name}" if options.eval_name else ""
     much = f" by more than {options.min_delta:g}" if options.min_delta else ""
     before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""

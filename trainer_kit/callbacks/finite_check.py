@@ -1,4 +1,4 @@
-"""Finite check: a run is not saved, evaluated or continued while its loss or its weights are not finite."""
+"""Finite check: stops a run before it saves or evaluates a loss or weights that are not finite."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trainer_kit.training.losses import reported_loss
 
 
 class Divergence(DivergedError):
-    """What FiniteCheck has found, on all workers alike."""
+    """A divergence that FiniteCheck has found; all workers raise it at the same step."""
 
 
 class FiniteCheck(Callback):
-    """Looks at the loss that a loop reports and at the weights, on every worker.
+    """Checks the loss that a loop reports, and the weights, on every worker.
 
-    What an optimizer keeps can be infinite while the weights are not yet. That is looked at after a restore only:
-    before each save it would block the loop for longer than the save does.
+    The optimizer's variables can be infinite before the weights are. They are checked only after a restore: a check
+    before each save would block the loop for longer than the save does.
 
     Args:
-      loss_upper_bound: a loss above it has diverged.
-      begin_steps: the step from which on the bound counts.
+      loss_upper_bound: The run has diverged when its loss is above this bound.
+      begin_steps: The first step at which the bound applies.
     """
 
     chief_only = False
@@ -33,10 +33,10 @@ class FiniteCheck(Callback):
         self._bound, self._begin_steps = loss_upper_bound, begin_steps
 
     def boundary_begin(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Takes what a loop has reported, if no callback takes the run back because of it.
+        """Checks the logs of a loop, unless a callback has asked for a rewind because of them.
 
         Raises:
-          DivergedError: when the loss is not finite or above its bound, or a weight is not finite, as the loop saw.
+          DivergedError: when the loss is not finite or above its bound, or the loop found a weight that is not finite.
         """
         assert run.loop is not None
         loss, step = reported_loss(logs), run.loop.end
@@ -46,7 +46,7 @@ class FiniteCheck(Callback):
             raise Divergence(f"a weight is not finite at step {step}")
 
     def checkpoint_begin(self, run: Run) -> None:
-        """Looks at the weights where the last loop did not, before they are saved.
+        """Checks the weights before they are saved, if the last loop did not check them.
 
         Raises:
           DivergedError: when a weight is not finite.
@@ -54,7 +54,7 @@ class FiniteCheck(Callback):
         self._require(run)
 
     def evaluation_begin(self, run: Run) -> None:
-        """Looks at the weights where the last loop did not, before they are evaluated.
+        """Checks the weights before they are evaluated, if the last loop did not check them.
 
         Raises:
           DivergedError: when a weight is not finite.

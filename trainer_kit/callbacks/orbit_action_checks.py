@@ -1,4 +1,4 @@
-"""Whether what was given as actions can be called as such, before a run begins."""
+"""Checks train_actions and eval_actions before a run begins."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ INSTEAD = {
     "CSVLogger": "leave it out: model_dir/metrics.jsonl has the metrics of each loop and evaluation",
     "TerminateOnNaN": "leave it out: a run ends when it diverges; see trainer.recovery_max_trials",
     "LearningRateScheduler": "set trainer.optimizer_config.learning_rate",
-    "ProgbarLogger": "leave it out: progress is shown by itself",
+    "ProgbarLogger": "leave it out: a run shows its progress",
 }
 
 
 def checked_actions(train_actions: Any, eval_actions: Any) -> tuple[list[Any], list[Any]]:
-    """Returns both as lists, which can be gone through more than once; None is an empty one.
+    """Returns both arguments as lists, even if they were iterators; None becomes an empty list.
 
     Raises:
-      UsageError: for a Keras callback, with what to use instead; for what cannot be called; for what is no iterable.
+      UsageError: for a Keras callback, naming what to use instead; for an action that cannot be called; for an
+        argument that is not iterable.
     """
     return _listed("train_actions", train_actions), _listed("eval_actions", eval_actions)
 
@@ -32,19 +33,19 @@ def _listed(name: str, actions: Any) -> list[Any]:
     if actions is None:
         return []
     if isinstance(actions, (str, Mapping)) or not isinstance(actions, Iterable):
-        raise UsageError(f"{name}: {type(actions).__name__} is not a list; give a list of functions of the logs")
+        raise UsageError(f"{name}: {type(actions).__name__} is not a list; give a list of functions that take the logs")
     listed = list(actions)
     for action in listed:
         if kind := keras_callback(action):
-            instead = INSTEAD.get(kind, "give a function of the logs, which is called after each loop or evaluation")
-            raise UsageError(f"{name}: {kind} is a Keras callback, and these are not supported; {instead}")
+            instead = INSTEAD.get(kind, "give a function that takes the logs of each loop or evaluation")
+            raise UsageError(f"{name}: {kind} is a Keras callback, and Keras callbacks are not supported; {instead}")
         if not callable(action):
-            raise UsageError(f"{name}: {action!r:.60} cannot be called; an action is a function of the logs")
+            raise UsageError(f"{name}: {action!r:.60} cannot be called; an action is a function that takes the logs")
     return listed
 
 
 def keras_callback(action: Any) -> str:
-    """Returns the name of the Keras callback that an action, or a class given as one, is; "" if it is none."""
+    """Returns the name of the Keras callback that `action`, an object or a class, is; "" if it is not one."""
     kind = action if isinstance(action, type) else type(action)
     for one in kind.__mro__:
         if one.__name__ == "Callback" and one.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow"):

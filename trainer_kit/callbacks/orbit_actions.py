@@ -1,4 +1,4 @@
-"""Actions of Orbit, functions of the logs, as a callback."""
+"""Actions: calls Orbit's actions, functions that take the logs, as a callback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainer_kit.errors import StopTraining
 class Actions(Callback):
     """Calls actions after each training loop and after each evaluation, on every worker.
 
-    An action may raise StopTraining: the others are called all the same. One that has restored an earlier checkpoint
-    takes the run back to it. Train actions with methods `state()` and `restore(state)` have their state in checkpoints,
-    by `keep_states`.
+    An action may raise StopTraining; the other actions are still called. If an action has restored an earlier
+    checkpoint, the run goes back to that step. `keep_states` saves the states of train actions that have methods
+    `state()` and `restore(state)`.
 
     Args:
-      train_actions: called with what the trainer's `train` has returned.
-      eval_actions: called with what its `evaluate` has returned.
+      train_actions: Functions that take what the trainer's `train` returned.
+      eval_actions: Functions that take what the trainer's `evaluate` returned.
     """
 
     chief_only = False
@@ -52,12 +52,12 @@ def _call(actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any) -> None:
 
 
 def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
-    """Has the states of actions be in every checkpoint; before the restore.
+    """Adds the states of actions to every checkpoint; to be called before the restore.
 
     Args:
-      trainer: of the run.
-      actions: those with methods `state()` and `restore(state)` have a state.
-      kind: tells these from the others of the run.
+      trainer: The run's trainer.
+      actions: The actions; those with methods `state()` and `restore(state)` have a state.
+      kind: A prefix that distinguishes these actions in the checkpoint from others of the run.
     """
     for number, action in enumerate(actions):
         if hasattr(action, "state") and hasattr(action, "restore"):

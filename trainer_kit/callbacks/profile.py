@@ -9,11 +9,11 @@ from trainer_kit.telemetry.profiler import profiled
 
 
 class Profile(Callback):
-    """Has the steps of a window traced for TensorBoard while the run trains; on every worker.
+    """Traces a window of training steps for TensorBoard, on every worker.
 
     Args:
-      steps: the first and the last step to trace, as "10:20".
-      folder: of the training summaries.
+      steps: The first and the last step to trace, as "10:20".
+      folder: The folder of the training summaries.
     """
 
     chief_only = False
@@ -32,6 +32,6 @@ class Profile(Callback):
         self._tracing.enter_context(profiled(run.trainer, self._steps, self._folder, writes=run.chief))
 
     def train_end(self, run: Run) -> None:
-        """Writes the trace, if the run ends inside the window."""
+        """Writes the trace if the run ends inside the window."""
         del run
         self._tracing.close()

@@ -1,4 +1,4 @@
-"""RecordEvaluation: keeps evaluations on record, and what was told of a run in step with its checkpoints."""
+"""RecordEvaluation: records evaluations in the run's ledger, and rewinds the records when the run rewinds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainer_kit.training.metrics import to_numpy
 
 
 class RecordEvaluation(Callback):
-    """Records each evaluation in the run's ledger, first of all; takes history, ledger and best back with the run.
+    """Records each evaluation in the run's ledger before other callbacks see it; rewinds history, ledger and best.
 
     Args:
-      history: of the run.
+      history: The run's history.
     """
 
     chief_only = False
@@ -29,7 +29,7 @@ class RecordEvaluation(Callback):
         self._history = history
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Appends the evaluation to the ledger; on the chief."""
+        """Appends the evaluation to the ledger, on the chief only."""
         done = run.evaluation
         assert done is not None
         if done.replayed or not run.chief:
@@ -40,25 +40,25 @@ class RecordEvaluation(Callback):
         self._history.ledger.append(done.step, metrics, done.seconds_of_sets or done.seconds, path)
 
     def rewound(self, run: Run, step: int) -> None:
-        """Takes history, ledger and best back; on every worker."""
+        """Rewinds history, ledger and best checkpoint to `step`; on every worker."""
         del run
         self._history.rewind(step)
 
 
 def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs of an evaluation without the best so far, which is no result of that evaluation."""
+    """Returns the logs of an evaluation without the best value so far, which is not a result of that evaluation."""
     own = {name: value for name, value in logs.items() if name.removeprefix("best_") not in logs.keys() - {name}}
     return {name: without_best(value) if isinstance(value, Mapping) else value for name, value in own.items()}
 
 
 class SidecarLedger(Callback):
-    """Records each evaluation of a sidecar in its own ledger, when it is reported.
+    """Records each evaluation of a sidecar in the sidecar's ledger, after the evaluation has been reported.
 
-    A sidecar that dies before that evaluates the checkpoint, and reports it, once more.
+    A sidecar that dies before that evaluates and reports the checkpoint again.
 
     Args:
-      sidecar: that evaluates.
-      writer: of the reports.
+      sidecar: The sidecar that evaluates.
+      writer: The writer of the reports.
     """
 
     name = "ledger"
@@ -68,7 +68,7 @@ class SidecarLedger(Callback):
         self._logs: dict[str, Any] = {}
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Takes the logs."""
+        """Remembers the logs until `boundary_end`."""
         del run
         self._logs = tf.nest.map_structure(to_numpy, without_best(logs))
 

@@ -1,7 +1,7 @@
-"""Recovery: what happens when a run has diverged. Back to the last sound checkpoint, or an end that explains itself.
+"""Recovery: restores the last finite checkpoint when a run has diverged, or ends the run with an explanation.
 
-Everything here is a function of the run's own state, so that a run that is killed while it recovers, and restarted,
-ends as one that was not.
+Everything here is a function of the run's state, so a run that is killed while it recovers, and restarted, ends like
+one that was not killed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class Recovery(Callback):
-    """Takes a run that has diverged back, at most `recovery_max_trials` times; on every worker.
+    """Rewinds a run that has diverged, at most `recovery_max_trials` times; on every worker.
 
     Args:
-      options: the trainer's section.
-      trainer: the run's.
-      manager: of its checkpoints.
-      explain: called with this object and (error, begin, end) when no trial is left; returns a file that says more.
+      options: The section `trainer` of the config.
+      trainer: The run's trainer.
+      manager: The run's checkpoint manager.
+      explain: A function of (this object, error, begin, end) that is called when no trial is left; it writes a report
+        of the divergence and returns its path.
 
     Attributes:
-      trials: how often the run went back.
+      trials: How often the run has gone back.
     """
 
     chief_only = False
@@ -55,15 +56,15 @@ class Recovery(Callback):
         trainer.keep_state("recovery", self._state, self._put_state)
 
     def train_begin(self, run: Run) -> None:
-        """Asks for a checkpoint of the initial weights, to have somewhere to go back to."""
+        """Asks for a checkpoint of the initial weights, so that the run can go back to them."""
         if self._options.recovery_max_trials > 0 and self._manager.saved_step < 0:
             run.save()
 
     def exception(self, run: Run, error: Exception) -> None:
-        """Asks to go back to the last sound checkpoint after a divergence.
+        """After a divergence, asks to go back to the last checkpoint whose values are all finite.
 
         Raises:
-          DivergedError: when no trial is left, or there is nothing to go back to.
+          DivergedError: when no trial is left, or no checkpoint is finite.
         """
         if not isinstance(error, DivergedError):
             return
@@ -74,7 +75,8 @@ class Recovery(Callback):
         self.trials += 1
         self._last_sound()
         step = run.step
-        _LOG.warning("%s: back to step %d (trial %d of %d)", error, step, self.trials, options.recovery_max_trials)
+        trials = options.recovery_max_trials
+        _LOG.warning("%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials)
         self._change_after_rewind = lambda: "nothing is changed"
         if options.recovery_policy == "skip":
             bad = self.first_bad_step(step, end)
@@ -85,10 +87,10 @@ class Recovery(Callback):
         run.rewind(step, str(error))
 
     def rewound(self, run: Run, step: int) -> None:
-        """Changes what is to be different on the next way, once the run has gone back."""
+        """Applies the change of recovery_policy after the run has gone back."""
         change, self._change_after_rewind = self._change_after_rewind, lambda: ""
-        if told := change():
-            _LOG.warning("going on from step %d; %s", step, told)
+        if description := change():
+            _LOG.warning("training resumes from step %d; %s", step, description)
 
     def restore_checkpoint(self, path: str) -> int:
         """Restores the checkpoint at `path` and returns its step; eager, in scope."""
@@ -97,17 +99,17 @@ class Recovery(Callback):
 
     def _leave_out(self, step: int | None, batch: int | None) -> str:
         if step is None or batch is None:
-            return "it did not happen again step by step; nothing is left out"
+            return "the divergence did not happen again step by step, so no batch is left out"
         self._trainer.data.leave_out(batch)
         return f"batch {batch}, of step {step}, is left out"
 
     def first_bad_step(self, step: int, end: int, until: float = math.inf) -> int | None:
-        """Trains step by step up to `end`, as far as the loop had come; returns the first step that diverges.
+        """Trains step by step up to `end` and returns the first step that diverges; None if no step does.
 
         Args:
-          step: the global step now.
-          end: the last step to take.
-          until: when to stop looking, by time.monotonic; of several workers, by the chief's.
+          step: The current global step.
+          end: The last step to take, which the diverged loop had reached.
+          until: The time.monotonic() at which the search ends; with several workers, the chief's clock counts.
         """
         options = self._options
         while step < end and broadcast_from_chief(self._trainer.strategy, time.monotonic() < until):
@@ -129,18 +131,19 @@ class Recovery(Callback):
                 return path
             _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
             path = self._manager.discard(path)
-        raise DivergedError(f"no checkpoint in {self._manager.source} is sound; there is nothing to go back to")
+        source = self._manager.source
+        raise DivergedError(f"no checkpoint in {source} holds only finite values, so the run cannot go back to one")
 
     def _give_up(self, error: DivergedError, begun: int, end: int) -> None:
         tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
-        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back and try otherwise"
+        otherwise = "" if self.trials else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
         try:
-            more = f" ({self._explain(self, error, begun, end)} tells more)"
+            more = f" (see {self._explain(self, error, begun, end)})"
         except Exception as second:  # the exit code has to be that of the divergence: another try would not help
-            _LOG.warning("no more can be told of the divergence: %s", str(second).partition("\n")[0])
+            _LOG.warning("the report of the divergence could not be written: %s", str(second).partition("\n")[0])
             more = ""
         raise DivergedError(
-            f"{error}{tried}; nothing of this loop is saved{more}; lower the learning rate or clip "
+            f"{error}{tried}; this loop is not saved{more}; lower the learning rate or clip "
             f"gradients (global_clipnorm){otherwise}"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Reports: puts the figures of training loops and evaluations together, and hands them to the writers."""
+"""Reports: combines the metrics of training loops and evaluations into reports, and passes them to the writers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Reports(Callback):
     """Writes one report for each training loop and one for the evaluations of a step; the last of the callbacks.
 
     Args:
-      writer: takes them.
-      batch_size: examples in a training step, over all replicas; 0: not known, so no rate of examples is reported.
+      writer: The writer of the reports.
+      batch_size: The examples in a training step, over all replicas; 0: not known, so no example rate is reported.
     """
 
     chief_only = False
@@ -30,7 +30,7 @@ class Reports(Callback):
         self._evaluations: list[Evaluation] = []
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        """Reports the loop, with what callbacks have reported of it."""
+        """Reports the loop, with the numbers that callbacks have added to it."""
         loop = self._written = run.loop
         assert loop is not None
         rate = loop.steps / loop.seconds if loop.seconds > 0 else None
@@ -45,7 +45,7 @@ class Reports(Callback):
         )
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Takes an evaluation; there may be another one of this step."""
+        """Remembers an evaluation; there may be another one at this step."""
         assert run.evaluation is not None
         reported = _taken(run)
         if not run.evaluation.replayed:  # else it is reported already
@@ -63,13 +63,13 @@ class Reports(Callback):
         self._write(run, kind="validation", step=step, metrics=metrics, seconds=seconds, seconds_of_sets=of_sets)
 
     def exception(self, run: Run, error: Exception) -> None:
-        """Reports the loop whose logs were there when another callback has failed."""
+        """Reports the last loop if it was not reported because another callback failed."""
         del error
         if run.loop is not None and run.loop is not self._written:
             self.loop_end(run, run.loop.logs)
 
     def rewound(self, run: Run, step: int) -> None:
-        """Forgets the evaluations of a step that the run has gone back from."""
+        """Drops the evaluations that are not reported yet, since the run has gone back."""
         del step
         self._evaluations, run.reported = [], {}
 
@@ -80,6 +80,6 @@ class Reports(Callback):
 
 
 def _taken(run: Run) -> dict[str, Any]:
-    """Takes what callbacks have reported since the last line."""
+    """Returns and clears the numbers that callbacks have reported since the last report."""
     reported, run.reported = run.reported, {}
     return reported

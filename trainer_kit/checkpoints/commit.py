@@ -1,10 +1,9 @@
-"""Commit records: what a checkpoint's files have to be, written when they are whole and on the disk.
+"""Commit records: sizes and checksums of a checkpoint's files, written when the files are complete and on the disk.
 
 `ckpt-<step>.commit.json` holds the size and the CRC-32 of every file of the checkpoint. TensorFlow renames finished
-files into place but never forces them to the disk, so that is done here first. A checkpoint without a record, such as
-TF Model Garden's or one whose process died before the record, is read whole, with TensorFlow's own checksums, before it
-is trusted. The record also holds the identity of the run, the `run_id` of its manifest.json; those that earlier
-versions wrote do not.
+files into place but never forces them to the disk, so `commit` does that first. A checkpoint without a record, such as
+TF Model Garden's or one whose process died before the record, is read completely, with TensorFlow's own checksums,
+before it is trusted. The record also holds the `run_id` of the run's manifest.json; records of earlier versions do not.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _CHUNK = 1 << 22  # bytes
 
 
 def commit(prefix: str, point: str = "checkpoint.record", **others: Any) -> None:
-    """Forces the files of a finished checkpoint to the disk, then writes its record. In any thread.
+    """Forces the files of a finished checkpoint to the disk, then writes its record; runs in any thread.
 
     Args:
-      prefix: of the checkpoint.
-      point: the name under which fault injection knows the record.
-      **others: what the record is to hold beside the files.
+      prefix: The checkpoint's prefix.
+      point: The name under which fault injection knows the record.
+      **others: Further entries of the record.
 
     Raises:
       StorageError: when the record cannot be written.
@@ -50,11 +49,11 @@ def read_record(prefix: str) -> dict[str, Any] | None:
 
 
 def is_own(prefix: str, run_id: str) -> bool:
-    """Whether a record says that this run saved the checkpoint at `prefix`; one without an identity says so too.
+    """Whether a record says that this run saved the checkpoint at `prefix`; a record without a run_id counts too.
 
     Args:
-      prefix: of the checkpoint.
-      run_id: of the run; "": it has none, and any record counts.
+      prefix: The checkpoint's prefix.
+      run_id: The run's identity; for "" any record counts.
     """
     record = read_record(prefix)
     return record is not None and (not run_id or record.get("run_id", run_id) == run_id)
@@ -69,8 +68,8 @@ def problem(prefix: str, read: bool = True) -> str:
     """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole.
 
     Args:
-      prefix: of the checkpoint.
-      read: whether to read all of it; else the sizes of its files have to be those of the record, if there is one.
+      prefix: The checkpoint's prefix.
+      read: Whether to read all files; otherwise only their sizes are compared with the record, if there is one.
     """
     if not os.path.exists(prefix + ".index"):
         return f"{os.path.basename(prefix)}.index is missing"
@@ -94,14 +93,14 @@ def _difference(prefix: str, name: str, wanted: dict[str, Any], read: bool) -> s
 
 
 def _unreadable(prefix: str) -> str:
-    import tensorflow as tf  # what has a record is checked without
+    import tensorflow as tf  # a checkpoint with a record is checked without TensorFlow
 
     iterators = {path.rpartition(".")[0] for path in own_files(prefix) if path.startswith(prefix + ITERATOR)}
     try:
         for part in [prefix, *sorted(iterators)]:
             reader = tf.train.load_checkpoint(part)
             for name, kind in reader.get_variable_to_dtype_map().items():
-                # The state of an iterator is of a kind that Python has no value for, which is said once it was read.
+                # Python has no value for the state of an iterator; TensorFlow raises only after it has read the state.
                 with contextlib.suppress(*([tf.errors.InternalError] if kind == tf.variant else [])):
                     reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
@@ -111,7 +110,7 @@ def _unreadable(prefix: str) -> str:
 
 
 def _checksum(path: str, flush: bool = False) -> int:
-    """CRC-32 as zlib has it: it finds any damage of the kinds that disks do, at the speed of memory."""
+    """Returns zlib's CRC-32, which detects the damage that disks cause and runs at the speed of memory."""
     value = 0
     with open(path, "rb") as stream:
         if flush:

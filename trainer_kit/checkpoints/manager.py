@@ -1,4 +1,4 @@
-"""The run's checkpoints: saved in the background with a record, the newest kept, the newest sound one restored."""
+"""Manages the run's checkpoints: saves them in the background with records, rotates them, restores the newest sound."""
 
 from __future__ import annotations
 
@@ -44,47 +44,47 @@ _LOG = logging.getLogger(__name__)
 class CheckpointManager(tf.train.CheckpointManager):
     """Saves in the background with commit records, rotates, and restores strictly.
 
-    It does all itself, with `tf.train.Checkpoint.write` and a pointer file in TensorFlow's format, and is a
-    tf.train.CheckpointManager only because Orbit's Controller asserts one: every public name is its own, and none of
-    the state of TensorFlow's class exists.
+    It implements everything with `tf.train.Checkpoint.write` and a pointer file in TensorFlow's format. It derives from
+    tf.train.CheckpointManager only because Orbit's Controller asserts that type: it overrides every public name, and
+    the state of TensorFlow's class does not exist.
 
-    A save blocks for the copy of the variables only; one save at most is in flight, the next one waits for it. Rotation
-    counts and removes only checkpoints that have a record of this run; one with a file `ckpt-<step>.pin` stays.
+    A save blocks only while the variables are copied; at most one save is in flight, and the next one waits for it.
+    Rotation counts and removes only checkpoints with a record of this run; a file `ckpt-<step>.pin` protects one.
 
     Args:
-      checkpoint: of `training_checkpoint`.
-      directory: where `ckpt-<step>` files go, and come from; on another worker than the chief, they only come from it.
-      max_to_keep: how many of the newest stay.
-      step_counter: the global step.
-      checkpoint_interval: steps between saves.
-      init_fn: called when there is no checkpoint to restore.
-      asynchronous: whether saves run in the background.
-      for_training: whether a restore has to find a place for all that a checkpoint holds, and happens at the start;
-        for evaluation neither.
-      keeps: False on workers that are not the chief: reading a variable can take all workers, so they save too, but to
-        a folder of their own, which goes with the process.
-      before_save: called with the prefix before each save, on the caller's thread.
-      after_restore: called with the prefix after each restore.
-      before_files: called before the variables of a save are written, in the thread of the save. A checkpoint that has
-        all its files is gone on from, with its record or without; what it must not be ahead of is on the disk before.
-      recorded: returns how far history and ledger reach at a step, for the checkpoint's record; called after
+      checkpoint: The checkpoint that `training_checkpoint` returns.
+      directory: The folder of the `ckpt-<step>` files; workers that are not the chief only read from it.
+      max_to_keep: The number of newest checkpoints to keep.
+      step_counter: The global step.
+      checkpoint_interval: The number of steps between saves.
+      init_fn: A function that is called when there is no checkpoint to restore.
+      asynchronous: Whether saves run in the background.
+      for_training: Whether the run trains: it then restores at the start, and a restore must use all that a checkpoint
+        holds. Both do not apply to evaluation.
+      keeps: False on workers that are not the chief. Reading a variable can involve all workers, so they save too, but
+        to a temporary folder of their process.
+      before_save: Called with the prefix before each save, on the caller's thread.
+      after_restore: Called with the prefix after each restore.
+      before_files: Called in the save's thread before the variables are written. A run can resume from a checkpoint as
+        soon as all its files exist, so it writes to disk whatever must not be older than the checkpoint.
+      recorded: Returns how far history and ledger reach at a step, for the checkpoint's record; called after
         `before_files`.
-      sound: whether what was restored is finite; a checkpoint that is not is moved to `diverged/`.
-      agree: returns the chief's number on every worker.
-      spared: given the steps of checkpoints that are about to be rotated away, returns those that have to stay.
-      partial: restore what fits and list what does not.
-      loose: sections that are restored as far as both sides have them.
-      run_id: returns the identity of the run, which each record holds; "" as long as it has none.
-      from_step: of the checkpoint to go on from, in place of the newest; 0: begin anew. The later ones stay where they
-        are until `archive_later`: the one that is named may not fit.
+      sound: Returns whether the restored values are finite; a checkpoint that is not is moved to `diverged/`.
+      agree: Returns the chief's number on every worker.
+      spared: Takes the steps of checkpoints that rotation is about to remove and returns those that must stay.
+      partial: Whether to restore what fits and list what does not.
+      loose: The sections that are restored as far as both the checkpoint and the run have them.
+      run_id: Returns the identity of the run for the records; "" while the run has none.
+      from_step: The step of the checkpoint to resume from instead of the newest; 0 starts again. Later checkpoints stay
+        in place until `archive_later`, since the named checkpoint may not fit.
 
     Raises:
-      UsageError: when max_to_keep is below 1, or a step to go back to does not exist.
+      UsageError: when max_to_keep is below 1, or there is no checkpoint of the step to go back to.
 
     Attributes:
-      saved_step: the step of the checkpoint that was saved or restored last; -1 before the first.
-      saved_path: its prefix.
-      goes_back_to: `from_step`, or that of a process which died before it was done with it; None: to none.
+      saved_step: The step of the last saved or restored checkpoint; -1 before the first.
+      saved_path: The prefix of that checkpoint.
+      goes_back_to: `from_step`, or the step of a rewind that a dead process did not finish; None without a rewind.
     """
 
     saved_step: int = -1
@@ -135,12 +135,12 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     @property
     def directory(self) -> str:
-        """The folder that saves go to: the run's; on a worker that is not the chief, one of its own."""
+        """The folder that saves go to: the run's folder, or a temporary one on workers that are not the chief."""
         return self._folder
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
-        """What is saved and restored."""
+        """The checkpoint object that is saved and restored."""
         return self._tracked
 
     @property
@@ -164,15 +164,15 @@ class CheckpointManager(tf.train.CheckpointManager):
         check_interval: bool = True,
         options: tf.train.CheckpointOptions | None = None,
     ) -> str | None:
-        """Saves unless it is too early or this step is saved already; returns the prefix, whose files come later.
+        """Starts a save unless it is too early or this step is already saved; returns the prefix of its files.
 
         Raises:
-          StorageError: when this save, or the one before it in the background, cannot be written.
+          StorageError: when this save, or the previous background save, cannot be written.
         """
         step, last = self._step, self.saved_step
         if last >= 0 and (step == last or (check_interval and step < last + self._interval)):
             return None
-        self.sync()  # of the save before: its failure is told as its own
+        self.sync()  # waits for the previous save, so that its failure is reported under its own name
         prefix = os.path.join(self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}")
         try:
             check_held(prefix)
@@ -197,7 +197,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return prefix
 
     def _options(self, given: tf.train.CheckpointOptions | None) -> tf.train.CheckpointOptions:
-        """Returns a caller's options, or ours, with what happens before and after the files of a save are written."""
+        """Returns the save options with our callbacks before and after the files are written."""
         options = copy.copy(given) if given else tf.train.CheckpointOptions(enable_async=self._asynchronous)
         callbacks = [self._commit] if self._keeps else options.experimental_write_callbacks or []
         options.experimental_write_callbacks = [*callbacks, self._point_to]
@@ -210,7 +210,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Waits for the save in flight.
 
         Raises:
-          StorageError: when it failed. TensorFlow itself would say so with the next save only, or never.
+          StorageError: when it failed. TensorFlow itself would report that at the next save, or never.
         """
         self.checkpoint.sync()
         if asked := self._in_flight:
@@ -221,7 +221,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Waits for the save in flight, whatever ended the run; after an error, that one is raised, not its own."""
+        """Waits for the save in flight. If the run ended with an error, a failed save is only logged."""
         try:
             self.sync()
         except StorageError as second:
@@ -235,19 +235,19 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     @property
     def begins_anew(self) -> bool:
-        """Whether there was no checkpoint to go on from."""
+        """Whether there was no checkpoint to resume from."""
         return self._start is None
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; for evaluation does nothing.
+        """Restores the newest sound checkpoint and returns its prefix, or calls init_fn; does nothing for evaluation.
 
-        Called again before the run has moved, it only returns the same; then it goes to the newest one there is, as
-        TensorFlow's manager does.
+        A second call before the run has taken a step returns the same prefix. After a step it restores the newest
+        checkpoint, as TensorFlow's manager does.
 
         Raises:
-          UsageError: when it does not fit the model.
-          StorageError: when none is whole.
-          DivergedError: when none is sound.
+          UsageError: when the checkpoint does not fit the model.
+          StorageError: when no checkpoint is whole.
+          DivergedError: when no checkpoint is sound.
         """
         if self._begun and (not self._for_training or self._step == self._begun_at):
             return self._start
@@ -265,7 +265,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             if self._sound():
                 self._start = path
                 return path
-            _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and passed over", path, DIVERGED)
+            _LOG.warning("%s holds weights that are not finite; it is moved to %s/ and not used", path, DIVERGED)
             path = self.discard(path)
             if path is None:
                 raise DivergedError(
@@ -277,13 +277,13 @@ class CheckpointManager(tf.train.CheckpointManager):
         return None
 
     def restore(self, path: str) -> None:
-        """Restores one checkpoint; the next save is an interval after it."""
+        """Restores one checkpoint; the next save is due one interval later."""
         restore(self.checkpoint, path, whole=self._for_training, partial=self._partial, loose=self._loose)
         self.saved_step, self.saved_path = self._step, path
         self._after_restore(path)
 
     def discard(self, path: str) -> str | None:
-        """Moves the checkpoint at `path` to `diverged/`; returns the newest one that is left, on every worker."""
+        """Moves the checkpoint at `path` to `diverged/`; returns the newest remaining one on every worker."""
         if self._keeps:
             set_aside(path, DIVERGED)
         newest = self._newest()
@@ -291,7 +291,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return newest
 
     def archive_later(self) -> None:
-        """Moves the checkpoints after the one that the run goes back to away, if it does.
+        """Moves checkpoints after the step that the run goes back to, if it goes back, to `archived/`.
 
         Raises:
           StorageError: when they cannot be moved.
@@ -300,17 +300,17 @@ class CheckpointManager(tf.train.CheckpointManager):
             return
         moved = archive_later(self.source, self.goes_back_to) if self._keeps else []
         if moved:
-            _LOG.warning("moved, since the run goes back to step %d: %s", self.goes_back_to, ", ".join(moved))
+            _LOG.warning("the run goes back to step %d; later ones were moved: %s", self.goes_back_to, ", ".join(moved))
         self._follow_folder()
 
     def done_going_back(self) -> None:
-        """Records that the rewind is complete: from now on the run only goes on."""
+        """Records that the rewind is complete."""
         if self._keeps and self.goes_back_to is not None:
             done_going_back(self.source)
         self.goes_back_to = None
 
     def newest(self) -> str | None:
-        """Returns the prefix of the newest checkpoint that is whole, when no save is in flight; on every worker."""
+        """Waits for the save in flight and returns the prefix of the newest whole checkpoint, on every worker."""
         self.sync()
         return self._newest()
 
@@ -319,7 +319,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return int(self._steps.numpy())
 
     def _first(self, from_step: int | None) -> str | None:
-        """Returns the prefix of the checkpoint that the run goes on from, on every worker."""
+        """Returns the prefix of the checkpoint that the run resumes from, on every worker."""
         if self._keeps:
             remove_debris(self.source, self._run_id())
             from_step = going_back(self.source) if from_step is None else from_step
@@ -337,12 +337,12 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
 
     def _follow_folder(self) -> None:
-        """Makes the checkpoints that are there those of the pointer file, which the next save writes."""
+        """Updates the list for the pointer file from the folder; the next save writes the file."""
         there = complete_checkpoints(self._folder).values()
         self._pointer.follow(there, list_them=self._keeps and self._for_training)
 
     def _write_first(self) -> None:
-        """In the thread of the save, before the variables are written."""
+        """Prepares the save's record before the variables are written; runs in the save's thread."""
         self._before_files()
         recorded = self._recorded(step_of(self._saving))
         self._noted = {"recorded": recorded} if recorded else {}
@@ -350,7 +350,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         check_held(self._saving)
 
     def _commit(self, prefix: str) -> None:
-        """In the thread of the save, when its files are in place and before the pointer moves."""
+        """Writes the commit record when the files are in place; runs in the save's thread."""
         files.reach("checkpoint.written", prefix)
         run_id = self._run_id()
         identity = {"run_id": run_id} if run_id else {}
@@ -359,15 +359,15 @@ class CheckpointManager(tf.train.CheckpointManager):
         files.reach("checkpoint.pointer", prefix)
 
     def _point_to(self, prefix: str) -> None:
-        """In the thread of the save, last: makes it the newest in the pointer file, and removes older ones."""
+        """Adds the checkpoint to the pointer file and rotates older ones; runs last in the save's thread."""
         self._pointer.add(prefix)
         self._rotate()
         self._in_flight = ""
 
     def _rotate(self) -> None:
-        """Removes all but the newest checkpoints and those that are pinned or spared; in the thread of the save.
+        """Removes all but the newest, pinned and spared checkpoints; runs in the save's thread.
 
-        A checkpoint leaves the pointer file before it loses a file.
+        A checkpoint leaves the pointer file before any of its files is removed.
         """
         check_held(self._folder)
         there, run_id = complete_checkpoints(self._folder), self._run_id()
@@ -380,12 +380,12 @@ class CheckpointManager(tf.train.CheckpointManager):
             remove_checkpoint(path, run_id)
 
     def _failed(self, prefix: str, error: Exception | None) -> StorageError:
-        """Removes what the failed save has left, and returns what to tell."""
+        """Removes the files of a failed save and returns the error to raise."""
         self._in_flight = ""
         self.saved_step = -1  # else the same step would not be tried again
         what = "was not written"
         if os.path.exists(prefix + RECORD):
-            what = "was written, but not the file that points to it, or an older one was not removed"
+            what = "was written, but its pointer file was not, or an older checkpoint was not removed"
         remove_made_again(prefix)
         remove_unfinished(prefix)
         unmark([prefix], self._run_id())
@@ -394,5 +394,5 @@ class CheckpointManager(tf.train.CheckpointManager):
 
 def _at_least_one(max_to_keep: int) -> int:
     if max_to_keep < 1:
-        raise UsageError(f"max_to_keep={max_to_keep}: at least one checkpoint has to stay")
+        raise UsageError(f"max_to_keep={max_to_keep}: at least one checkpoint must be kept; give 1 or more")
     return max_to_keep

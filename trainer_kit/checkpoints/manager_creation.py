@@ -1,4 +1,4 @@
-"""The manager of a run's checkpoints, as a config has it."""
+"""Creates the checkpoint manager of a run from its config."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def create_manager(
     recorded: Callable[[int], dict[str, Any]] = lambda _: {},
     spared: Callable[[Sequence[int]], set[int]] = lambda _: set(),
 ) -> CheckpointManager:
-    """Returns the manager of the run's checkpoints. On every worker at once.
+    """Returns the manager of the run's checkpoints; to be called on all workers together.
 
     Args:
-      trainer: whose state they hold.
-      config: of the experiment.
-      model_dir: of the run.
-      asynchronous, partial, from_step, before_files, recorded, spared: as of CheckpointManager.
+      trainer: The trainer whose state the checkpoints hold.
+      config: The config of the experiment.
+      model_dir: The run's folder.
+      asynchronous, partial, from_step, before_files, recorded, spared: See CheckpointManager.
     """
     options, trains = config.trainer, trainer.trains
     if trains:
@@ -64,7 +64,7 @@ def create_manager(
 def _check_interval(options: TrainerConfig) -> None:
     if options.checkpoint_interval < options.steps_per_loop:
         _LOG.warning(
-            "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, and checkpoints come at the ends "
-            "of loops: make loops shorter, or it longer",
+            "trainer.checkpoint_interval=%d is less than trainer.steps_per_loop=%d, but checkpoints are saved only at "
+            "the ends of loops; lower trainer.steps_per_loop or raise trainer.checkpoint_interval",
             *(options.checkpoint_interval, options.steps_per_loop),
         )

@@ -1,4 +1,4 @@
-"""TensorFlow's pointer file: which checkpoints a folder holds, and which is the newest."""
+"""Writes TensorFlow's pointer file, which lists the checkpoints of a folder and names the newest."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from trainer_kit.checkpoint_names import POINTER, pointer_text
 
 
 class PointerFile:
-    """The checkpoints that a manager knows of, as `tf.train.latest_checkpoint` and TensorFlow's manager read them.
+    """The checkpoints of a manager, in the file that `tf.train.latest_checkpoint` and TensorFlow's manager read.
 
     Args:
-      folder: that holds the checkpoints.
+      folder: The folder that holds the checkpoints.
 
     Attributes:
-      newest: the prefix of the newest checkpoint, listed or not; None when there is none.
+      newest: The prefix of the newest checkpoint, listed or not; None when there is none.
     """
 
     def __init__(self, folder: str) -> None:
         self.newest: str | None = None
         self._path = os.path.join(folder, POINTER)
         self._saved_at: dict[str, float] = {}
-        self._made_at = time.time() - 1.0  # as TensorFlow's manager: what is saved at once is not from before
+        self._made_at = time.time() - 1.0  # as in TensorFlow's manager, so that the first save is not older than this
 
     @property
     def listed(self) -> list[str]:
@@ -32,20 +32,20 @@ class PointerFile:
         return list(self._saved_at)
 
     def follow(self, there: Collection[str], list_them: bool) -> None:
-        """Takes the checkpoints that are there for the only ones; the next `add` or `drop` writes the file.
+        """Replaces the list by the checkpoints of the folder; the next `add` or `drop` writes the file.
 
         Args:
-          there: prefixes, in the order of steps.
-          list_them: whether they are listed: not where another process removes them.
+          there: The prefixes, in the order of steps.
+          list_them: Whether to list them; False where another process removes them.
         """
         self.newest = list(there)[-1] if there else None
         self._saved_at = {path: os.path.getmtime(f"{path}.index") for path in there} if list_them else {}
 
     def add(self, prefix: str) -> None:
-        """Makes a checkpoint that has just been saved the newest, and writes the file.
+        """Adds a checkpoint that was just saved as the newest, and writes the file.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when the file cannot be written.
         """
         self._saved_at.pop(prefix, None)  # one that was written over goes to the end
         self._saved_at[prefix] = time.time()
@@ -53,10 +53,10 @@ class PointerFile:
         self._write()
 
     def drop(self, prefixes: Iterable[str]) -> None:
-        """Takes checkpoints off the list, and writes the file if one of them was on it.
+        """Removes checkpoints from the list, and writes the file if one of them was listed.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when the file cannot be written.
         """
         before = len(self._saved_at)
         for prefix in prefixes:

@@ -1,7 +1,7 @@
-"""The checkpoints in model_dir when a trainer starts: which one to go on from, and what a dead process left behind.
+"""Scans model_dir when a trainer starts: finds the checkpoint to resume from, removes the debris of dead processes.
 
-Nothing here is silent. What is damaged is moved to `damaged/` with a warning, once an older checkpoint was found whole;
-when there is none, the run does not start, for it would start from step 0. Files that are not ours are not touched.
+Nothing here is silent. Damaged checkpoints are moved to `damaged/` with a warning once an older whole checkpoint is
+found; without one the run does not start, since it would start from step 0. Files of other programs are not touched.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _LOG = logging.getLogger(__name__)
 
 
 def remove_debris(directory: str, run_id: str = "") -> None:
-    """Removes what a process that died while it saved has left: `*_temp` folders, `*.tmp` files, halves of renames.
+    """Removes the debris of a process that died during a save: `*_temp` folders, `*.tmp` files, incomplete checkpoints.
 
-    A marked checkpoint (unfinished.py) that turns out to be whole gets its record. To be called by the one trainer that
-    holds the folder's lock.
+    A marked checkpoint (unfinished.py) that is whole gets its record. Only the trainer that holds the folder's lock may
+    call this.
 
     Args:
-      directory: of the checkpoints.
-      run_id: of the run. If it has one, its saves leave marks: other halves than those with a mark or a `*_temp` folder
-        are not its own, and stay.
+      directory: The folder of the checkpoints.
+      run_id: The run's identity. The saves of a run with an identity leave marks, so incomplete checkpoints with
+        neither a mark nor a `*_temp` folder belong to others and stay.
     """
     if not os.path.isdir(directory):
         return
@@ -75,9 +75,9 @@ def remove_debris(directory: str, run_id: str = "") -> None:
 
 
 def remove_unfinished(prefix: str) -> None:
-    """Removes what a failed save of the checkpoint `prefix` has left, unless its record says that it is whole.
+    """Removes the files of a failed save of the checkpoint `prefix`, unless it has a record and so is whole.
 
-    Nothing where the folder was moved or removed: what is at the path now is somebody else's.
+    Does nothing when the folder was moved or removed: files at that path now belong to somebody else.
     """
     if lost_folder(prefix):
         return
@@ -91,9 +91,9 @@ def remove_unfinished(prefix: str) -> None:
 
 
 def remove_saved(directory: str, keep: int, run_id: str = "") -> None:
-    """Removes all but the `keep` newest checkpoints of a run that is finished; those that are pinned stay.
+    """Removes all but the `keep` newest checkpoints of a finished run; pinned ones stay.
 
-    Only those that have a record of this run count and go. As in a rotation, each leaves the pointer file first.
+    Only checkpoints with a record of this run are counted and removed. Each leaves the pointer file first.
     """
     there = [prefix for prefix in complete_checkpoints(directory).values() if is_own(prefix, run_id)]
     for prefix in there[: len(there) - keep]:
@@ -105,7 +105,7 @@ def remove_saved(directory: str, keep: int, run_id: str = "") -> None:
 def remove_checkpoint(prefix: str, run_id: str = "") -> None:
     """Removes the files of a checkpoint of this run, its record first.
 
-    What a crash leaves of it has a mark, so that it cannot be taken for one that was damaged, or is somebody else's.
+    A mark shows that files left by a crash are neither a damaged checkpoint nor somebody else's.
     """
     mark([prefix], run_id)
     for path in sorted(own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)):
@@ -116,43 +116,43 @@ def remove_checkpoint(prefix: str, run_id: str = "") -> None:
 
 
 def make_room(prefix: str, run_id: str) -> None:
-    """Moves files that have the name of a checkpoint about to be saved, but are not of this run, to `foreign/`.
+    """Moves another run's files with the name of a checkpoint that is about to be saved to `foreign/`.
 
     Raises:
       StorageError: when they cannot be moved.
     """
     if own_files(prefix) and not is_own(prefix, run_id):
         moved = set_aside(prefix, FOREIGN)
-        _LOG.warning("%s was there, and this run has not saved it; it was moved to %s", prefix, moved)
+        _LOG.warning("%s already existed, but this run did not save it; it was moved to %s", prefix, moved)
 
 
 def _identity(run_id: str) -> dict[str, str]:
-    """What a record holds of the run."""
+    """Returns the entries of a record that identify the run."""
     return {"run_id": run_id} if run_id else {}
 
 
 def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
-    """Returns what tells a user that `what` failed, why, and how much room there is in `folder`."""
+    """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
     if lost := lost_folder(folder):
         return StorageError(lost)
     if not os.path.isdir(folder):
-        return StorageError(f"{what}: {_reason(error)}; give a folder that can be written")
+        return StorageError(f"{what}: {_reason(error)}; give a writable folder")
     return StorageError(
-        f"{what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free there); make room, then run the "
-        "same command again: it goes on from the newest checkpoint that is whole"
+        f"{what}: {_reason(error)} ({shutil.disk_usage(folder).free:,} bytes are free there); free some space, then "
+        "run the same command again: it resumes from the newest whole checkpoint"
     )
 
 
 def _reason(error: Exception | None) -> str:
     text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
     first = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
-    return first or "no reason is known; is the disk full?"
+    return first or "the reason is not known; is the disk full?"
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether this is a half-written file: of files.py or, the pointer, of TensorFlow.
+    """Whether this is a half-written file of files.py, or TensorFlow's half-written pointer file.
 
-    Of files of this process' own number those of checkpoints only: another thread may be writing its heartbeat.
+    With this process's id only files of checkpoints count: another thread may be writing the heartbeat.
     """
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
         return int(match.group(2)) != os.getpid() or owner(match.group(1)) is not None
@@ -160,11 +160,11 @@ def _is_temporary(name: str) -> bool:
 
 
 def _halves(names: Iterable[str], unfinished: set[str], pointed: set[str]) -> set[str]:
-    """Checkpoints whose save or whose rotation ended midway.
+    """Returns the checkpoints whose save or rotation was interrupted.
 
-    TensorFlow renames the index into place last, from a folder that is still there if it did not come to that. Rotation
-    takes a checkpoint out of the pointer file and removes its record before all else. So one that was whole and lost
-    its index still has a record or is pointed to, and is none of these.
+    TensorFlow renames the index into place last; until then its temporary folder exists. Rotation first takes a
+    checkpoint out of the pointer file and removes its record. So a whole checkpoint that lost its index still has a
+    record or is in the pointer file, and is not returned.
     """
     there: dict[str, list[str]] = {}
     for name in names:
@@ -188,12 +188,12 @@ def _is_cut_short(prefix: str) -> bool:
 
 
 def newest_whole(directory: str, run_id: str = "") -> str | None:
-    """Returns the prefix of the newest checkpoint that is whole; None when none was ever saved. Repairs the pointer.
+    """Returns the prefix of the newest whole checkpoint; None when none was ever saved. Repairs the pointer file.
 
-    Newer ones that are damaged are moved to `damaged/`, and those with a record of another run to `foreign/`.
+    Newer damaged checkpoints are moved to `damaged/`, and those with a record of another run to `foreign/`.
 
     Raises:
-      StorageError: when checkpoints were saved and none of them is whole and can be this run's.
+      StorageError: when checkpoints were saved, but none is both whole and possibly of this run.
     """
     damaged: dict[str, str] = {}
     foreign: set[str] = set()
@@ -204,10 +204,10 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
         elif not (wrong := problem(prefix)):
             for other, reason in damaged.items():
                 moved = set_aside(other, FOREIGN if other in foreign else DAMAGED)
-                what = "is not of this run" if other in foreign else "is damaged"
+                what = "does not belong to this run" if other in foreign else "is damaged"
                 _LOG.warning("%s %s: %s; it was moved to %s, and %s is used", other, what, reason, moved, prefix)
             if not os.path.exists(prefix + RECORD):
-                _LOG.info("%s has no record of its checksums; all of it was read instead, and it is whole", prefix)
+                _LOG.info("%s has no record of its checksums; it was read completely instead and is whole", prefix)
             elif read_record(prefix) is None:
                 _record_again(prefix, run_id)
             _point_to(directory, prefix)
@@ -216,16 +216,16 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
             damaged[prefix] = wrong
     if damaged and foreign == damaged.keys():
         raise StorageError(
-            f"the checkpoints in {directory} are of another run ({', '.join(map(os.path.basename, sorted(foreign)))}): "
-            "their records hold another run_id than manifest.json; move them away, or copy them to a folder of their "
-            "own to go on from them there"
+            f"the checkpoints in {directory} belong to another run "
+            f"({', '.join(map(os.path.basename, sorted(foreign)))}): the run_id in their records differs from that in "
+            "manifest.json; move them away, or copy them to a folder of their own and resume from them there"
         )
     if damaged:
-        told = "; ".join(f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3])
+        reasons = "; ".join(f"{os.path.basename(prefix)}: {reason}" for prefix, reason in list(damaged.items())[:3])
         more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         raise StorageError(
-            f"no checkpoint in {directory} is whole ({told}{more}); restore one from a backup, or start again from "
-            "step 0 with --from_step=0, which moves what is there to archived/"
+            f"no checkpoint in {directory} is whole ({reasons}{more}); restore one from a backup, or start again from "
+            "step 0 with --from_step=0, which moves the existing files to archived/"
         )
     return None
 
@@ -234,16 +234,16 @@ def _record_again(prefix: str, run_id: str) -> None:
     """Replaces a damaged record of a whole checkpoint: without a record, rotation would never remove it."""
     try:
         commit(prefix, **_identity(run_id))
-        _LOG.info("%s was damaged; all of the checkpoint was read, it is whole, and has a new record", prefix + RECORD)
+        _LOG.info("%s was damaged; its checkpoint was read and is whole, so the record was replaced", prefix + RECORD)
     except (OSError, StorageError) as error:
-        _LOG.warning("%s is damaged, and was not replaced: %s", prefix + RECORD, error)
+        _LOG.warning("%s is damaged and could not be replaced: %s", prefix + RECORD, error)
 
 
 def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
-    """Returns the prefix of the checkpoint that --from_step names; None for 0, the start.
+    """Returns the prefix of the checkpoint that --from_step names; None for step 0.
 
     Raises:
-      UsageError: when there is none of that step, or it is damaged, or another run saved it.
+      UsageError: when there is no checkpoint of that step, or it is damaged, or another run saved it.
     """
     if step == 0:
         return None
@@ -251,8 +251,8 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
     require_step(step, there)
     if is_foreign(there[step], run_id):
         raise UsageError(
-            f"--from_step: another run saved {there[step]}: its record holds another run_id than manifest.json; give "
-            "another step, or copy it to a folder of its own to go on from it there"
+            f"--from_step: another run saved {there[step]}: the run_id in its record differs from that in "
+            "manifest.json; give another step, or copy it to a folder of its own and resume from it there"
         )
     if wrong := problem(there[step]):
         raise UsageError(f"--from_step: {there[step]} is damaged: {wrong}; give another step, or 0 to start again")
@@ -260,9 +260,9 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> str | None:
 
 
 def archive_later(directory: str, step: int) -> list[str]:
-    """Moves the checkpoints after `step`, for 0 all, to `archived/`, and returns where they are; for --from_step.
+    """Moves the checkpoints after `step` (all of them for 0) to `archived/` and returns their new prefixes.
 
-    It notes first what it is about to do: until `done_going_back`, `going_back` tells a process that starts here.
+    It first writes a note, which `going_back` reports to later processes until `done_going_back` removes it.
 
     Raises:
       StorageError: when a file cannot be written or moved.
@@ -276,10 +276,10 @@ def archive_later(directory: str, step: int) -> list[str]:
 
 
 def going_back(directory: str) -> int | None:
-    """Returns the step that a process which died was about to go back to; None if there is no such thing.
+    """Returns the step of a rewind that a dead process did not finish; None if there is none.
 
     Raises:
-      StorageError: when the note of it cannot be read.
+      StorageError: when the note of the rewind cannot be read.
     """
     path = os.path.join(directory, ARCHIVED, _NOTE)
     try:
@@ -288,29 +288,29 @@ def going_back(directory: str) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{path} cannot be read: {error!r}; give --from_step=N once more") from error
+        raise StorageError(f"{path} cannot be read: {error!r}; give --from_step=N again") from error
 
 
 def done_going_back(directory: str) -> None:
-    """Takes the note of `archive_later` away, when all else that tells of later steps is back there too."""
+    """Removes the note of `archive_later`, once history, ledger and best checkpoint are rewound too."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(directory, ARCHIVED, _NOTE))
 
 
 def set_aside(prefix: str, folder: str) -> str:
-    """Moves the files of a checkpoint to a folder beside it, and returns that folder; the record first.
+    """Moves the files of a checkpoint, the record first, to a folder next to it and returns that folder.
 
-    It leaves the pointer file before: what that names is missed when it is not there. Where the folder holds a
-    checkpoint of this step already, they go to a numbered folder inside it.
+    The checkpoint leaves the pointer file first, since a missing file of a listed checkpoint counts as damage. If the
+    folder already holds a checkpoint of this step, the files go to a numbered folder inside it.
 
     Raises:
-      StorageError: when they cannot be moved.
+      StorageError: when the files cannot be moved.
     """
     return set_all_aside([prefix], folder)[0]
 
 
 def set_all_aside(prefixes: Iterable[str], folder: str) -> list[str]:
-    """Moves checkpoints as `set_aside` does, and returns the folder of each; its pointer file comes after the last.
+    """Moves checkpoints as `set_aside` does and returns the folder of each; writes the folders' pointer files last.
 
     Raises:
       StorageError: when they cannot be moved.
@@ -339,7 +339,7 @@ def _move(prefix: str, folder: str) -> str:
 
 
 def _point_to_newest(directory: str) -> None:
-    """Makes the pointer file of a folder of moved checkpoints name the newest one there; reads records, no data."""
+    """Makes the pointer file of a folder of moved checkpoints name its newest one; reads records, but no data."""
     there = list(complete_checkpoints(directory).values())
     if there and _pointed(directory)[:1] != [os.path.basename(there[-1])]:
         whole = next((prefix for prefix in reversed(there) if not problem(prefix, read=False)), None)
@@ -348,18 +348,18 @@ def _point_to_newest(directory: str) -> None:
 
 
 def _ever_saved(directory: str) -> list[str]:
-    """Prefixes of all checkpoints that were saved, as far as files and the pointer tell, in the order of steps."""
+    """Returns the prefixes of all saved checkpoints that files or the pointer file show, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     found = {checkpoint for name in names if (checkpoint := owner(name))} | set(_pointed(directory))
     inside = glob.escape(directory)
     aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
     if not found and any(glob.glob(pattern, recursive=True) for pattern in aside):
-        _LOG.warning("%s holds no checkpoint any more: they were moved to %s/ or %s/", directory, DIVERGED, ARCHIVED)
+        _LOG.warning("%s holds no checkpoint any more: all were moved to %s/ or %s/", directory, DIVERGED, ARCHIVED)
     return [os.path.join(directory, name) for name in sorted(found, key=step_of)]
 
 
 def _pointed(directory: str) -> list[str]:
-    """Names of the checkpoints that the pointer file lists, the newest first, whether they exist or not."""
+    """Returns the names of the checkpoints that the pointer file lists, newest first, whether they exist or not."""
     pattern = r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$'
     return re.findall(pattern, _pointer(directory), re.MULTILINE)
 
@@ -373,7 +373,7 @@ def _pointer(directory: str) -> str:
 
 
 def _unpoint(prefix: str) -> None:
-    """Takes a checkpoint out of the pointer file beside it, if it is in there."""
+    """Removes a checkpoint from the pointer file of its folder, if it is listed there."""
     directory, name = os.path.split(prefix)
     pointed = _pointed(directory)
     left = sorted({other for other in pointed if other != name}, key=step_of)
@@ -384,7 +384,7 @@ def _unpoint(prefix: str) -> None:
 
 
 def _point_to(directory: str, prefix: str) -> None:
-    """Makes TensorFlow's pointer file name `prefix` as the newest, beside the others there are, if it does not."""
+    """Makes TensorFlow's pointer file list `prefix` as the newest after the earlier ones; writes only if needed."""
     there = [
         os.path.basename(path) for path in complete_checkpoints(directory).values() if step_of(path) <= step_of(prefix)
     ]

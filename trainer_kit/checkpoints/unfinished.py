@@ -1,9 +1,9 @@
-"""Marks of checkpoints that a process is writing or removing: what it leaves when it dies is then known to be its own.
+"""Marks checkpoints that a process is writing or removing, so that the files of a dead process are known to be its own.
 
-`.saving-ckpt-<step>.<run id>` is an empty file beside the checkpoints, there from before the first file of a save is
-written until its record is, and while a rotation removes a checkpoint. Parts of a checkpoint that have neither a record
-nor such a mark may be somebody else's, and are left alone. The mark is not forced to the disk: a power failure may lose
-it, and then the parts stay.
+`.saving-ckpt-<step>.<run id>` is an empty file in the folder of the checkpoints. It exists from before the first file
+of a save until the record is written, and while a rotation removes a checkpoint. Files of a checkpoint with neither a
+record nor a mark may belong to somebody else and are left alone. The mark is not forced to the disk: a power failure
+may lose it, and then the files stay.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def mark(prefixes: Iterable[str], run_id: str = "") -> None:
     """Marks checkpoints that are about to be written or removed; an error of the file system is ignored.
 
     Args:
-      prefixes: of the checkpoints.
-      run_id: of the run; "" where there is none.
+      prefixes: The prefixes of the checkpoints.
+      run_id: The run's identity; "" if it has none.
 
     Raises:
       StorageError: when the run's folder was moved or removed.
@@ -38,7 +38,7 @@ def mark(prefixes: Iterable[str], run_id: str = "") -> None:
 
 
 def unmark(prefixes: Iterable[str], run_id: str = "") -> None:
-    """Takes the marks away, when the checkpoints are whole or gone."""
+    """Removes the marks of checkpoints that are now whole or removed."""
     for prefix in prefixes:
         files.reach("checkpoint.unmark", prefix)
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def unmark(prefixes: Iterable[str], run_id: str = "") -> None:
 
 
 def marked(names: Iterable[str], run_id: str = "") -> dict[str, str]:
-    """Returns the checkpoints, `ckpt-<step>`, of the marks of this run among file names, each with its mark's name."""
+    """Returns checkpoint (`ckpt-<step>`) -> name of its mark, for the marks of this run among file names."""
     found = {name: match for name in names if (match := _MARK.fullmatch(name))}
     ours = {name: match for name, match in found.items() if not (match[2] and run_id) or match[2] == run_id}
     return {match[1]: name for name, match in ours.items()}

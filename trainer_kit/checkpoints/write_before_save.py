@@ -1,4 +1,4 @@
-"""Writes what has to be on the disk before a checkpoint is written."""
+"""Runs a function in the save's thread just before a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tensorflow as tf
 
 
 class WrittenAfter(tf.train.experimental.ShardingCallback):
-    """Calls `first`, then shards as it would have been done without.
+    """Calls `first`, then returns the same shards as without it.
 
-    That is the one thing that TensorFlow asks for in the thread of a save just before it writes. Its write callbacks
-    come when the index is in place, and a process that dies there leaves a checkpoint that is whole.
+    The sharding callback is the only call that TensorFlow makes in the save's thread just before it writes. Its write
+    callbacks come after the index is in place, and a process that dies there leaves a whole checkpoint.
 
     Args:
-      first: may be called more than once for a save, if its tensors are on several machines.
-      shards: what decides on the shards; None: one for each machine, TensorFlow's own choice.
+      first: The function to call; it may be called several times per save if tensors are on several machines.
+      shards: The sharding callback to use; None selects TensorFlow's default, one shard per machine.
     """
 
     def __init__(self, first: Callable[[], None], shards: Any = None) -> None:
@@ -25,10 +25,10 @@ class WrittenAfter(tf.train.experimental.ShardingCallback):
 
     @property
     def description(self) -> str:
-        """That of the shards."""
+        """The description of the sharding callback."""
         return str(self._shards.description)
 
     def __call__(self, shardable_tensors: Sequence[Any]) -> Any:
-        """Returns the shards, when all that comes first is done."""
+        """Calls `first` and returns the shards."""
         self._first()
         return self._shards(shardable_tensors)

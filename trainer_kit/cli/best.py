@@ -1,4 +1,4 @@
-"""Shows the best evaluations of a run by its ledger, where their weights are, and whether info.json agrees."""
+"""Shows the best evaluations in a run's ledger, where their weights are, and whether info.json agrees."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from trainer_kit.errors import ExitCode, UsageError, suggestion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, its ledger, what makes an evaluation the best, and how many are shown."""
+    """Adds arguments for the run, the ledger, the criterion of the best, and the number of evaluations."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument(
-        "--name", help="The ledger to read. Default: validation, the training run's, or the only one that there is."
+        "--name", help="The ledger to read. Default: validation (the training run's), or the only ledger of the run."
     )
     ledgers.add_choice(parser)
     parser.add_argument(
-        "--best", metavar="NAME", help="Shows what the run keeps under this name of trainer.best_checkpoints."
+        "--best", metavar="NAME", help="Shows the best checkpoints that trainer.best_checkpoints keeps under this name."
     )
     parser.add_argument(
         "--top",
         type=int,
         metavar="K",
-        help="How many evaluations of each dataset are shown. Default: 1, with --best all.",
+        help="The number of evaluations to show for each dataset. Default: 1; with --best: all.",
     )
     parser.add_argument(
         "--recompute",
         action="store_true",
-        help="Makes info.json and the weights again from ledger and checkpoints; no process may write there.",
+        help="Rebuilds info.json and the best weights from the ledger and the checkpoints. "
+        "No process may be writing them.",
     )
     parser.add_argument("--json", action="store_true", help="Prints JSON, with all digits.")
 
@@ -47,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the best evaluations.
 
     Raises:
-      UsageError: when there is no such run, ledger or metric, or it is not known which one decides.
+      UsageError: when the run, ledger or metric does not exist, or the ledger or the metric has to be named.
       StorageError: when a file cannot be read.
     """
     if arguments.top is not None and arguments.top < 1:
-        raise UsageError(f"--top: {arguments.top} is not 1 or more")
+        raise UsageError(f"--top: must be 1 or more, not {arguments.top}")
     folder = open_run(arguments.model_dir)
     settings = read_settings(folder)
     name = arguments.name = _ledger(folder, arguments.name)
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     choice = ledgers.choose(arguments.metric, arguments.comparison, settings, evaluations)
     if choice is None:
         names = ledgers.metric_names(evaluations)
-        raise UsageError(f"--metric: is needed, the run keeps no best checkpoint; {suggestion('', names)}")
+        raise UsageError(f"--metric: is required, because the run keeps no best checkpoint; {suggestion('', names)}")
     ledgers.check_metric(choice.metric, evaluations)
     of_datasets = list(ledgers.ranked(evaluations, choice).values())
     kept = ledgers.best_folder(folder, settings, name)
@@ -74,23 +75,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ledger(folder: Path, name: str | None) -> str:
-    """Returns the ledger that is asked for; without a name that of the training run, or the only one."""
+    """Returns the named ledger; without a name, the training run's ledger or the only one."""
     names = ledgers.require_ledgers(folder, name)
     if ledgers.VALIDATION in names or len(names) == 1:
-        return names[0]  # that of the training run comes first
+        return names[0]  # the training run's ledger comes first
     listed = ", ".join(f"--name={one}" for one in names)
-    raise UsageError(f"--name: is needed, the training run has recorded no evaluation; there are: {listed}")
+    raise UsageError(f"--name: is required, because the training run has recorded no evaluation; give one of: {listed}")
 
 
 def _show_named(
     arguments: argparse.Namespace, folder: Path, name: str, settings: Settings, evaluations: Sequence[Evaluation]
 ) -> int:
-    """Prints what is kept as the best of a name."""
+    """Prints the evaluations that trainer.best_checkpoints keeps under a name."""
     if arguments.metric or arguments.comparison:
-        raise UsageError("--best: goes by the metric that the run keeps it by; leave out --metric and --comparison")
+        raise UsageError(
+            "--best: always uses the metric and the comparison in trainer.best_checkpoints; leave out --metric and "
+            "--comparison"
+        )
     if arguments.best not in settings.named:
         raise UsageError(
-            f"--best: the run keeps no best {arguments.best!r}; {suggestion(arguments.best, list(settings.named))}"
+            f"--best: the run keeps no best checkpoint {arguments.best!r}; "
+            f"{suggestion(arguments.best, list(settings.named))}"
         )
     criterion = settings.named[arguments.best]
     ledgers.check_metric(criterion.metric, evaluations)
@@ -102,10 +107,10 @@ def _show_named(
 
 
 def _recompute(arguments: argparse.Namespace, folder: Path, name: str, settings: Settings) -> int:
-    """Makes all that is kept by a ledger again, and prints what was done."""
+    """Rebuilds every best checkpoint of a ledger, and prints what was done."""
     unused = [flag for flag in ("metric", "comparison", "best", "top", "json") if getattr(arguments, flag)]
     if unused:
-        raise UsageError(f"--recompute: makes all again that the run keeps; leave out --{unused[0]}")
+        raise UsageError(f"--recompute: rebuilds every best checkpoint of the ledger; leave out --{unused[0]}")
     for line in recompute(folder, name, settings, arguments.import_module):
         print(line)
     return ExitCode.DONE
@@ -119,7 +124,7 @@ def _show(
     shown: Sequence[Evaluation],
     places: Sequence[Path | None],
 ) -> None:
-    """Prints evaluations with their weights, and whether info.json in the first of `places` agrees with the best."""
+    """Prints evaluations with their weights, and whether info.json in the first of `places` names the best."""
     name, kept = arguments.name, places[0]
     verdict = ledgers.info_verdict([of[0] for of in best], choice, kept) if kept else (None, "")
     weights = [_weights(one, folder, [place for place in places if place]) for one in shown]

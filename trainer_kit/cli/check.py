@@ -1,4 +1,4 @@
-"""Checks an experiment: builds it, takes a train and an eval step, saves and restores; keeps nothing."""
+"""Checks an experiment: builds it, runs a training and an evaluation step, saves, restores; leaves no files."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from trainer_kit.training.losses import reported_loss
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment and the sources of its config."""
+    """Adds arguments for the experiment and the sources of its config."""
     add_config_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs every check and prints a line for each; the first that fails ends the command with its message."""
+    """Runs every check and prints a line for each; the first failing check ends the command with its message."""
     start = time.perf_counter()
-    with _told("config: every value is known and valid"):
+    with _checking("config: every value is known and valid"):
         config = resolve_arguments(arguments).config
-    with _told("task: its module can be imported, and gin knows every name that is bound"):
+    with _checking("task: its module can be imported, and gin knows every name that is bound"):
         from trainer_kit.config.experiments import task_class
 
         with gc_frozen():
             task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
-    with _told("machine: devices, strategy, and batches that divide"):
+    with _checking("machine: the devices and the strategy can be used, and the batch sizes divide among the replicas"):
         with gc_frozen():
             from trainer_kit.run.launcher import prepare
         strategy = prepare(config)
@@ -56,37 +56,37 @@ def _check_run(config: ExperimentConfig, task_type: Any, folder: str) -> None:
     from trainer_kit.telemetry.flops import model_cost
     from trainer_kit.training.trainer_creation import create_exporter, create_trainer
 
-    with _told("model, optimizer and metrics can be built"):
+    with _checking("model, optimizer and metrics can be built"):
         exporter = create_exporter(config, RunDirectory(folder, config.trainer))
         task = task_type(config.task, logging_dir=folder)
         trainer = create_trainer(config, task, checkpoint_exporter=exporter)
     names = trainer.validation_metric_names()
     if exporter is not None and names is not None:
-        with _told(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}"):
+        with _checking(f"best metric: {', '.join(exporter.metric_names)} is one of {', '.join(names)}"):
             exporter.check_metric(names)
     early = config.trainer.early_stopping
     if early is not None and not early.eval_name and names is not None:
-        with _told(f"early stopping: {early.metric} is one of {', '.join(names)}"):
+        with _checking(f"early stopping: {early.metric} is one of {', '.join(names)}"):
             check_early_stopping_metric(early, trainer)
     if config.trainer.callbacks:
-        with _told("callbacks: can be made"):
+        with _checking("callbacks: all can be created"):
             CallbackList(Run(trainer), from_config(config.trainer.callbacks))
-    with _told("data: can be opened, and is not empty"):
+    with _checking("data: can be opened, and is not empty"):
         trainer.check_data()
-    with _told("train: one step on one batch"):
+    with _checking("train: one step on one batch"):
         logs = trainer.train(tf.constant(1))
         print(f"      training_loss {reported_loss(logs):.4g}; {model_cost(trainer)}")
         if not math.isfinite(reported_loss(logs)):
             raise DivergedError("the loss of the first step is not finite; look at the data and at build_losses")
-    with _told("evaluate: one batch"):  # the exporter refuses logs without its metric
+    with _checking("evaluate: one batch"):  # the exporter refuses logs without its metric
         trainer.evaluate(tf.constant(1))
-    with _told("checkpoint: what was saved can be restored"):
+    with _checking("checkpoint: what was saved can be restored"):
         path = trainer.checkpoint.save(f"{folder}/ckpt")
         restore(trainer.checkpoint, path, whole=True, loose=trainer.state.loose)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _checking(what: str) -> Iterator[None]:
     start = time.perf_counter()
     try:
         yield

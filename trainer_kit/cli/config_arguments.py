@@ -1,4 +1,4 @@
-"""The arguments by which verbs take an experiment and its config: the same sources as python -m trainer_kit.train."""
+"""Command-line arguments for an experiment and its config: the same sources as python -m trainer_kit.train has."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REPEATED = {
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment's name and the sources of its config."""
-    parser.add_argument("experiment", help="The name of the experiment; `trainer-kit list` shows those that there are.")
+    """Adds arguments for the experiment's name and the sources of its config."""
+    parser.add_argument("experiment", help="The name of the experiment; `trainer-kit list` shows all names.")
     for name, meaning in _REPEATED.items():
         parser.add_argument(
             f"--{name}", action="append", default=[], help=f"{meaning} It may be repeated; later ones win."

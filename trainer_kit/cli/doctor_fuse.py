@@ -1,7 +1,7 @@
-"""Measures on an experiment of yours whether fused steps train faster, and prints trainer.fuse_steps to set.
+"""Measures whether fused steps train your experiment faster, and prints the trainer.fuse_steps to set.
 
-The experiment is trained for some seconds with separate and with fused steps in turn, on its own data. No file of a run
-is read or written.
+The experiment trains for some seconds on its own data, with separate steps and with fused steps in turn. No files of a
+run are read or written.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trainer_kit.process.gc_freeze import gc_frozen
 if TYPE_CHECKING:
     from trainer_kit.training.fuse_timing import FuseTimer, FuseTiming
 
-_GAIN = 1.05  # a smaller one may be noise
+_GAIN = 1.05  # a smaller gain may be noise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment with the sources of its config, and the numbers of steps to try."""
+    """Adds arguments for the experiment, the sources of its config, and the numbers of steps to try."""
     add_config_arguments(parser)
     parser.add_argument(
         "--fuse_steps", action="append", type=int, default=[], metavar="N",
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the rates of both forms of the training loop, or why the steps cannot be fused.
+    """Prints the step rates with and without fused steps, or why the steps cannot be fused.
 
     Raises:
-      UsageError: when the config is wrong, or a loop cannot have so many steps in a program.
+      UsageError: when the config is wrong, or --fuse_steps does not fit trainer.steps_per_loop.
       DataError: when the training data is empty or ends.
     """
     config = resolve_arguments(arguments).config
@@ -55,7 +55,7 @@ def _check_fuse_steps(given: list[int], config: ExperimentConfig) -> None:
     longest = config.trainer.steps_per_loop
     for steps in given:
         if not 2 <= steps <= longest:
-            raise UsageError(f"--fuse_steps: {steps} is not from 2 to {longest}, which is trainer.steps_per_loop")
+            raise UsageError(f"--fuse_steps: must be from 2 to {longest} (trainer.steps_per_loop), not {steps}")
 
 
 def _measure(config: ExperimentConfig, task_type: Any, given: list[int], folder: str) -> None:
@@ -68,7 +68,7 @@ def _measure(config: ExperimentConfig, task_type: Any, given: list[int], folder:
         task = task_type(config.task, logging_dir=folder)
         return create_trainer(config.replace(trainer={"fuse_steps": fuse_steps}), task)
 
-    # With no writer a training step that writes a tf.summary, which XLA refuses, would leave it out.
+    # Without a writer, a training step would skip its tf.summary calls, which XLA refuses: the fault would go unseen.
     with tf.summary.create_file_writer(folder).as_default():
         try:
             _print_timings(FuseTimer(create), given)
@@ -83,8 +83,8 @@ def _print_timings(timer: FuseTimer, given: list[int]) -> None:
         print(_line(timings[-1]), flush=True)
     best = max(timings, key=lambda timing: timing.gain)
     if best.gain < _GAIN:
-        print(f"{_setting(1)}to fuse steps does not pay here")
-    print("Both forms were trained in turn on the experiment's own data, and its wait for batches is in the rates.")
+        print(f"{_setting(1)}fusing steps does not make training faster here")
+    print("Both forms were trained in turn on the experiment's own data; the rates include the waits for batches.")
 
 
 def _line(timing: FuseTiming) -> str:
@@ -97,5 +97,5 @@ def _setting(fuse_steps: int) -> str:
 
 
 def _number(rate: float) -> str:
-    """Returns a rate in three significant digits, with commas between thousands."""
+    """Returns a rate with three significant digits and commas between thousands."""
     return f"{float(f'{rate:.3g}'):,.{0 if rate >= 100 else 2}f}"

@@ -1,6 +1,6 @@
-"""Proves on an experiment of yours that a killed run ends with the same bits as one that was never stopped.
+"""Proves on your experiment that a killed run ends with the same bits as a run that was never stopped.
 
-The experiment is run once without a fault and once with kills, in real processes, in a temporary folder.
+The experiment runs once without faults and once with kills, in real processes, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _SIGNALS = {"kill": [signal.SIGKILL], "term": [signal.SIGTERM], "both": [signal.
 _POLL_SECONDS = 0.01
 _REPORT = re.compile(rb"train \| step (\d+)")
 _STARTED = re.compile(rf"{_MODE} from step (\d+)")
-_SHOWN = 12  # differences, and lines of a run that failed
+_SHOWN = 12  # most differences, or last lines of a failed run, that are printed
 
 
 class DoctorError(TrainerKitError):
-    """The run without a fault has failed already, or one that was started again has."""
+    """Raised when the uninterrupted run, or a restarted one, fails."""
 
     exit_code = ExitCode.BUG
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill.
+    """One kill of the run.
 
     Attributes:
-      sent: the signal.
-      after: the step whose report was waited for.
-      seconds: from that report to the signal.
-      code: its exit code, or minus the number of the signal that ended it.
-      step: the last one in the history when it was dead.
+      sent: the signal that was sent.
+      after: the step whose report the kill waited for.
+      seconds: the time from that report to the signal.
+      code: the process's exit code, or minus the number of the signal that ended it.
+      step: the last step in metrics.jsonl after the process had ended.
     """
 
     sent: signal.Signals
@@ -58,28 +58,30 @@ class Kill:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment with the sources of its config, and the kills."""
+    """Adds arguments for the experiment, the sources of its config, and the kills."""
     add_config_arguments(parser)
     parser.add_argument("--kills", type=int, default=5, help="How often the run is killed. Default: 5.")
     parser.add_argument(
         "--signal", choices=_SIGNALS, default="both", help="The signal that kills it. Default: both, in turn."
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="The seed of the moments at which the run is killed. Default: 0."
+        "--seed", type=int, default=0, help="The seed of the random moments at which the run is killed. Default: 0."
     )
-    parser.add_argument("--keep", action="store_true", help="Keeps the two folders, and says where they are.")
+    parser.add_argument(
+        "--keep", action="store_true", help="Keeps the folders of the two runs, and prints where they are."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the experiment without and with kills, and compares; exit code 1 when they differ.
+    """Runs the experiment without and with kills, and compares the runs; the exit code is 1 when they differ.
 
     Raises:
       UsageError: when the config is wrong, or the run has too few steps for the kills.
       DoctorError: when a run fails.
     """
     if arguments.kills < 1:
-        raise UsageError(f"--kills: {arguments.kills} is not 1 or more")
-    resolve_arguments(arguments)  # what is wrong with the config is told at once
+        raise UsageError(f"--kills: must be 1 or more, not {arguments.kills}")
+    resolve_arguments(arguments)  # reports mistakes in the config at once
     base = Path(tempfile.mkdtemp(prefix="trainer_kit_doctor_"))
     try:
         return _resume(arguments, base)
@@ -102,20 +104,20 @@ def _resume(arguments: argparse.Namespace, base: Path) -> int:
     kills: list[Kill] = []
     starts: list[int] = []
     while len(kills) < arguments.kills:
-        # After a share of the steps that are left, but not in the last two loops: the run would end meanwhile.
+        # After a share of the remaining steps, but not in the last two loops: the run would end before the kill.
         left = max(0, steps * (1 - 2 / max(reports, 1)) - _last_step(killed))
         after = _last_step(killed) + chance.uniform(0, 2 * left / (arguments.kills - len(kills) + 1))
         delay = chance.uniform(0, seconds / max(reports, 1))
         signals = _SIGNALS[arguments.signal]
         sent = signals[len(kills) % len(signals)]
         kill = _kill(_command(arguments, killed), killed, sent, int(after), delay)
-        starts += _tell(kills, killed)
+        starts += _print_last_kill(kills, killed)
         if kill is None:
             break
         kills.append(kill)
     else:
         _to_the_end(_command(arguments, killed), killed)
-        starts += _tell(kills, killed)
+        starts += _print_last_kill(kills, killed)
     return _verdict(arguments, whole, killed, len(kills), starts, bool(warnings))
 
 
@@ -131,7 +133,7 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _to_the_end(command: list[str], folder: Path) -> float:
-    """Runs to the end; returns the seconds from the first new line of the history to the end.
+    """Runs the command to its end; returns the seconds from the first report to the end.
 
     Raises:
       DoctorError: when the run fails.
@@ -145,10 +147,10 @@ def _to_the_end(command: list[str], folder: Path) -> float:
 
 
 def _kill(command: list[str], folder: Path, sent: signal.Signals, after: int, seconds: float) -> Kill | None:
-    """Kills a run `seconds` after its report of step `after` or later; None if it came to its end before that.
+    """Kills a run `seconds` after its report of step `after` or later; returns None if the run ended before that.
 
     Raises:
-      DoctorError: when it ended otherwise than by the signal.
+      DoctorError: when the run ended with another exit code.
     """
     with _ended_with_us(_start(command, folder)) as process:
         _wait_for_report(process, folder, after)
@@ -164,7 +166,7 @@ def _kill(command: list[str], folder: Path, sent: signal.Signals, after: int, se
 
 @contextlib.contextmanager
 def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Kills the process when it still runs at the end, as after Ctrl-C."""
+    """Kills the process if it still runs on exit, for example after Ctrl-C."""
     try:
         yield process
     finally:
@@ -173,7 +175,7 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Pope
 
 
 def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int = 0) -> None:
-    """Returns when the process has told of a training loop that ended at `step` or later, or has ended."""
+    """Waits until the process has reported `step` or a later one, or has ended."""
     while process.poll() is None:
         reports = _REPORT.findall(_log(folder).read_bytes())
         if reports and int(reports[-1]) >= step:
@@ -181,11 +183,11 @@ def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int =
         time.sleep(_POLL_SECONDS)
 
 
-def _tell(kills: list[Kill], folder: Path) -> list[int]:
-    """Prints the last kill, if any, and what it has cost, which the log of the process after it tells.
+def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
+    """Prints the last kill, if any, and the steps that it cost, which the next process's log shows.
 
     Returns:
-      The step that this process went on from, if it told one.
+      The step from which that process resumed, in a list; [] if its log does not show one.
     """
     started = _STARTED.search(_log(folder).read_text(errors="replace"))
     if not kills or not started:
@@ -200,7 +202,7 @@ def _tell(kills: list[Kill], folder: Path) -> list[int]:
 
 
 def _inexact(folder: Path) -> list[str]:
-    """What a run itself says of data or steps whose resume may not be exact."""
+    """Returns the run's own warnings about data or steps whose resume may not be exact."""
     lines = _log(folder).read_text(errors="replace").splitlines()
     return [line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))]
 
@@ -212,34 +214,34 @@ def _verdict(
 
     differences = compare_runs(whole, killed)
     if differences:
-        print(f"not the same after {kills} kills; one is the uninterrupted run, the other the killed one")
+        print(f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the killed run second")
         print(_first_difference(first_different_step(whole, killed), starts))
         for difference in differences[:_SHOWN]:
             print(f"different: {difference}")
         return ExitCode.BUG
     if kills < arguments.kills:
         raise UsageError(
-            f"the run had ended before kill {kills + 1} of {arguments.kills}, the same up to there; give it more steps "
-            "(trainer.train_steps), shorter loops (trainer.steps_per_loop), or fewer --kills"
+            f"the run ended before kill {kills + 1} of {arguments.kills}, and is the same so far; give it more steps "
+            "(trainer.train_steps) or shorter loops (trainer.steps_per_loop), or ask for fewer --kills"
         )
-    doubt = "; this time, that is: see what the run says above" if warned else ""
+    doubt = "; but the next runs may differ: read the run's warning above" if warned else ""
     print(f"the same, bit by bit: {kills} kills, {kills} restarts{doubt}")
     return ExitCode.DONE
 
 
 def _first_difference(step: int | None, starts: list[int]) -> str:
-    """Says where to look: at the experiment itself, or at what a checkpoint does not hold."""
+    """Returns the first difference and its likely cause: the experiment itself, or an incomplete checkpoint."""
     if step is None:
-        return "what was reported is the same"
+        return "the reported metrics of all steps are the same"
     if not starts or step <= starts[0]:
         return (
-            f"first different at step {step}, before any resume: the experiment gives other numbers each time it runs; "
-            "set runtime.random_seed, and draw no random numbers but from seeded generators"
+            f"first different at step {step}, before any resume: the experiment computes other numbers each time it "
+            "runs; set runtime.random_seed, and draw random numbers only from seeded generators"
         )
     resumed = max(start for start in starts if start < step)
     return (
-        f"first different at step {step}, after the resume from step {resumed}: the data, or a state that the task "
-        "keeps, is not in the checkpoint"
+        f"first different at step {step}, after the resume from step {resumed}: the checkpoint does not hold the "
+        "position in the data, or some state of the task"
     )
 
 
@@ -248,7 +250,7 @@ def _last_step(folder: Path) -> int:
 
 
 def _log(folder: Path) -> Path:
-    """What the newest process of the run has printed; beside the run's folder, which is the run's own."""
+    """Returns the path of the newest process's output, next to the run's folder."""
     return folder.with_suffix(".log")
 
 

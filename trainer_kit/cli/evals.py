@@ -1,4 +1,4 @@
-"""Shows what the evaluations of a run found, by the ledgers in its folder, and marks the best."""
+"""Shows the recorded evaluations of a run, a table for each ledger, and marks the best."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from trainer_kit.telemetry.scalars import to_json_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, which of its ledgers, and what makes an evaluation the best."""
+    """Adds arguments for the run, its ledgers, and the criterion of the best."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument("--name", help="The ledger to read, evals/<name>.jsonl. Default: all of them.")
     ledgers.add_choice(parser)
     parser.add_argument(
-        "--all", action="store_true", help="Shows evaluations too that a run which went back has superseded."
+        "--all",
+        action="store_true",
+        help="Also shows the evaluations that were superseded when the run went back to an earlier step.",
     )
     parser.add_argument("--json", action="store_true", help="Prints JSON, with all digits.")
 
@@ -31,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints a table for each ledger.
 
     Raises:
-      UsageError: when there is no such run, ledger or metric.
+      UsageError: when the run, ledger or metric does not exist.
       StorageError: when a file cannot be read.
     """
     folder = open_run(arguments.model_dir)
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> Table:
-    """Returns the table of a ledger, a row for each evaluation; the best of each dataset is marked."""
+    """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
     best, metrics = _best(evaluations, choice), ledgers.metric_names(evaluations)
     rows, styles = [], {}
     for row, one in enumerate(evaluations):
@@ -62,7 +64,7 @@ def table(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -
 
 
 def as_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:
-    """Returns the same as JSON can hold it; what is not finite is the text "nan", "inf" or "-inf"."""
+    """Returns a ledger as JSON values; numbers that are not finite become the text "nan", "inf" or "-inf"."""
     best = _best(evaluations, choice)
     return {
         "name": name,
@@ -73,7 +75,7 @@ def as_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None)
 
 
 def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Returns an evaluation as JSON can hold it."""
+    """Returns an evaluation as JSON values."""
     return {
         "step": evaluation.step,
         "dataset": evaluation.dataset or None,
@@ -86,5 +88,5 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _best(evaluations: Sequence[Evaluation], choice: Choice | None) -> set[int]:
-    """The best evaluation of each dataset, by their id(): two may be equal in all that is shown."""
+    """Returns the id() of each dataset's best evaluation: two evaluations may be equal in every field."""
     return set() if choice is None else {id(of[0]) for of in ledgers.ranked(evaluations, choice).values()}

@@ -1,6 +1,6 @@
 """Lists experiments: those in ./experiments, in modules named by --import_module, and in entry points.
 
-With --all also those of other frameworks.
+With --all it also lists the experiments of other frameworks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from trainer_kit.errors import ExitCode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --all."""
-    parser.add_argument("--all", action="store_true", help="Lists those of other frameworks too, such as tfm/mock.")
+    parser.add_argument(
+        "--all", action="store_true", help="Also lists the experiments of other frameworks, such as tfm/mock."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line per experiment: its name and the first line of its factory's docstring.
 
-    A package that cannot be imported is told on the standard error; the others are listed, and the exit code is 0.
+    A package that cannot be imported is reported on standard error; the others are listed, and the exit code is 0.
     """
     names, broken = discovery.find_all_experiments(arguments.import_module)
     if arguments.all:

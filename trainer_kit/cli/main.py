@@ -30,8 +30,8 @@ VERBS = {
     "evals": evals,
     "best": best,
 }
-CHECKS = {"resume": doctor_resume, "fuse": doctor_fuse}  # of the verb doctor
-_DOCTOR = "Tries on an experiment of yours whether resume is exact, or whether fused steps are faster."
+CHECKS = {"resume": doctor_resume, "fuse": doctor_fuse}  # the checks of the verb `doctor`
+_DOCTOR = "Tests on your experiment whether resuming is exact, or whether fused steps are faster."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_parsers(add_parser: Callable[..., argparse.ArgumentParser], modules: dict[str, ModuleType]) -> None:
-    """Adds a parser for each module, with the arguments that all commands take."""
+    """Adds a parser for each module, including the arguments that all commands take."""
     for name, module in modules.items():
         help_text = (module.__doc__ or "").split("\n")[0]
         command = add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
@@ -92,13 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unread(arguments: argparse.Namespace) -> int:
-    """Ends a verb whose output nobody reads any more, as after `| head`; returns its exit code.
+    """Ends a verb whose output is no longer read, as with `| head`; returns its exit code.
 
-    For a verb that only shows something this is no failure: 0, however much of it fitted into the pipe. One that
-    checks or writes something has not done so: 141, as of a tool that SIGPIPE has ended.
+    For a verb that only shows something this is no failure: the code is 0. A verb that checks or writes something has
+    not finished: the code is 141, that of a program ended by SIGPIPE.
     """
     nothing = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):  # Python writes what is left of them at its end
+    for stream in (sys.stdout, sys.stderr):  # Python flushes them when it exits
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nothing, stream.fileno())
     shows = arguments.verb not in ("check", "doctor") and not getattr(arguments, "recompute", False)

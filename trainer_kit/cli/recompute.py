@@ -1,7 +1,7 @@
-"""Makes the best checkpoints of a run again from its ledger and its checkpoints, without training.
+"""Rebuilds the best checkpoints of a run from its ledger and its checkpoints, without training.
 
-Where the weights are there, only files are written, without TensorFlow. Weights that have to be exported from a
-checkpoint need the experiment, which is built from what the run's folder records.
+Where the best weights exist, only info.json and its like are written, without TensorFlow. To export weights from a
+checkpoint, the experiment is built from what the run's folder records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Unseen:
-    """Holds a lock without a heartbeat: nobody trains, and nobody evaluates."""
+    """Mixin for a lock without a heartbeat: nobody trains, and nobody evaluates."""
 
     def _write(self) -> None:
         pass
@@ -46,29 +46,29 @@ class _SidecarsLock(_Unseen, Lease):
 
 
 def recompute(folder: Path, name: str, settings: Settings, import_modules: Sequence[str]) -> list[str]:
-    """Makes the folders hold what is kept by the evaluations in the ledger `name`; returns what was done, in lines.
+    """Makes the best folders hold what the ledger `name` says; returns a line about each folder.
 
     Args:
-      folder: of the run.
-      name: of the ledger.
-      settings: of the run.
-      import_modules: to import before the experiment is looked for; none: those that the run was started with.
+      folder: The run's folder.
+      name: The name of the ledger.
+      settings: The run's settings.
+      import_modules: Modules to import before the experiment is looked up; if empty, those recorded by the run.
 
     Raises:
-      UsageError: when the run keeps no best by this ledger, or its experiment is not known although it is needed.
-      ModelDirInUseError: while who writes the folders is alive.
+      UsageError: when the run keeps no best checkpoint of this ledger, or an export needs an unknown experiment.
+      ModelDirInUseError: while the process that writes the folders is alive.
       StorageError: when a file cannot be written.
     """
     bests = _bests(folder, name, settings)
     if name == EVAL or not bests:
-        raise UsageError(f"--recompute: {folder} keeps no best checkpoint by evals/{name}.jsonl")
+        raise UsageError(f"--recompute: the run in {folder} keeps no best checkpoint of the ledger evals/{name}.jsonl")
     with _alone(folder, name), readable(folder):
-        records = active_records(read_records(folder / "evals" / f"{name}.jsonl"))  # of one validation set or several
+        records = active_records(read_records(folder / "evals" / f"{name}.jsonl"))  # one validation set or several
         before = {place: _state(place) for place, _ in bests}
         lacking = [(place, steps) for place, one in bests if (steps := _put_right(folder, place, one, records))]
         if lacking:
             _export(folder, name, lacking, records, import_modules)
-        return [_told(folder, place, before[place], _state(place), one) for place, one in bests]
+        return [_summary(folder, place, before[place], _state(place), one) for place, one in bests]
 
 
 def _bests(folder: Path, name: str, settings: Settings) -> list[tuple[Path, Criterion]]:
@@ -85,26 +85,26 @@ def _alone(folder: Path, name: str) -> AbstractContextManager[Any]:
 
 
 def _put_right(folder: Path, place: Path, criterion: Criterion, records: list[dict[str, Any]]) -> list[int]:
-    """Writes what can be from the weights that are there; returns the steps of those that checkpoints have."""
+    """Repairs a best folder from the weights in it; returns the steps whose weights must come from checkpoints."""
     weights = KeptWeights(BestFolder(str(place)), criterion)
     weights.follow(records)
     steps, gone = weights.lost(lambda step: not problem(str(folder / f"ckpt-{step}")))
-    for one in gone if not steps else ():  # else it is told when the others are exported
+    for one in gone if not steps else ():  # else the export reports them
         _LOG.warning("%s", weights.told_of_gone(one))
     return steps
 
 
 def _state(place: Path) -> tuple[dict[str, Any] | None, dict[int, float]]:
-    """What info.json tells, and when the weights there were written, by step."""
+    """Returns the content of info.json, and the time at which each step's weights were written."""
     best = BestFolder(str(place))
     written = {step: os.path.getmtime(f"{best.prefix(step)}.index") for step in best.whole()}
     return read_info(str(place), quiet=True), written
 
 
-def _told(folder: Path, place: Path, before: Any, now: Any, criterion: Criterion) -> str:
-    """What was done to a folder, and what it holds now."""
+def _summary(folder: Path, place: Path, before: Any, now: Any, criterion: Criterion) -> str:
+    """Returns a line that says what was done to a folder and what it holds now."""
     info, steps = now
-    done = ["info.json was made again"] if info is not None and info != before[0] else []
+    done = ["info.json was rebuilt"] if info is not None and info != before[0] else []
     exported = [step for step in steps if steps[step] != before[1].get(step)]
     removed = [step for step in before[1] if step not in steps]
     done += [f"exported: {_listed(exported)}"] if exported else []
@@ -127,14 +127,14 @@ def _export(
     records: list[dict[str, Any]],
     import_modules: Sequence[str],
 ) -> None:
-    """Builds the model of the run, and exports what lacks from the run's checkpoints."""
+    """Builds the run's model, and exports the missing weights from the run's checkpoints."""
     if not recorded_experiment(folder):
         place, steps = lacking[0]
-        again = "the run again as it was started, a finished one with a larger trainer.train_steps"
+        again = "run the training command again, with a larger trainer.train_steps if the run is finished"
         raise UsageError(
-            f"--recompute: {_listed(steps)} of {place} has to be exported from the run's checkpoints, and "
-            "manifest.json does not name the experiment; "
-            f"start {again if name == VALIDATION else 'the sidecar again as it was started'}: that exports it"
+            f"--recompute: {_listed(steps)} in {place} cannot be exported from the run's checkpoints, because "
+            "manifest.json does not name the experiment; to export the weights, "
+            f"{again if name == VALIDATION else 'run the command of the sidecar again'}"
         )
     config = recorded_config(folder, import_modules)
 

@@ -1,4 +1,4 @@
-"""Shows an experiment's config: every value and where it comes from; of values that are named, what they mean.
+"""Shows an experiment's config: every value and its source, and the meaning of the values that you name.
 
 On a terminal each value is followed by a sentence about it. In a pipe there is one line for each value.
 """
@@ -18,12 +18,12 @@ from trainer_kit.config.field_docs import FieldDoc, docs_by_path
 from trainer_kit.config.resolve import describe
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 
-_PATHS = "Values or sections to explain, such as trainer.train_steps; they follow the experiment's name."
+_PATHS = "Values or sections to explain, such as trainer.train_steps; put them after the experiment's name."
 Value = tuple[str, Any, str]  # dotted path, plain value, origin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment, what of it to explain, the sources of its config, and --diff."""
+    """Adds arguments for the experiment, the values to explain, the sources of the config, and --diff."""
     add_config_arguments(parser)
     parser.add_argument("paths", nargs="*", metavar="PATH", help=_PATHS)
     parser.add_argument(
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints one line per value, path, value and origin, and what is asked for of its meaning."""
+    """Prints path, value and origin of each value, one per line, and the explanations that were asked for."""
     resolved = resolve_arguments(arguments)
     values = describe(resolved, against=get_experiment(arguments.experiment) if arguments.diff else None)
     if not values:
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
-    """Returns the values at `paths` and in the sections there; all values without paths.
+    """Returns the values at `paths`, or in the sections at `paths`; without paths, all values.
 
     Raises:
-      UsageError: for a path at which there is nothing.
+      UsageError: for a path that is neither a value nor a section.
     """
     known = [path for path, _, _ in values]
     for path in paths:
@@ -64,7 +64,7 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
 
 
 def _explained(doc: FieldDoc, whole: bool, width: int) -> Iterator[str]:
-    """Yields the lines about a value: one sentence, or all that there is about it."""
+    """Yields the explanation of a value as lines: one sentence, or the whole text with allowed values and default."""
     texts = [doc.text, f"It takes {doc.allowed}; the default is {doc.default}."] if whole else [doc.sentence]
     for text in texts[: 2 if doc.default else 1]:
         yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")

@@ -17,11 +17,11 @@ from trainer_kit.process.startup_signals import exit_code, stop_signals
 class Stops:
     """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
 
-    An import of TensorFlow may turn these into an ImportError: `received` tells what really happened. A second signal,
-    a second later, ends the process at once.
+    An import of TensorFlow may turn these into an ImportError; `received` keeps the signal that really arrived. A
+    second signal, at least a second later, ends the process at once.
 
     Attributes:
-      received: the signal that decides the exit code, if any arrived; see `signals.deciding`.
+      received: the signal that decides the exit code, or None; see `signals.deciding`.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Stops:
             os._exit(exit_code(self.received))
 
     def _unraisable(self, unraisable: Any) -> None:
-        """Called where Python would drop the exception with a traceback: in a destructor, for example."""
+        """Handles an exception that Python would only print and drop, for example in a destructor."""
         if self.received is not None and issubclass(unraisable.exc_type, (KeyboardInterrupt, SystemExit)):
             os._exit(exit_code(self.received))
         self._hook(unraisable)

@@ -1,4 +1,4 @@
-"""Shows a run and its sidecars as they go, from the files in its folder; Ctrl-C leaves."""
+"""Shows the progress of a run and its sidecars, from the files in its folder, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from trainer_kit.telemetry.report_lines import duration_text, number_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, how often it is looked at, and when to leave."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run, or one where a run will begin.")
+    """Adds arguments for the run, the update interval, and when to exit."""
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="Seconds between two looks. Default: 1."
+        "model_dir", metavar="MODEL_DIR", help="The folder of a run, or an empty folder in which a run will begin."
+    )
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="Seconds between two updates. Default: 1."
     )
     leave = parser.add_mutually_exclusive_group()
-    leave.add_argument("--once", action="store_true", help="Looks once and leaves.")
-    leave.add_argument("--follow", action="store_true", help="Stays when the run is finished and no sidecar is alive.")
+    leave.add_argument("--once", action="store_true", help="Shows the run once and exits.")
+    leave.add_argument(
+        "--follow", action="store_true", help="Keeps watching after the run is finished and no sidecar is alive."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the run until it is finished, or Ctrl-C.
+    """Shows the run until it is finished, or until Ctrl-C.
 
     Raises:
-      UsageError: when there is no such folder, or it holds something else.
+      UsageError: when the folder does not exist, or holds something other than a run.
       StorageError: when a file cannot be read, or the folder is gone.
     """
     if not 0 < arguments.interval < math.inf:
@@ -50,15 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _watch(look, arguments.interval, arguments.follow)
     except KeyboardInterrupt:
-        pass  # that is how one leaves
+        pass  # Ctrl-C is the usual way to exit
     return ExitCode.DONE
 
 
 class Look:
-    """Looks at a run again and again.
+    """Reads the state of a run repeatedly.
 
     Attributes:
-      over: whether the run was finished at the last look, and nobody there was alive.
+      over: whether, at the last reading, the run was finished and neither trainer nor sidecar was alive.
     """
 
     def __init__(self, folder: Path, pulses: Pulses | None = None) -> None:
@@ -68,7 +72,7 @@ class Look:
         self._held: FolderIdentity | None = None
 
     def tables(self) -> list[Table]:
-        """Returns what is to be shown now.
+        """Returns the tables that show the run's current state.
 
         Raises:
           StorageError: when a file cannot be read, or the folder is gone.
@@ -86,19 +90,19 @@ class Look:
         return [processes, *_training(state), *_evaluations(state, found)]
 
     def _hold(self) -> None:
-        """Remembers the folder of the run at the first look, and raises StorageError when it is another one later."""
+        """Remembers the run's folder at the first call; later raises StorageError if another folder took its place."""
         if self._held is None:
             self._held = FolderIdentity(self._folder).__enter__()
         if self._held.look():
             raise StorageError(f"{self._folder} is gone: somebody moved or removed it, and another folder is there now")
 
     def _processes(self, state: RunStatus) -> tuple[Table, bool]:
-        """Returns the table of trainer and sidecars, and whether any of them is alive."""
+        """Returns the table of the trainer and its sidecars, and whether any of them is alive."""
         sidecars = [(name, f"evals/{name}", process) for name, process in state.sidecars.items()]
         rows, styles, alive = [], {}, False
         for row, (name, key, process) in enumerate([("trainer", "", state.trainer), *sidecars]):
             if process is None:
-                rows.append([name, "not heard of", "", "", ""])
+                rows.append([name, "no heartbeat", "", "", ""])
                 continue
             pulse = self._pulses.feel(key, process)
             alive = alive or pulse.state == "alive"
@@ -115,7 +119,7 @@ class Look:
 
 
 def _training(state: RunStatus) -> list[Table]:
-    """The last report of the training loop, and the newest checkpoint."""
+    """Returns a table of the last training report and the newest checkpoint; [] if there is neither."""
     report = state.report
     if report is None and not state.checkpoint:
         return []
@@ -132,7 +136,7 @@ def _training(state: RunStatus) -> list[Table]:
 
 
 def _evaluations(state: RunStatus, found: Mapping[str, list[Evaluation]]) -> list[Table]:
-    """The last evaluation of each dataset in each ledger, and the best."""
+    """Returns a table of the last and the best evaluation of each dataset in each ledger."""
     rows = []
     for name, evaluations in found.items():
         datasets: dict[str, list[Evaluation]] = {}
@@ -159,13 +163,13 @@ def _evaluation_row(name: str, evaluations: Sequence[Evaluation], settings: Sett
 
 
 def _of_set(metric: str, one: Evaluation) -> str:
-    """The name of the run's metric on the set of `one`; that of a run with a single set begins with no set's name."""
+    """Returns the run's metric named for the validation set of `one`; with a single set it has no set name."""
     whole = f"{one.dataset}|{metric}"
     return whole if whole in one.metrics else f"{one.dataset}|{metric.partition('|')[2]}"
 
 
 def _watch(look: Look, interval: float, follow: bool) -> None:
-    """Draws over in place on a terminal; elsewhere prints what is new."""
+    """Redraws in place on a terminal; elsewhere prints the tables when they change."""
     with _display() as display:
         while True:
             display(look.tables())
@@ -187,7 +191,7 @@ def _display() -> Iterator[Callable[[Sequence[Table]], None]]:
 
 
 class _News:
-    """Prints tables when they differ from the last ones in more than how long somebody has been silent."""
+    """Prints tables when anything but the seconds of a silent process has changed."""
 
     def __init__(self) -> None:
         self._last = ""

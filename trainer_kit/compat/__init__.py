@@ -1,1 +1,1 @@
-"""The doors: thin translations of other frameworks onto the one engine."""
+"""Compatibility layers: thin translations of other frameworks onto trainer_kit's engine."""

@@ -1,4 +1,4 @@
-"""What a field allows, and what is odd about a value, in plain words."""
+"""Describes what a field allows and what is wrong with a value, in plain words."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMES: dict[Any, str] = {
     Any: "a value",
 }
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
-_FORMER = {  # values of earlier releases, and what to do about them
+_FORMER = {  # values of earlier releases, and the advice about each
     ("trainer.fuse_steps", "auto"): (
-        "set a number: `trainer-kit doctor fuse EXPERIMENT` measures which one is fastest; a run that began with auto "
-        "has its own as fuse_steps in manifest.json"
+        "set a number: `trainer-kit doctor fuse EXPERIMENT` measures the fastest one; for a run that began with auto, "
+        "take fuse_steps from its manifest.json"
     )
 }
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
@@ -58,20 +58,20 @@ def show(value: Any) -> str:
 
 
 def hint(annotation: Any, value: Any, path: str) -> str:
-    """Returns what the writer of `value`, given for the field at the dotted `path`, probably meant, or ""."""
+    """Returns what the user probably meant by `value` for the field at the dotted `path`, or ""."""
     if isinstance(value, str) and (path, value) in _FORMER:
         return _FORMER[path, value]
     return _hint_for_one(annotation, value) or _hint_for_list(annotation, value)
 
 
 def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
-    """Returns what was probably meant by a key that is not there.
+    """Returns what the user probably meant by an unknown key.
 
     Args:
-      where: dotted path of the key.
-      name: the key; the end of `where`.
-      siblings: the keys that its section has.
-      known: dotted paths of all values.
+      where: The dotted path of the key.
+      name: The key, which is the end of `where`.
+      siblings: The keys that its section has.
+      known: The dotted paths of all values.
     """
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
@@ -83,8 +83,8 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
 def _hint_for_one(annotation: Any, value: Any) -> str:
     allowed, words = _allowed(annotation)
     if isinstance(value, bool) and words:
-        off = " (no distribution is 'off')" if "off" in words and not value else ""
-        return f"{show(value)} is a truth value; write one of the words, in quotes where a tool reads it otherwise{off}"
+        off = " ('off' means no distribution)" if "off" in words and not value else ""
+        return f"{show(value)} is a truth value; write one of the words, in quotes if YAML reads it as one{off}"
     if isinstance(value, str):
         return _hint_for_text(value, allowed, words)
     if isinstance(value, float) and not isinstance(value, bool):
@@ -98,7 +98,7 @@ def _hint_for_one(annotation: Any, value: Any) -> str:
 
 
 def _hint_for_list(annotation: Any, value: Any) -> str:
-    """A single value where a list of such is needed."""
+    """Returns a hint for a single value in a field that needs a list; "" for any other value."""
     arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (tuple, list) and get_args(arm)]
     for kinds in (_allowed(item)[0] for item in items):
@@ -119,7 +119,7 @@ def _hint_for_text(value: str, allowed: set[Any], words: list[str]) -> str:
 
 
 def _allowed(annotation: Any) -> tuple[set[Any], list[str]]:
-    """Returns the plain types that are allowed, and the words of a Literal."""
+    """Returns the plain types and the words of a Literal that an annotation allows."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _allowed(args[0])

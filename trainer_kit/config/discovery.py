@@ -1,5 +1,6 @@
-"""Where experiments come from: the working directory, modules named on the command line, entry points. No TensorFlow,
-unless a user's module imports it.
+"""Finds experiments in the working directory, in modules named on the command line and in entry points.
+
+TensorFlow is imported only if a user's module imports it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def import_user_module(name: str) -> None:
     """Imports a module by its dotted name or by the path of its file; the working directory is searched first.
 
     Raises:
-      UsageError: when there is no such module or file, or it cannot be imported: its syntax is wrong, or something that
-        it imports is not there. Other errors inside the module are raised as they are.
+      UsageError: when there is no such module or file, or it cannot be imported because its syntax is wrong or an
+        import in it fails. Other errors inside the module are raised unchanged.
     """
     _search_working_directory()
     with _explained("--import_module", name):
@@ -41,14 +42,14 @@ def import_user_module(name: str) -> None:
 def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
     """Makes sure that the experiment `name` is registered.
 
-    Imports `modules`, whatever they register. Then, as long as the name is not registered, it looks at the module
-    `experiments.<first part of the name>` in the working directory, at entry points of the group
-    `trainer_kit.experiments`, and asks those of `trainer_kit.doors`: each is a function that registers the experiment
-    of another framework that it is given the name of, if it knows it, and without a name all that it knows.
+    Imports `modules`. As long as the name is not registered, it then imports the module
+    `experiments.<first part of the name>` in the working directory, loads entry points of the group
+    `trainer_kit.experiments`, and calls those of `trainer_kit.doors`. A door is a function that registers experiments
+    of another framework: the one that it is given the name of, or without a name all that it knows.
 
     Raises:
-      UsageError: when none of these registers it, with near names; when a module cannot be imported, as
-        `import_user_module` says.
+      UsageError: when none of these registers the name, with near names; when a module cannot be imported, as for
+        `import_user_module`.
     """
     first = name.split("/")[0]
     for module in modules:
@@ -64,21 +65,24 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
     if name not in experiments:
         ask_doors()
         names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
-        raise UsageError(f"--experiment: none is called {name!r}; {_nearest(name, sorted(names))}")
+        raise UsageError(f"--experiment: no experiment is called {name!r}; {_nearest(name, sorted(names))}")
 
 
 def _nearest(name: str, names: list[str]) -> str:
     if names:
         return suggestion(name, names)
-    return f"there is no folder experiments/ in {os.getcwd()}, nor any other place of experiments; see --import_module"
+    return (
+        f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments; name your module "
+        "with --import_module"
+    )
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
     """Imports every place that experiments come from.
 
     Returns:
-      The names of the experiments, sorted; and an error for each package, module or entry point that nobody named and
-      that cannot be imported, as `import_user_module` says.
+      The names of the experiments, sorted; and an error for each other package, module or entry point that cannot be
+      imported, as for `import_user_module`.
 
     Raises:
       UsageError: when one of `modules` cannot be imported.
@@ -97,10 +101,10 @@ def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[U
 
 
 def ask_doors(name: str = "") -> None:
-    """Has the experiment `name` of another framework registered, if there is one; without a name, all that there are.
+    """Registers the experiment `name` of another framework, if there is one; without a name, all of them.
 
     Raises:
-      UsageError: when what an entry point names cannot be imported.
+      UsageError: when the module of an entry point cannot be imported.
     """
     for point in metadata.entry_points(group=DOORS):
         with _explained("--experiment", f"{point.value} (entry point {point.name})"):
@@ -118,9 +122,9 @@ def local_experiments() -> list[str]:
 
 @contextmanager
 def _explained(flag: str, module: str) -> Iterator[None]:
-    """Says in one line why a user's module cannot be imported, and where.
+    """Turns a failed import of a user's module into a UsageError that says why and where it failed.
 
-    A KeyboardInterrupt is the module's own in a command, whose handlers of SIGINT raise none while they import.
+    In a command, a KeyboardInterrupt comes from the module: the command's own handlers of SIGINT raise none.
     """
     try:
         yield
@@ -143,7 +147,7 @@ def exits(module: str, error: BaseException) -> str:
 
 
 def place(error: BaseException, function: str = "") -> str:
-    """Returns "file:line" of the deepest frame that an error comes from, of those in `function` if there is one."""
+    """Returns "file:line" of the deepest frame of an error, preferably of the deepest frame in `function`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
     frame = next((frame for frame in reversed(frames) if frame.name == function), frames[-1])
     return f"{frame.filename}:{frame.lineno}"
@@ -175,7 +179,7 @@ def _load(point: metadata.EntryPoint) -> None:
 
 
 def _modules_beside(name: str) -> list[str]:
-    """Returns the dotted names that the working directory has in place of `name`, at the same depth."""
+    """Returns the dotted names of all modules in the working directory at the depth of `name`."""
     paths = [path.relative_to(".") for path in Path(".").glob("*/" * name.count(".") + "*")]
     modules = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file()]
     return [".".join(path.with_suffix("").parts) for path in modules]
@@ -195,7 +199,9 @@ def _import_file(path: Path) -> None:
         known = getattr(sys.modules[name], "__file__", None)
         if known and Path(known).resolve() == path.resolve():
             return
-        raise UsageError(f"--import_module: {path} would be the module {name!r}, which is imported already; rename it")
+        raise UsageError(
+            f"--import_module: {path} cannot be imported as {name!r}: another module has this name; rename the file"
+        )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""What an experiment's factory returns; its mistakes carry the factory's name."""
+"""Calls an experiment's factory; config mistakes in it carry the factory's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_config(name: str) -> ExperimentConfig:
 
     Raises:
       UsageError: as `get_experiment` does.
-      ConfigError: when the factory gives a config class what it does not take: unknown keys, wrong values.
+      ConfigError: when the factory passes unknown keys or wrong values to a config class.
     """
     try:
         return get_experiment(name)

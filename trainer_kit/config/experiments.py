@@ -23,7 +23,7 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 AnyClass = TypeVar("AnyClass", bound=type)
 
 experiments: Registry[Factory] = Registry("experiment")
-# Of classes that are there: a config class may be made for one experiment alone, and go with it.
+# Weak keys: a config class may be made for one experiment and be freed with it.
 _task_of: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
 _trainer_of: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
 
@@ -34,7 +34,7 @@ def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:
     The factory's own arguments need defaults; gin can bind them.
 
     Raises:
-      UsageError: when the name is taken, or inside another name, or around one.
+      UsageError: when the name is taken, or one name is the beginning of the other.
     """
     return experiments.register(name)  # type: ignore[return-value]
 
@@ -43,8 +43,8 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
     """Returns a fresh config of the experiment `name`; `arguments` go to its factory.
 
     Raises:
-      UsageError: when there is no such experiment, or its factory returns something else than an ExperimentConfig
-        whose sections are made by `@configclass`.
+      UsageError: when there is no such experiment, or its factory does not return an ExperimentConfig whose sections
+        are made by `@configclass`.
     """
     config = experiments.lookup(name)(**arguments)
     if not isinstance(config, ExperimentConfig):
@@ -67,9 +67,9 @@ def register_task(
     """Binds a task class to its config class; as a decorator of the task class, or with "module:Class".
 
     Args:
-      config_class: of the task's section.
-      task: the class, or "module:Class", of the task; None: the decorated class.
-      trainer: the subclass of Trainer that trains it, or "module:Class"; None: Trainer itself.
+      config_class: The config class of the task's section.
+      task: The class of the task, or "module:Class"; None means the decorated class.
+      trainer: The subclass of Trainer that trains the task, or "module:Class"; None means Trainer itself.
 
     Raises:
       UsageError: when `config_class` is not made by `@configclass` or is bound to another task already.
@@ -98,7 +98,7 @@ def task_class(config: Config) -> Any:
     """Returns the task class bound to the class of `config`; imports its module if it is named as "module:Class".
 
     Raises:
-      UsageError: when no task is bound to exactly this class, or the task lacks a method that it has to have.
+      UsageError: when no task is bound to exactly this class, or the task lacks a required method.
     """
     bound = _task_of.get(type(config))
     if bound is None:
@@ -114,7 +114,7 @@ def task_class(config: Config) -> Any:
 
 
 def trainer_class(config: Config) -> Any:
-    """Returns the subclass of Trainer bound to the class of `config`, a task's section; None when none is.
+    """Returns the subclass of Trainer bound to the class of `config`, a task's section; None if there is none.
 
     Imports its module if it is named as "module:Class".
     """

@@ -1,6 +1,6 @@
-"""What each config field means: the sentences under `Attributes:` in the docstrings of the config classes.
+"""Reads what each config field means from the sentences under `Attributes:` in the docstrings of config classes.
 
-They are the only place of these sentences. `trainer-kit show` and the reference pages take them from here.
+These sentences are written nowhere else. `trainer-kit show` and the reference pages take them from here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEXT_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
 
 @dataclass(frozen=True)
 class FieldDoc:
-    """A field as a reader meets it.
+    """The documentation of a field.
 
     Attributes:
       text: The whole entry of the docstring; empty if the class has none for the field.
@@ -65,7 +65,7 @@ def summary(config_class: type[Config]) -> str:
 
 
 def _entries(docstring: str) -> dict[str, str]:
-    """Returns the entries below `Attributes:` by name; an entry goes on in the lines that are indented further."""
+    """Returns the entries below `Attributes:` by name; an entry continues in lines that are indented further."""
     entries: dict[str, str] = {}
     name = ""
     for line in inspect.cleandoc(docstring).partition("\nAttributes:\n")[2].splitlines():

@@ -1,4 +1,4 @@
-"""What a config class does not take, in the words that the command line has for it."""
+"""Turns pydantic's errors about a config class into the mistakes that the command line shows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trainer_kit.errors.user_frames import own_frames
 
 
 def mistakes_of(config_class: type[Config], parts: Sequence[Part]) -> list[Mistake]:
-    """Returns the mistakes of the parts of a FieldError: each with its path in an experiment, once.
+    """Returns the mistakes in the parts of a FieldError, each once, with its path in an experiment.
 
     Args:
-      config_class: whose fields were given. The paths begin at its place in an experiment: `trainer.train_steps`.
-      parts: of the FieldError.
+      config_class: The class that was built. The paths begin at its place in an experiment: `trainer.train_steps`.
+      parts: The parts of the FieldError.
     """
     around = _place(config_class)
     found = [
@@ -38,17 +38,17 @@ def mistakes_of(config_class: type[Config], parts: Sequence[Part]) -> list[Mista
         for details in error.errors(include_url=False)
         for mistake in _mistakes(section, dict(details), join(around, path))
     ]
-    return list(dict.fromkeys(found))  # the parts of a union tell one mistake several times
+    return list(dict.fromkeys(found))  # the parts of a union report one mistake several times
 
 
 def giver() -> str:
-    """Returns the file and line that gave the values, if it is a user's; "" for code of packages and of our own."""
+    """Returns the file and line of the user's code that built the config; "" if only packages and trainer_kit did."""
     for frame, line in traceback.walk_stack(None):
         code = frame.f_code
         if code.co_filename in (__file__, base.__file__):
             continue
-        own = own_frames([traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)])
-        return f"{own[0].file}:{line}" if own else ""
+        frames = own_frames([traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)])
+        return f"{frames[0].file}:{line}" if frames else ""
     return ""
 
 
@@ -61,7 +61,7 @@ def _mistakes(config_class: type[Config], details: dict[str, Any], around: str) 
             problem, _, advice = message.partition("; ")
             yield Mistake(join(around, *loc, name), problem, advice)
         return
-    if isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule has made
+    if isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule builds
         for path, section, error in inner.parts:
             for one in error.errors():
                 yield from _mistakes(section, dict(one), join(around, *loc, path))

@@ -1,4 +1,4 @@
-"""The shape of config classes: which fields are sections, which are leaves, and how each may be checked."""
+"""The shape of config classes: which fields are sections, which are leaves, and how each is checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
 
 
 def section_class(annotation: Any) -> type[Config] | None:
-    """Returns the config class of a field that is one section, or may be None or several by name; else None."""
+    """Returns the config class of a field that is a section, also if None or several by name are allowed; else None."""
     arms = [arm for arm in _arms(annotation) if arm is not type(None) and get_origin(arm) is not dict]
     if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Config):
         return arms[0]
@@ -42,7 +42,7 @@ def named_class(annotation: Any) -> type[Config] | None:
 
 
 def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
-    """Returns what checks a value for one field alone, with the settings of config classes."""
+    """Returns the pydantic adapter that checks a value of one field, with the settings of config classes."""
     field = fields_of(config_class)[name]
     annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     if (
@@ -55,9 +55,9 @@ def checker(config_class: type[Config], name: str) -> TypeAdapter[Any]:
 
 
 def fields_advice(config_class: type[Config], path: str = "", value: Any = None) -> str:
-    """Returns what to give where the value is no section: the first of the section's fields.
+    """Returns the advice for a value that is no section: the names of the section's first fields.
 
-    Of a "oneof" at `path` it also shows how a branch is chosen: the one that `value` names, or the first.
+    For a "oneof" at `path` it also shows how to choose a branch: the one that `value` names, or the first.
     """
     fields = list(fields_of(config_class))
     if not fields:
@@ -74,9 +74,9 @@ def leaves(config: Config) -> dict[str, Any]:
 
 
 def sections(config: Config) -> list[tuple[str, type[Config], bool]]:
-    """Returns (dotted path, class, whether it is there) of `config`, its sections and theirs, outer ones first.
+    """Returns (dotted path, class, is present) of `config` and of all its sections, outer ones first.
 
-    Sections that are None now, and the branches of a "oneof" that are not chosen, are listed as not there.
+    Sections that are None, and the branches of a "oneof" that are not chosen, are listed as not present.
     """
     return list(_sections(type(config), config, "", ()))
 
@@ -118,7 +118,7 @@ def _sections(
 
 
 def has_sections(value: Any) -> bool:
-    """Whether `value` is sections by name."""
+    """Whether `value` is a mapping of sections by name."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(item, Config) for item in value.values())
 
 

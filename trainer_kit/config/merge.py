@@ -1,4 +1,4 @@
-"""Puts layers of values on a config: pure, and with every mistake of every layer in one report.
+"""Merges layers of values into a config. Pure; one report has every mistake of every layer.
 
 A later layer wins. Sections merge field by field, and sections by name (`task.validation_data`, if there are several)
 name by name: None removes one. Everything else is replaced whole: scalars, None, lists, and mappings that are values
@@ -44,12 +44,12 @@ class Resolved:
 
 
 def apply(config: ExperimentConfig, layers: Sequence[Layer]) -> Resolved:
-    """Returns `config` with the values of `layers` on it, the last layer winning.
+    """Returns `config` with the values of `layers` merged into it; the last layer wins.
 
     A section is checked against the class of the section that `config` has there: a task's against the task's own.
 
     Raises:
-      ConfigError: unknown keys, wrong types, values out of bounds, broken rules: all of them, of all layers.
+      ConfigError: for unknown keys, wrong types, values out of bounds and broken rules; it holds all of all layers.
     """
     report = _Report(leaves(config))
     root = _Section.of(config)
@@ -77,7 +77,7 @@ class _Section:
 
     @classmethod
     def fresh(cls, config_class: type[Config]) -> _Section:
-        """The defaults of `config_class`; what has no default is not there."""
+        """The defaults of `config_class`; fields without a default are left out."""
         fields = {name: info for name, info in fields_of(config_class).items() if not info.is_required()}
         values = {name: _opened(info.get_default(call_default_factory=True)) for name, info in fields.items()}
         return cls(config_class, values)
@@ -85,7 +85,7 @@ class _Section:
 
 @dataclass
 class _Report:
-    """What is wrong, and where the accepted values were given."""
+    """The mistakes found, and the origins of the accepted values."""
 
     known: Mapping[str, Any]
     mistakes: list[Mistake] = field(default_factory=list)
@@ -104,12 +104,12 @@ class _Report:
             self.add(path, problem, advice, self._culprit(path, named))
 
     def _culprit(self, path: str, named: list[str]) -> str:
-        """A rule may be about a field that nobody touched: then the other field that it names was given."""
+        """Returns the origin to blame: of the rule's field, or else of another field that its message names."""
         inside = given_inside(self.given, path)
         if inside:
             return self.given[inside[0]]
         others = [given for given in named if given in self.given]
-        return f"{DEFAULT}, beside {others[0]} of {self.given[others[0]]}" if others else DEFAULT
+        return f"{DEFAULT}, with {others[0]} from {self.given[others[0]]}" if others else DEFAULT
 
 
 class _Merge:
@@ -145,9 +145,8 @@ class _Merge:
         if not isinstance(value, Mapping):
             self._refuse(where, f"{show(value)} is not a section", fields_advice(config_class, where, value))
         elif not is_configclass(config_class):
-            self._refuse(
-                where, "this experiment has no such section", "remove it, or let the task's config class type it"
-            )
+            advice = "remove it, or declare its type in the task's config class"
+            self._refuse(where, "this experiment has no such section", advice)
         else:
             current = around.values.get(name)
             section = current if isinstance(current, _Section) else _Section.fresh(config_class)
@@ -159,7 +158,7 @@ class _Merge:
     def _named(
         self, around: _Section, name: str, config_class: type[Config], value: Mapping[Any, Any], where: str
     ) -> None:
-        """Sections by name. What stood alone before, or the field's default, is what each new one begins as."""
+        """Merges sections by name. Each new one starts as the single section before, or as the field's default."""
         current = around.values.get(name)
         before = current if isinstance(current, dict) else {}
         sections = {} if self._layer.complete else dict(before)
@@ -180,13 +179,14 @@ class _Merge:
 
     def _remove(self, sections: dict[Any, Any], key: Any, where: str) -> None:
         if key not in sections:
-            self._refuse(where, "there is none to remove", suggestion(str(key), [str(name) for name in sections]))
+            advice = suggestion(str(key), [str(name) for name in sections])
+            self._refuse(where, "there is no such section to remove", advice)
         elif sections.pop(key):
             self._given(where)
             del self._report.given[where]
 
     def _listed(self, around: _Section, name: str, config_class: type[Config], value: Any, where: str) -> None:
-        """A list of sections: replaced whole, unless its class merges it item by item."""
+        """Replaces a list of sections as a whole, unless its class merges it item by item."""
         built, now = [], around.values.get(name)
         merges = around.config_class.merges_values and isinstance(now, list) and len(now) == len(value)
         for index, item in enumerate(value):
@@ -224,12 +224,12 @@ class _Merge:
 
 
 def _instead(annotation: Any, value: Any) -> bool:
-    """Whether `value` is for a field that may be a section or something else, and is something else."""
+    """Whether a union field received a plain value instead of a section."""
     return section_class(annotation) is None and not isinstance(value, Mapping)
 
 
 def _gives_names(value: Mapping[Any, Any], current: Any, single: type[Config] | None) -> bool:
-    """Whether a mapping gives sections by name; where a single section may stand too, whether it does not mean that."""
+    """Whether a mapping has sections by name, in a field that may also be a single section."""
     if single is None or (isinstance(current, dict) and current):
         return True
     return gives_several(single, value)
@@ -256,7 +256,7 @@ def _closed(value: Any, path: str, report: _Report) -> Any:
 
 
 def _build(section: _Section, path: str, report: _Report) -> Any:
-    """Returns the config of a section; reports its broken rules. What was refused keeps the value it had before."""
+    """Returns the config of a section and reports its broken rules. Refused values keep their earlier value."""
     values = dict(section.values)
     if is_oneof(section.config_class):
         values = _chosen_only(section, path, report)
@@ -290,7 +290,7 @@ def _report_details(details: dict[str, Any], path: str, report: _Report) -> None
         for name, message in details["ctx"]["broken"]:
             problem, _, advice = message.partition("; ")
             report.add_broken_rule(join(where, name), problem, advice)
-    elif isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule has made
+    elif isinstance(inner := details.get("ctx", {}).get("error"), FieldError):  # of a section that a rule builds
         for one in inner.errors():
             _report_details(one, where, report)
     elif details["type"] == "missing":
@@ -300,7 +300,7 @@ def _report_details(details: dict[str, Any], path: str, report: _Report) -> None
 
 
 def _unchecked(config_class: type[Config], values: dict[str, Any]) -> Config:
-    """A stand-in for a section that has a mistake, so that the rules of the sections around it can be checked."""
+    """Returns a stand-in for a section with a mistake, so that the rules of outer sections can be checked."""
     config = object.__new__(config_class)
     for name, value in values.items():
         object.__setattr__(config, name, value)

@@ -1,4 +1,4 @@
-"""The modes of a run: what each needs. Known without TensorFlow, so that a wrong name is reported at once."""
+"""The modes of a run and what each needs. Needs no TensorFlow, so that a wrong name is reported at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Mode:
     """What a mode needs.
 
     Attributes:
-      trains: whether it changes weights, and so owns model_dir.
-      evaluates: whether it needs validation data.
-      meaning: one line for the help text.
-      single: whether it is one run in model_dir; else it has a run of its own for each checkpoint of another.
+      trains: Whether it changes weights, and so owns model_dir.
+      evaluates: Whether it needs validation data.
+      meaning: One line for the help text.
+      single: Whether it is one run in model_dir; otherwise each checkpoint of another run gets its own run.
     """
 
     trains: bool
@@ -29,7 +29,7 @@ MODES: dict[str, Mode] = {
     "train": Mode(True, False, "train up to trainer.train_steps"),
     "eval": Mode(False, True, "evaluate one checkpoint: the latest, the best, a step or a path"),
     "train_and_eval": Mode(True, True, "train, with an evaluation every trainer.validation_interval steps"),
-    "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run beside this one writes"),
+    "continuous_eval": Mode(False, True, "evaluate each checkpoint that a training run in another process writes"),
     "train_and_post_eval": Mode(True, True, "train, then evaluate once"),
     CONTINUOUS_FINETUNE: Mode(
         True, True, "fine-tune and evaluate each checkpoint of the run in the folder task.init_checkpoint", single=False
@@ -41,7 +41,7 @@ def lookup_mode(name: str) -> Mode:
     """Returns the mode called `name`.
 
     Raises:
-      UsageError: when there is none, with those that there are.
+      UsageError: when there is none; the message lists all modes.
     """
     if name not in MODES:
         raise UsageError(f"no mode is called {name!r}; {suggestion(name, list(MODES))} (all: {', '.join(MODES)})")

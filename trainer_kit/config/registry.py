@@ -1,4 +1,4 @@
-"""A generic registry of names; misses name the nearest entries.
+"""A generic registry of names; a failed lookup lists the nearest names.
 
 Names may have parts, `a/b/c`. A name that is the beginning of another (`a/b` beside `a/b/c`) is refused, so that a
 lookup never meets a folder where an object is expected.
@@ -18,7 +18,7 @@ class Registry(Generic[Entry]):
     """Maps names to objects of one kind.
 
     Args:
-      kind: what an entry is, for the messages: "experiment", "task".
+      kind: The kind of the entries, for messages: "experiment", "task".
     """
 
     def __init__(self, kind: str) -> None:
@@ -29,7 +29,7 @@ class Registry(Generic[Entry]):
         """Returns a decorator that registers what it decorates under `name`.
 
         Raises:
-          UsageError: on an empty name, a name taken by another object, or one that is inside another or around it.
+          UsageError: when the name is empty or taken, or one name is the beginning of the other.
         """
         if not name or any(not part for part in name.split("/")):
             raise UsageError(f"{name!r} is not a name for a {self.kind}: use words separated by single slashes")
@@ -45,13 +45,13 @@ class Registry(Generic[Entry]):
         """Returns the entry called `name`.
 
         Raises:
-          UsageError: when there is none, with the nearest names.
+          UsageError: when there is none; the message has the nearest names.
         """
         if name in self._entries:
             return self._entries[name]
         inside = [known for known in self.names() if known.startswith(name + "/")]
         if inside:
-            raise UsageError(f"{name!r} is not a whole {self.kind} name; it begins {', '.join(inside[:5])}")
+            raise UsageError(f"{name!r} is not a whole {self.kind} name; these begin with it: {', '.join(inside[:5])}")
         raise UsageError(f"no {self.kind} is called {name!r}; {suggestion(name, self.names())}")
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""All sources of an experiment's config -> one checked config that knows where each value comes from."""
+"""Resolves all sources of an experiment's config to one checked config, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Sources:
     """Where the values of a run come from, as the command line names them; later ones win, in the order below.
 
     Attributes:
-      config_files: paths of YAML or JSON files, in order.
-      gin_files, gin_params: paths of gin files, and single bindings.
-      params_overrides: values of --params_override, in order.
-      flags: what other flags set, such as --tpu.
+      config_files: The paths of YAML or JSON files, in order.
+      gin_files, gin_params: The paths of gin files, and single bindings.
+      params_overrides: The values of --params_override, in order.
+      flags: The values that other flags set, such as --tpu.
     """
 
     config_files: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Sources:
 
 
 def resolve(name: str, sources: Sources) -> Resolved:
-    """Returns the config of the experiment `name`: its factory's defaults with all sources on them.
+    """Returns the config of the experiment `name`: its factory's defaults, changed by all sources.
 
     Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not imported here.
 
@@ -70,8 +70,8 @@ def describe(resolved: Resolved, against: ExperimentConfig | None = None) -> lis
     """Returns (dotted path, plain value, origin) of every value, in the order of the config.
 
     Args:
-      resolved: a checked config.
-      against: if given, only what differs from it is returned, `get_experiment(name)` being the usual choice.
+      resolved: A checked config.
+      against: A config, usually that of `get_experiment(name)`; if given, only values that differ from it are returned.
     """
     known = leaves(against) if against is not None else {}
     return [
@@ -98,7 +98,7 @@ def _read_all(read: Callable[[str], Layer], texts: Sequence[str], mistakes: list
 
 
 def _with_arguments(name: str, first: FirstPass, resolved: Resolved) -> Resolved:
-    """What a bound argument of the factory has changed comes from that argument, not from the defaults."""
+    """Gives values that a bound argument of the factory has changed that argument as their origin."""
     if not first.arguments:
         return resolved
     before, after = leaves(get_experiment(name)), leaves(first.config)

@@ -1,7 +1,7 @@
-"""What changed between the config that began a run and the one that resumes it, and whether the run is still the same.
+"""Compares the config that began a run with the one that resumes it, and refuses changes that make it another run.
 
-Safe changes say how long, how fast and how visibly to go on. Dangerous ones would train another thing under the same
-name: another optimizer, another model, other batches in another order, other numbers.
+Safe changes affect how long, how fast and how visibly the run continues. Dangerous changes would train something else
+under the same name: another optimizer, another model, other batches in another order, other numbers.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Change:
     """One value that differs.
 
     Attributes:
-      path: dotted path of the value.
-      old, new: plain values; ABSENT for a key that vanished or appeared.
+      path: The dotted path of the value.
+      old, new: The plain values; ABSENT for a key that vanished or appeared.
       kind: "safe", or "dangerous" when the resumed run would not be the same one.
     """
 
@@ -85,8 +85,8 @@ class Change:
 def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     """Returns what differs between `old`, plain nested dicts as in params.yaml, and `new`, sorted by path.
 
-    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches. A field of ours that
-    `old` does not have, as a record of TF Model Garden, was what it is by default.
+    When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches. A field of
+    trainer_kit that `old` lacks, as a record of TF Model Garden does, counts as its default.
     """
     before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
     if before:
@@ -102,16 +102,21 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
 
 
 def check_resume(
-    old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str], chosen_fuse_steps: int | None = None
+    old_yaml_text: str,
+    new: ExperimentConfig,
+    allowed_paths: Sequence[str],
+    chosen_fuse_steps: int | None = None,
+    kept_executor: str | None = None,
 ) -> list[Change]:
-    """Returns the changes since a run began that it can be resumed with: the safe ones and those allowed.
+    """Returns the changes since a run began that do not prevent a resume: the safe ones and those allowed.
 
     Args:
-      old_yaml_text: the params.yaml of the run.
-      new: the config to resume with.
-      allowed_paths: values of --allow_config_change: dotted paths of values or of whole sections.
+      old_yaml_text: The text of the run's params.yaml.
+      new: The config to resume with.
+      allowed_paths: The values of --allow_config_change: dotted paths of values or of whole sections.
       chosen_fuse_steps: the number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the old
         config; None: not known, so that any number fits.
+      kept_executor: the executor that runtime.executor=auto stands for in the old config; None: not known.
 
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
@@ -120,6 +125,7 @@ def check_resume(
     if not isinstance(old, dict):
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
     replace_auto_fuse_steps(old, chosen_fuse_steps or new.trainer.fuse_steps)
+    _replace_executor(old, new.runtime.executor, kept_executor)
     changes = compare(old, new)
     refused = [
         change
@@ -140,13 +146,27 @@ def check_resume(
     return changes
 
 
+def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:
+    """Replaces the old executor where it means the same as `new`: a run keeps the executor that it began with.
+
+    The default value is now auto; runs of earlier releases began with the value default.
+    """
+    runtime = old.get("runtime")
+    if not isinstance(runtime, dict) or "executor" not in runtime:
+        return
+    if new == "auto" and runtime["executor"] == "default":
+        runtime["executor"] = "auto"
+    elif new != "auto" and runtime["executor"] == "auto" and kept:
+        runtime["executor"] = kept
+
+
 def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:
-    """Returns a mistake for each of `allowed_paths` that is neither in the config nor in that of the run before.
+    """Returns a mistake for each of `allowed_paths` that neither the new config nor the old one has.
 
     Args:
-      allowed_paths: as for check_resume.
-      new: the config to resume with.
-      old_yaml_text: the params.yaml of the run, if there is one; what is wrong with it is check_resume's to tell.
+      allowed_paths: The values of --allow_config_change, as for check_resume.
+      new: The config to resume with.
+      old_yaml_text: The text of the run's params.yaml, if there is one; check_resume reports mistakes in it.
     """
     try:
         old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
@@ -167,7 +187,7 @@ def kind_of(path: str) -> Kind:
 
 
 def _change(path: str, old: Any, new: Any) -> Change:
-    """Steps that are fused give the same bits in any grouping."""
+    """Returns the change; another number of fused steps is safe: they give the same bits in any grouping."""
     both_fused = path == "trainer.fuse_steps" and all(type(value) is int and value > 1 for value in (old, new))
     return Change(path, old, new, "safe" if both_fused else kind_of(path))
 

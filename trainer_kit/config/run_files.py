@@ -1,4 +1,4 @@
-"""The files of a run: who writes each, when, and what is in it. The one table of them."""
+"""The table of the files of a run: who writes each, when, and what is in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunFile:
 
 _TRAINER, _SIDECAR, _SUPERVISOR = "the training run", "a continuous_eval sidecar", "the supervisor of --max_restarts"
 _START, _EVALUATION = "before the first step of each start", "after each evaluation"
-_ASIDE = "when a run starts or goes back"
+_ASIDE = "when a run starts or returns to an earlier step"
 
 RUN_FILES: tuple[RunFile, ...] = (
     RunFile("params.yaml", _TRAINER, _START, "The whole config. `--config_file=params.yaml` runs the same again."),
@@ -67,12 +67,12 @@ RUN_FILES: tuple[RunFile, ...] = (
     ),
     RunFile(
         "best_ckpt/", _TRAINER, "after an evaluation that is better than the best before",
-        "The best weights as a checkpoint, and `info.json`, which tells their step, metric and value.",
+        "The best weights as a checkpoint, and `info.json`, which holds their step, metric and value.",
         "trainer.best_checkpoint_export_subdir",
     ),
     RunFile(
         f"{BEST_CHECKPOINTS}/<name>/", _TRAINER, "after an evaluation that is among the best",
-        "The same for each entry of trainer.best_checkpoints.",
+        "The best weights and `info.json` of one entry of trainer.best_checkpoints.",
     ),
     RunFile(
         "metrics.jsonl", _TRAINER, "within a fifth of a second after each report",
@@ -80,7 +80,7 @@ RUN_FILES: tuple[RunFile, ...] = (
     ),
     RunFile(
         "metrics.superseded.jsonl", _TRAINER, "when a run resumes from an earlier step",
-        "The reports of steps that were taken again.",
+        "The earlier reports of steps that were trained again.",
     ),
     RunFile(
         "final.json", _TRAINER, "when the run is finished",
@@ -129,7 +129,7 @@ RUN_FILES: tuple[RunFile, ...] = (
         "diverged/", _TRAINER, "when a run diverges",
         "`step-<step>.json` explains the divergence; checkpoints with weights that are not finite are moved here.",
     ),
-    RunFile("damaged/", _TRAINER, _ASIDE, "Checkpoints that are not whole."),
+    RunFile("damaged/", _TRAINER, _ASIDE, "Checkpoints that are incomplete or damaged."),
     RunFile("archived/", _TRAINER, _ASIDE, "Checkpoints of later steps than the one that --from_step names."),
     RunFile("foreign/", _TRAINER, _ASIDE, "Checkpoints that another run saved."),
     RunFile(
@@ -137,7 +137,7 @@ RUN_FILES: tuple[RunFile, ...] = (
         "One JSON object for each attempt: command, exit code, cause, last lines. "
         "Those of a sidecar are in `evals/<name>/`.",
     ),
-    RunFile("workers/<n>/", _SUPERVISOR, "after each attempt", "The same for each further one of several workers."),
+    RunFile("workers/<n>/", _SUPERVISOR, "after each attempt", "The attempts of worker n, from 1."),
     RunFile(
         "finetune-<step>/", "mode continuous_train_and_eval", "from the start of a fine-tuning",
         "A run directory of its own for each checkpoint of the other run.",

@@ -1,4 +1,4 @@
-"""Config <-> YAML, with an exact round trip."""
+"""Converts a config to YAML and back, with an exact round trip."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def to_yaml(config: ExperimentConfig) -> str:
 
 
 def replace_auto_fuse_steps(values: dict[str, Any], fuse_steps: int) -> None:
-    """Puts a number in the place of trainer.fuse_steps=auto, a value of earlier releases, in a params.yaml.
+    """Replaces trainer.fuse_steps=auto, a value of earlier releases, in the values of a params.yaml.
 
     Args:
-      values: of the params.yaml; changed in place.
-      fuse_steps: the number that the run has chosen for auto.
+      values: The values of the params.yaml; changed in place.
+      fuse_steps: The number that the run has chosen for auto.
     """
     trainer = values.get("trainer")
     if isinstance(trainer, dict) and trainer.get("fuse_steps") == "auto":
@@ -31,12 +31,12 @@ def replace_auto_fuse_steps(values: dict[str, Any], fuse_steps: int) -> None:
 
 
 def from_yaml(text: str, default_config: ExperimentConfig, chosen_fuse_steps: int | None = None) -> ExperimentConfig:
-    """Returns the config that `text` describes; what it leaves out is as in `default_config`, whose classes it gets.
+    """Returns the config that `text` describes; `default_config` gives its classes and all values that are left out.
 
     Args:
-      text: of a params.yaml.
-      default_config: of the experiment.
-      chosen_fuse_steps: the number that trainer.fuse_steps=auto stands for in the text; None: auto is refused.
+      text: The text of a params.yaml.
+      default_config: The default config of the experiment.
+      chosen_fuse_steps: The number that trainer.fuse_steps=auto stands for in the text; None: auto is refused.
 
     Raises:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their lines.

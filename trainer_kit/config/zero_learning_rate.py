@@ -8,13 +8,13 @@ _SMALL_SHARE = 0.01  # of the run; some steps at rate 0 come from rounding
 
 
 def rate_end_warning(options: Any) -> str:
-    """Returns a warning when the learning rate is 0 for the last part of a run, with what to set; "" when it is not.
+    """Returns a warning when the learning rate is 0 for the last part of a run, with advice; "" when it is not.
 
-    A schedule that ends at a rate above 0 is not named: to go on at a small constant rate is a usual choice. A warm-up
+    A schedule that ends above 0 gives no warning: to continue at a small constant rate is a usual choice. A warm-up
     replaces the first steps of a schedule and does not delay its end.
 
     Args:
-      options: a TrainerConfig, or anything with its fields.
+      options: A TrainerConfig, or any object with its fields.
     """
     rates = getattr(getattr(options, "optimizer_config", None), "learning_rate", None)
     kind, steps = getattr(rates, "type", None), options.train_steps

@@ -1,6 +1,6 @@
-"""Several processes that train together: how many there are, and agreement among them.
+"""The workers that train together: their number, their roles, and collective operations among them.
 
-What agrees is a sum over all workers, a collective operation: all of them have to call it, in the same order.
+Each operation is a sum over all workers: all of them have to call it, in the same order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from trainer_kit.distribution.tf_config import NO_PARAMETER_SERVERS
 from trainer_kit.errors import UsageError
 
 _LOG = logging.getLogger(__name__)
-_LAST_WORDS = 1.0  # seconds
+_EXIT_DELAY = 1.0  # seconds
 
 
 def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
-    """Returns the strategy of a run: the given one, or the current one; warns when several workers are but one.
+    """Returns `given`, or else the current strategy; warns when a multi-worker strategy has only one worker.
 
     Raises:
       UsageError: for parameter servers.
@@ -31,14 +31,15 @@ def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strat
         raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) == 1:
         _LOG.warning(
-            "multi_worker_mirrored trains with one worker: no cluster of several is known; give all workers the same "
-            "runtime.worker_hosts (host:port of each, with commas) and each its runtime.task_index, or set TF_CONFIG"
+            "multi_worker_mirrored trains with one worker, because no other workers are configured; give all workers "
+            "the same runtime.worker_hosts (host:port of each, separated by commas) and each its own "
+            "runtime.task_index, or set TF_CONFIG"
         )
     return strategy
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many processes run the same program in step; 1 for everything but multi-worker strategies."""
+    """Returns the number of workers that train together; 1 for all but multi-worker strategies."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 1
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
@@ -46,7 +47,7 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """Returns which of them this process is, from 0, the chief."""
+    """Returns the index of this process among the workers; 0 is the chief."""
     if worker_count(strategy) == 1:
         return 0
     resolver = strategy.cluster_resolver
@@ -60,38 +61,38 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def chiefs_text(strategy: tf.distribute.Strategy, text: str) -> str:
-    """Returns the text that the chief has called this with, on every worker."""
+    """Returns the chief's `text` on every worker."""
     return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of what each worker gives, on every worker; in graph, in cross-replica context."""
+    """Returns the sum of the workers' values, on every worker; in graph, in cross-replica context."""
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
-    def own() -> tf.Tensor:
+    def value_once() -> tf.Tensor:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
         return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
 
-    return strategy.reduce("SUM", strategy.run(own), axis=None)
+    return strategy.reduce("SUM", strategy.run(value_once), axis=None)
 
 
 def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
-    """Returns the number that the chief has called this with, on every worker."""
+    """Returns the chief's `number` on every worker."""
     return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
-    """Returns when all workers have come here, so that none of them is done before the others.
+    """Blocks until all workers have reached this call.
 
-    The first one to exit would take the last sum from a slower one that still receives it.
+    Without it, a worker that exits first would interrupt the last sum of a slower worker.
     """
     if worker_count(strategy) > 1:
         broadcast_from_chief(strategy, 0)
-        time.sleep(_LAST_WORDS)
+        time.sleep(_EXIT_DELAY)
 
 
 def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns what each worker has called this with, in their order, on every worker."""
+    """Returns the `text` of each worker, in the order of the workers, on every worker."""
     count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
     lengths = np.zeros(count, np.int64)
     lengths[index] = len(data)

@@ -24,16 +24,16 @@ def distribute_dataset(
     iterator can be saved.
 
     Args:
-      strategy: None: the current one.
-      dataset_or_fn: a dataset in global batches, which are split among the replicas; or a function that returns one in
+      strategy: The strategy; None means the current one.
+      dataset_or_fn: A dataset in global batches, which are split among the replicas; or a function that returns one in
         batches for one replica, which is called once for each worker. If it has an argument `input_context`, it gets
         the tf.distribute.InputContext of its worker, with `get_per_replica_batch_size`.
-      *args: for the function.
-      input_options: how the strategy fetches the elements.
-      **kwargs: for the function.
+      *args: Arguments of the function.
+      input_options: How the strategy fetches the elements.
+      **kwargs: Keyword arguments of the function.
 
     Raises:
-      TypeError: when it is neither, or the function returns something else.
+      TypeError: when `dataset_or_fn` is neither, or the function returns something else.
     """
     strategy = strategy or tf.distribute.get_strategy()
     if isinstance(dataset_or_fn, tf.data.Dataset):
@@ -59,7 +59,7 @@ def distribute_dataset(
 
 
 def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-    """Returns a dataset of full batches without those at its end that not every replica would get one of.
+    """Returns a dataset of full batches without the last ones that cannot give every replica a batch.
 
     A dataset whose batches are all of one size has left out its remainder (drop_remainder), and a batch of the config
     is one for all replicas. (A replica without data gets an empty batch, of which convolutions by oneDNN, on a CPU,
@@ -67,8 +67,8 @@ def whole_steps(dataset: tf.data.Dataset, input_context: tf.distribute.InputCont
     example counts.
 
     Args:
-      dataset: for one worker, in batches for one replica.
-      input_context: of the worker; None: there is one replica.
+      dataset: The data of one worker, in batches for one replica.
+      input_context: The worker's context; None for a single replica.
     """
     replicas = input_context.num_replicas_in_sync // input_context.num_input_pipelines if input_context else 1
     specs, is_tuple = tf.nest.flatten(dataset.element_spec), isinstance(dataset.element_spec, tuple)
@@ -98,5 +98,5 @@ def has_plain_iterator(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the plain dataset will do; TensorFlow's default strategy sees to it itself."""
+    """Whether the dataset needs no distribution; the default strategy reads a plain dataset directly anyway."""
     return isinstance(strategy, tf.distribute.OneDeviceStrategy) and "CPU" in strategy.extended.worker_devices[0]

@@ -23,8 +23,8 @@ def configure_devices(runtime: RuntimeConfig, kept_threads: Mapping[str, int] | 
     """Sets up devices as `runtime` says; eager, on the host, before TensorFlow is used. May be called again.
 
     Args:
-      runtime: the config's section.
-      kept_threads: the thread counts that the run was started with, as `thread_counts` returned them.
+      runtime: The config's section runtime.
+      kept_threads: The thread counts at the run's first start, as `thread_counts` returned them.
 
     Raises the limit of memory arenas, splits the CPU (virtual_cpus), lets GPUs grow their memory, sets
     TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and cuDNN's batch normalisation, and runs functions eagerly or with
@@ -103,8 +103,8 @@ def _split_cpu(count: int) -> None:
         mistake = Mistake(
             "runtime.virtual_cpus",
             f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of {count}",
-            f"{NOT_AT_IMPORT}; in a program of your own call configure_devices before anything else of TensorFlow, or "
-            "run this in a process of its own",
+            f"{NOT_AT_IMPORT}; in your own program call configure_devices before any other use of TensorFlow, or run "
+            "this in a new process",
         )
         raise ConfigError([mistake]) from error
 

@@ -1,4 +1,4 @@
-"""The state of a process in which no model was made yet, for the next of several runs in one process."""
+"""Restores the state of a process without models, for the next of several runs in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer_kit.distribution.seeds import seed_everything
 
 
 def forget_models(runtime: RuntimeConfig) -> None:
-    """Frees what Keras keeps of earlier models, and seeds everything; eager, on the host.
+    """Frees the state that Keras keeps of earlier models, and seeds everything; eager, on the host.
 
     What is built next has the names, draws the random numbers and has the dtype policy that it would have in a new
     process, whatever was built before.

@@ -1,4 +1,4 @@
-"""How a global batch is shared out to the replicas. Imports no TensorFlow."""
+"""Shares a global batch among the replicas. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from trainer_kit.errors import ConfigError, Mistake
 
 
 def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> int:
-    """Returns the examples that each replica gets of a global batch.
+    """Returns the number of examples that each replica gets of a global batch.
 
     Args:
-      global_batch_size: examples.
-      num_replicas: of all workers together.
-      path: of the batch size in the config, for the message.
+      global_batch_size: The number of examples in the global batch.
+      num_replicas: The number of replicas of all workers together.
+      path: The dotted path of the batch size in the config, for the message.
 
     Raises:
-      ConfigError: when the batch cannot be shared out equally; it names the nearest sizes that can.
+      ConfigError: when the batch cannot be shared equally; the message names the nearest sizes that can.
     """
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if global_batch_size < 1:
         advice = f"use {num_replicas} or a multiple of it" if num_replicas > 1 else "use 1 or more"
-        raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is none", advice)])
+        raise ConfigError([Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)])
     if rest:
         nearest = [str(count * num_replicas) for count in (per_replica, per_replica + 1) if count]
         problem = f"batch {global_batch_size} on {num_replicas} replicas leaves {rest} over"
@@ -32,12 +32,12 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
 
 @contextmanager
 def tell_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> Iterator[None]:
-    """Tells of a batch that TensorFlow's own `get_per_replica_batch_size` refused in the block as of any other mistake.
+    """Reports a batch that TensorFlow's `get_per_replica_batch_size` refuses in the block like any config mistake.
 
-    A Source shares out a batch to evaluate on whatever its size; a tf.data pipeline has one size for all replicas.
+    A Source shares a batch of any size for evaluation; a tf.data pipeline has one batch size for all replicas.
 
     Raises:
-      ConfigError: as `check_global_batch`, in place of TensorFlow's ValueError.
+      ConfigError: as `check_global_batch`, instead of TensorFlow's ValueError.
     """
     try:
         yield

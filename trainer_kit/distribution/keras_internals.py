@@ -18,7 +18,7 @@ _GENERATOR = "global_seed_generator"
 def global_seed_generator() -> keras.random.SeedGenerator | None:
     """Returns the generator that serves keras.random functions without a seed; None if none was made yet.
 
-    Keras shows it to no one: `keras.utils.set_random_seed` only drops it. Without the name the answer is None.
+    Keras does not expose it: `keras.utils.set_random_seed` only drops it. Without the name the answer is None.
     """
     try:
         from keras.src.backend.common import global_state
@@ -29,7 +29,7 @@ def global_seed_generator() -> keras.random.SeedGenerator | None:
 
 
 def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
-    """Has keras.random functions without a seed draw from `generator`; in functions that are traced afterwards.
+    """Makes keras.random functions without a seed draw from `generator`, in functions that are traced afterwards.
 
     `keras.utils.set_random_seed` would seed Python, NumPy and TensorFlow too, in the middle of their numbers. Without
     the name nothing is set, and a warning says so: the state of Keras' own generator is then in no checkpoint.
@@ -40,17 +40,17 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
         global_state.set_global_attribute(_GENERATOR, generator)
     except (ImportError, AttributeError) as error:
         _LOG.warning(
-            "Keras %s does not take a global seed generator (%s): what keras.random functions without a seed draw, is "
-            "not the same after a resume; give them a keras.random.SeedGenerator",
+            "Keras %s does not take a global seed generator (%s): after a resume, keras.random functions without a "
+            "seed draw other numbers; give them a keras.random.SeedGenerator",
             *(keras.version(), error),
         )
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """Returns the variable or schedule that an optimizer of either Keras has its rate in; None if it has no rate.
+    """Returns the variable or schedule of the learning rate of an optimizer of either Keras; None if it has no rate.
 
-    Of a schedule the public property shows the value at the optimizer's own iterations only. Without the name that is
-    what is returned, and a rate at another step cannot be told; legacy optimizers of tf_keras show the schedule.
+    The public property shows only the value of a schedule at the optimizer's own iterations. Without the name that
+    value is returned, and the rate at another step is unknown; legacy optimizers of tf_keras show the schedule.
     """
     rate = getattr(optimizer, "_learning_rate", None)
     return getattr(optimizer, "learning_rate", None) if rate is None else rate

@@ -1,9 +1,9 @@
-"""Peers: the other workers of a run, as one of them sees it when they are gone.
+"""Recognises errors that come from a lost worker, and asks for a restart.
 
-TensorFlow 2.20 finds a worker that was killed, stopped or cut off at once if it was just talking to it, else by its
+TensorFlow 2.20 detects a worker that was killed, stopped or cut off at once if it was just talking to it, else by its
 own heartbeats within 10 s, and one that was started again when that connects. It then aborts all collective operations
-for good, with an error that reaches Python; it neither hangs nor ends the process. What is left is to start all workers
-again: a cluster takes no worker back.
+for good, with an error that reaches Python; it neither hangs nor ends the process. All workers then have to be
+started again: a cluster takes no worker back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TASK = re.compile(r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?
 
 
 def lost_peer(error: BaseException) -> str | None:
-    """Returns which worker is gone, such as "worker 1", if that is what an error comes of; None if it is not. Pure."""
+    """Returns the lost worker that an error comes from, such as "worker 1"; None for any other error. Pure."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -41,10 +41,10 @@ def lost_peer(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def peers_needed() -> Iterator[None]:
-    """Turns an error that comes of a lost worker into one that asks for a restart.
+    """Turns an error that comes from a lost worker into one that asks for a restart.
 
     Raises:
-      PreemptedError: in its place.
+      PreemptedError: instead of that error.
     """
     try:
         yield
@@ -55,6 +55,6 @@ def peers_needed() -> Iterator[None]:
         if who is None:
             raise
         raise PreemptedError(
-            f"{who} is gone, and the others cannot go on without it; start all workers again: the same command goes on "
-            "from the last checkpoint"
+            f"{who} is gone, and the other workers cannot train without it; start all workers again: the same command "
+            "resumes from the last checkpoint"
         ) from error

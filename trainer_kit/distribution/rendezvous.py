@@ -26,24 +26,24 @@ _TELL_AFTER = 10.0  # seconds, and twice as long each time
 
 
 def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> None:
-    """Returns when every worker of the cluster has answered at its address; any signal's handler may end it.
+    """Blocks until every worker of the cluster has answered at its address; any signal's handler may end the wait.
 
-    Warns after ten seconds, and then ever more rarely, which workers have not come.
+    After ten seconds, and then less and less often, a warning names the workers that have not answered.
 
     Args:
-      cluster: with this process in it.
-      timeout_seconds: how long to wait; None: without an end.
+      cluster: The cluster of this process.
+      timeout_seconds: How long to wait; None means without an end.
 
     Raises:
-      StalledError: when the time is over; it names the workers that have not come.
+      StalledError: when the time is over; the message names the workers that have not answered.
     """
     addresses = {
         (job, index): address for job in ("chief", "worker") for index, address in enumerate(cluster.tasks.get(job, ()))
     }
-    own = addresses.pop((cluster.task_type, cluster.task_index), "")
+    own_address = addresses.pop((cluster.task_type, cluster.task_index), "")
     begin, tell_after = time.monotonic(), _TELL_AFTER
     # All are called at once: one that does not even refuse takes the whole time for an answer.
-    with _listening(own), ThreadPoolExecutor(_AT_ONCE, "meeting") as calls:
+    with _listening(own_address), ThreadPoolExecutor(_AT_ONCE, "rendezvous") as calls:
         while addresses:
             answers = dict(zip(addresses, calls.map(_answers, addresses.values()), strict=True))
             addresses = {who: address for who, address in addresses.items() if not answers[who]}
@@ -52,13 +52,13 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
             have = "has" if len(addresses) == 1 else "have"
             if addresses and timeout_seconds is not None and waited > timeout_seconds:
                 raise StalledError(
-                    f"{missing} {have} not come within {timeout_seconds:g} s (trainer.hang_timeout_seconds); start all "
-                    "workers, and let each reach the others at their addresses"
+                    f"{missing} {have} not answered within {timeout_seconds:g} s (trainer.hang_timeout_seconds); start "
+                    "all workers, and make sure that each can reach the others at these addresses"
                 )
             if addresses and waited > tell_after:
-                prospect = "" if timeout_seconds is None else f"; waits for {timeout_seconds:g} s at most"
+                prospect = "" if timeout_seconds is None else f", for {timeout_seconds:g} s at most"
                 _LOG.warning(
-                    "%s %s not come for %.0f s; waiting%s (is it started, can it be reached?)",
+                    "%s %s not answered for %.0f s; still waiting%s (was it started, and can it be reached?)",
                     *(missing, have, waited, prospect),
                 )
                 tell_after *= 2
@@ -68,7 +68,7 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
 
 @contextlib.contextmanager
 def _listening(address: str) -> Iterator[None]:
-    """Answers at the port of `address`; where that cannot be, TensorFlow will say why, or knows better."""
+    """Answers at the port of `address`; if the port cannot be opened, TensorFlow reports why later."""
     port = address.rpartition(":")[2]
     try:
         server = socket.create_server(("", int(port)))
@@ -76,7 +76,7 @@ def _listening(address: str) -> Iterator[None]:
         yield
         return
     with server:
-        threading.Thread(target=_accept_all, args=(server,), name="meeting", daemon=True).start()
+        threading.Thread(target=_accept_all, args=(server,), name="rendezvous", daemon=True).start()
         try:
             yield
         finally:

@@ -1,8 +1,8 @@
-"""Variables of which each replica has its own, and their values, replica by replica, for a checkpoint's run state.
+"""Saves and restores the values of variables that differ between replicas, in a checkpoint's run state.
 
-A checkpoint holds one value of such a variable: the sum over the replicas of what a metric has added up, the first
-replica's moving averages of batch normalization (Keras 3 lets each replica move its own). A restore gives that to all
-of them. A run that goes on with the same bits needs each replica's own.
+A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and the first replica's moving
+averages for batch normalization (Keras 3 lets each replica move its own). A restore gives that value to all replicas.
+A run that resumes with the same bits needs the value of each replica.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _LOG = logging.getLogger(__name__)
 
 
 def own_to_each_replica(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns those that a step may set to another value on each replica; [] for a single replica."""
+    """Returns the variables that a step may set to different values on different replicas; [] for a single replica."""
     if strategy.num_replicas_in_sync == 1:
         return []
     return [variable for variable in variables if not _native(variable).trainable]
 
 
 def are_alike(state: list[Any]) -> bool:
-    """Whether all replicas have the same value of each variable; `state` is of `replica_values`."""
+    """Whether all replicas have the same value of each variable, in the return value of `replica_values`."""
     return all(
         value == by_worker[0][0] for by_worker in zip(*state, strict=True) for values in by_worker for value in values
     )
 
 
 def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns the values of all replicas as JSON can hold them, by worker; eager, on every worker at once."""
-    own = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
+    """Returns the values of all replicas in a form that JSON can hold, by worker; eager, called by all workers."""
+    local = [[_encode(part.numpy()) for part in parts] for parts in _parts(variables, strategy)]
     if worker_count(strategy) == 1:
-        return [own]
-    return [json.loads(text) for text in all_gather(strategy, json.dumps(own))]
+        return [local]
+    return [json.loads(text) for text in all_gather(strategy, json.dumps(local))]
 
 
 def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]) -> bool:
-    """Takes back what `replica_values` returned; False, and nothing is changed, if it is of others or more replicas."""
+    """Restores what `replica_values` returned; returns False and changes nothing if the replicas are not the same."""
     if len(state) != worker_count(strategy):
         return False
     there = _parts(variables, strategy)
@@ -59,34 +59,34 @@ def put_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strateg
 
 
 class ReplicasState:
-    """What the replicas hold each for itself, such as the averages of batch normalization, for the checkpoint.
+    """The values that differ between replicas, such as averages of batch normalization, for the checkpoint.
 
     Args:
-      variables: returns those of the model.
-      strategy: in whose scope they were made.
+      variables: A function that returns the model's variables.
+      strategy: The strategy in whose scope they were made.
     """
 
     def __init__(self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy) -> None:
         self._variables, self._strategy = variables, strategy
 
     def state(self) -> list[Any] | None:
-        """Returns the values of all replicas; None where all have the same. Eager, on every worker at once."""
-        own = own_to_each_replica(self._variables(), self._strategy)
-        state = replica_values(own, self._strategy) if own else []
+        """Returns the values of all replicas; None if all replicas have the same. Eager, called by all workers."""
+        variables = own_to_each_replica(self._variables(), self._strategy)
+        state = replica_values(variables, self._strategy) if variables else []
         return None if are_alike(state) else state
 
     def restore(self, state: list[Any] | None) -> None:
-        """Takes back what `state` returned; warns when there were other replicas."""
-        own = own_to_each_replica(self._variables(), self._strategy)
-        if own and state is not None and not put_replica_values(own, self._strategy, state):
+        """Restores what `state` returned; warns when it was saved on other replicas."""
+        variables = own_to_each_replica(self._variables(), self._strategy)
+        if variables and state is not None and not put_replica_values(variables, self._strategy, state):
             _LOG.warning(
-                "there were other replicas before: each goes on with what the first one had, such as the moving "
-                "averages of batch normalization"
+                "the checkpoint was saved on other replicas: each replica continues with the values of the first one, "
+                "such as the moving averages of batch normalization"
             )
 
 
 def _parts(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Sequence[Any]]:
-    """The variables of each, as each replica of this worker has them."""
+    """Returns each variable's local values, one per replica of this worker."""
     return [strategy.experimental_local_results(_native(variable)) for variable in variables]
 
 

@@ -26,7 +26,7 @@ def seed_everything(seed: int) -> None:
       seed: 0 to 2**32 - 1.
 
     Raises:
-      ConfigError: for another one.
+      ConfigError: when the seed is outside of this range.
     """
     if not 0 <= seed < SEEDS:
         raise ConfigError([Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")])

@@ -37,11 +37,11 @@ def create_strategy(
     Args:
       runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu are used; the
         workers are those of TF_CONFIG (see `configure_cluster`).
-      hang_timeout_seconds: how long to wait for the other workers of a cluster; None: without an end.
+      hang_timeout_seconds: How long to wait for the other workers of a cluster; None means without an end.
 
     Raises:
-      ConfigError: when the machine has not what was asked for; it names what there is.
-      StalledError: when a worker has not come in time.
+      ConfigError: when the machine lacks the requested devices; the message names those that it has.
+      StalledError: when a worker has not answered in time.
     """
     machine = Machine(
         gpus=_count_gpus(),
@@ -86,7 +86,7 @@ def _one_device(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strat
 def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     devices = local_devices(runtime, machine)
     if len(devices) == 1:
-        _LOG.info("one device, %s, never pays for mirroring: nothing is mirrored", devices[0])
+        _LOG.info("nothing is mirrored, because there is one device: %s", devices[0])
         default = "GPU:0" if machine.gpus else "CPU:0"
         return tf.distribute.get_strategy() if devices[0] == default else tf.distribute.OneDeviceStrategy(devices[0])
     _check_devices(devices)
@@ -103,7 +103,7 @@ def _check_devices(devices: tuple[str, ...]) -> None:
     there = len(tf.config.list_logical_devices(kind))
     if there < len(devices):
         field = "virtual_cpus" if kind == "CPU" else "num_gpus"
-        problem = f"{len(devices)} asked for, but TensorFlow has {there} logical {kind} device(s)"
+        problem = f"the config requests {len(devices)}, but TensorFlow has {there} logical {kind} device(s)"
         raise ConfigError([Mistake(f"runtime.{field}", problem, "call configure_devices before TensorFlow is used")])
 
 
@@ -132,11 +132,11 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
         with _interruptible():
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:  # its collective ops have to come first
-        first = "create the strategy before anything else of TensorFlow, or in a new process"
-        advice = f"{NOT_AT_IMPORT}; in a program of your own {first}"
+        first = "create the strategy before any other use of TensorFlow, or in a new process"
+        advice = f"{NOT_AT_IMPORT}; in your own program {first}"
         raise _failed("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
-        advice = "check that this worker's address is its own and free, and that the other workers run"
+        advice = "check that this worker's address is of this machine, that its port is free, and that all workers run"
         raise _failed("multi_worker_mirrored", error, advice) from error
 
 

@@ -1,4 +1,4 @@
-"""Which strategy fits what was asked for and what the machine has; pure, and without TensorFlow."""
+"""Chooses the strategy that fits the config and the machine; pure, and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is to train on.
+    """The devices and workers to train on.
 
     Attributes:
       gpus: how many GPUs this machine has.
@@ -34,7 +34,7 @@ def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
     a TPU, then other workers, then several GPUs; else `off`.
 
     Raises:
-      ConfigError: when the machine has not what was asked for.
+      ConfigError: when the machine lacks what the config asks for.
     """
     asked = runtime.distribution_strategy
     policy = _automatic(runtime, machine) if asked == "auto" else asked
@@ -72,7 +72,7 @@ def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
         there = {0: "no GPU", 1: "1 GPU"}.get(machine.gpus, f"{machine.gpus} GPUs")
         raise _mistake(
             "num_gpus",
-            f"{runtime.num_gpus} asked for, but TensorFlow sees {there} on this machine",
+            f"the config requests {runtime.num_gpus}, but TensorFlow sees {there} on this machine",
             "set it to 0 to use what there is, or check the driver and CUDA_VISIBLE_DEVICES",
         )
     if policy == "multi_worker_mirrored" and 0 < runtime.num_gpus < machine.gpus:
@@ -93,7 +93,7 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
     if policy == "multi_worker_mirrored" and (cluster is None or not cluster.workers):
         raise _mistake(
             "distribution_strategy",
-            "multi_worker_mirrored does not know the workers",
+            "multi_worker_mirrored needs the addresses of the workers",
             "set runtime.worker_hosts (host:port of each, separated by commas) and runtime.task_index, or TF_CONFIG",
         )
     if policy == "parameter_server":
@@ -104,7 +104,7 @@ def _check_parameter_servers(cluster: Cluster | None) -> None:
     if cluster is None or not cluster.parameter_servers or not cluster.workers:
         raise _mistake(
             "distribution_strategy",
-            "parameter_server does not know its cluster",
+            "parameter_server needs a cluster",
             "set TF_CONFIG, with a chief, workers and ps tasks",
         )
     if cluster.task_type != "chief":

@@ -23,11 +23,11 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
-_NOT_TOLD = "not told"  # of a setting that a dataset does not have
+_MISSING = "missing"  # of a setting that a dataset does not have
 
 
 def single_threaded_executor() -> AbstractContextManager[Any]:
-    """Has TensorFlow functions that are called inside run on one thread; eager, on the host.
+    """Returns a context in which TensorFlow functions run on one thread; eager, on the host.
 
     `tf.function` and `tf.config` choose no executor. Without the name the run does not begin.
 
@@ -47,7 +47,7 @@ def single_threaded_executor() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def operation_seeds_from_the_start() -> Iterator[None]:
-    """Draws the seeds of operations from the global seed anew, and goes on afterwards as if none had been drawn.
+    """Restarts the seeds of operations from the global seed inside, and restores their generator afterwards.
 
     Eager, on the host. `tf.random.set_seed` does the first, but then later operations draw the seeds of earlier ones
     again, and all random operations lose their state; what has been drawn cannot be asked for. Without the name
@@ -60,7 +60,7 @@ def operation_seeds_from_the_start() -> Iterator[None]:
         kept = None if seed is None else eager._rng  # there is none before a seed is set
     except (ImportError, AttributeError) as error:
         _LOG.warning(
-            "TensorFlow %s does not tell its generator of seeds (%s): shuffles and random operations of the data "
+            "TensorFlow %s does not expose its seed generator (%s): shuffles and random operations of the data "
             "without a seed of their own may differ after a rollback; give them seeds",
             *(tf.__version__, error),
         )
@@ -98,7 +98,7 @@ def _outside_of_functions() -> Any:
 
 
 def trackable_class() -> type:
-    """Returns the class of all that a checkpoint can hold; without the name tf.Module, which is less.
+    """Returns the base class of all objects that a checkpoint can hold; without the name tf.Module, which covers fewer.
 
     Hash tables, optimizers and loaded models have no other class in common that is public. Without the name their
     variables are not found where a task holds them in an attribute.
@@ -123,7 +123,7 @@ def _tracking(name: str) -> type:
 
 
 def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
-    """Ends the thread of asynchronous saves, after the save in flight, with all it refers to; a later save starts one.
+    """Ends the thread of asynchronous saves after the save in flight, and frees its objects; a later save starts one.
 
     TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of every variable,
     while other runs follow in the same process. Without the names it does just that.
@@ -162,7 +162,7 @@ def functions_called(graph: Any) -> dict[str, tf.Graph]:
 
 
 def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
-    """Has an operation of a graph that is there already wait for others.
+    """Makes an existing operation of a graph wait for other operations.
 
     `tf.control_dependencies` is for operations that are yet to be made, and around the whole step it makes steps of
     0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that cannot be read may then come after a write,
@@ -180,7 +180,7 @@ def inputs_of(dataset: Any) -> list[Any]:
     """Returns the datasets that a dataset is made from directly.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell: no claim about a resume could be made.
+      TrainerKitError: when this TensorFlow does not expose them: whether a resume is exact is then unknown.
     """
     try:
         return list(dataset._inputs())
@@ -192,7 +192,7 @@ def functions_of(dataset: Any) -> list[tf.Graph]:
     """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell: random numbers and Python could hide in them.
+      TrainerKitError: when this TensorFlow does not expose them: random numbers and Python could be in them.
     """
     try:
         return [wrapper.function.graph for wrapper in dataset._functions()]
@@ -207,10 +207,10 @@ def is_nondeterministic(dataset: Any) -> bool:
     Without an answer every parallel map over such arrays would have to count as one in any order.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell it of a parallel map.
+      TrainerKitError: when this TensorFlow does not expose it for a parallel map.
     """
-    deterministic = getattr(dataset, "_deterministic", _NOT_TOLD)
-    _check_told(dataset, "ParallelMapDataset", deterministic)
+    deterministic = getattr(dataset, "_deterministic", _MISSING)
+    _check_exposed(dataset, "ParallelMapDataset", deterministic)
     return str(deterministic).lower() == "false"
 
 
@@ -221,10 +221,10 @@ def is_unseeded(dataset: Any) -> bool:
     of 0 the second. The graph of the dataset has them too, but holds all arrays in memory.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell it of a shuffle or Dataset.random.
+      TrainerKitError: when this TensorFlow does not expose it for a shuffle or Dataset.random.
     """
-    seeds = (getattr(dataset, "_seed", _NOT_TOLD), getattr(dataset, "_seed2", _NOT_TOLD))
-    _check_told(dataset, "ShuffleDataset RandomDataset", *seeds)
+    seeds = (getattr(dataset, "_seed", _MISSING), getattr(dataset, "_seed2", _MISSING))
+    _check_exposed(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
@@ -234,21 +234,22 @@ def reshuffles(dataset: Any) -> bool:
     The graph of the dataset has it too, but holds all arrays in memory.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell it of a shuffle.
+      TrainerKitError: when this TensorFlow does not expose it for a shuffle.
     """
-    setting = getattr(dataset, "_reshuffle_each_iteration", _NOT_TOLD)
-    _check_told(dataset, "ShuffleDataset", setting)
-    return setting is not False and setting is not _NOT_TOLD
+    setting = getattr(dataset, "_reshuffle_each_iteration", _MISSING)
+    _check_exposed(dataset, "ShuffleDataset", setting)
+    return setting is not False and setting is not _MISSING
 
 
-def _check_told(dataset: Any, kinds: str, *settings: Any) -> None:
+def _check_exposed(dataset: Any, kinds: str, *settings: Any) -> None:
     """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
-    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _NOT_TOLD for one in settings):
+    if type(dataset).__name__.lstrip("_") in kinds.split() and any(one is _MISSING for one in settings):
         raise _gone(dataset, "a setting is gone")
 
 
 def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
     return TrainerKitError(
-        f"TensorFlow {tf.__version__} does not tell what a {type(dataset).__name__} is made of ({error}), so nothing "
-        "can be said about resuming; use the TensorFlow of requirements.lock, or return a Source such as ArraySource"
+        f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of ({error}), so "
+        "trainer_kit cannot check whether a resume is exact; install the TensorFlow of requirements.lock, or return a "
+        "Source such as ArraySource"
     )

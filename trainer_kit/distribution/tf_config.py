@@ -1,4 +1,4 @@
-"""The other workers: TF_CONFIG, read and written. Imports no TensorFlow.
+"""Reads and writes TF_CONFIG, which names the workers of a cluster. Imports no TensorFlow.
 
 TF_CONFIG is TensorFlow's own description of a cluster, in the environment as JSON: the addresses of all tasks by type
 (chief, worker, ps, evaluator), and which of them this process is.
@@ -24,12 +24,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What TF_CONFIG says.
+    """The cluster that TF_CONFIG describes.
 
     Attributes:
-      tasks: addresses of all tasks, by type.
-      task_type: of this process.
-      task_index: of this process, among those of its type.
+      tasks: The addresses of all tasks, by type.
+      task_type: The type of this process's task.
+      task_index: The index of this process among the tasks of its type.
     """
 
     tasks: dict[str, tuple[str, ...]]
@@ -43,7 +43,7 @@ class Cluster:
 
     @property
     def worker_number(self) -> int:
-        """Which of those that train this process is, from 0: chiefs come first. 0 for one that works alone."""
+        """The index of this process among the tasks that train; chiefs come first. 0 for a process that works alone."""
         chiefs = len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
         return self.task_index + chiefs if self.trains_with_others else 0
 
@@ -68,7 +68,7 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
 
     Args:
       worker_hosts: host:port of each worker, separated by commas; None or empty: there is no cluster.
-      task_index: which of them this process is, from 0; -1 where there is only one.
+      task_index: The index of this process among the workers; may be -1 if there is only one.
 
     Returns:
       The number of workers; 1 without a cluster.
@@ -89,7 +89,7 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
         raise _mistake(
             "runtime.task_index",
             f"{task_index} is not one of {len(workers)} worker(s)",
-            f"each worker needs its own, 0 to {len(workers) - 1}, in the order of runtime.worker_hosts",
+            f"each needs its own index, 0 to {len(workers) - 1}, in the order of runtime.worker_hosts",
         )
     cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
@@ -97,7 +97,7 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
 
 
 def worker_number(worker_hosts: str | None, task_index: int) -> int:
-    """Returns which of several workers this process is, or will be once `configure_cluster` is called; 0: the first.
+    """Returns the index of this process among the workers, also before `configure_cluster` is called.
 
     Raises:
       ConfigError: when TF_CONFIG is wrong.
@@ -138,7 +138,7 @@ def read_cluster() -> Cluster | None:
     except json.JSONDecodeError as error:
         raise _bad_tf_config(f"it is not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise _bad_tf_config(f"it is a {type(content).__name__}, not an object")
+        raise _bad_tf_config(f"it is a {type(content).__name__}, not a JSON object")
     if not content.get("cluster"):
         return None
     tasks = _tasks(content["cluster"])
@@ -158,9 +158,9 @@ def _addresses(worker_hosts: str) -> tuple[str, ...]:
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "such as 'a:2222,b:2222'")
+            raise _mistake("runtime.worker_hosts", f"{address!r} is not host:port", "write them like 'a:2222,b:2222'")
         if addresses.count(address) > 1:
-            raise _mistake("runtime.worker_hosts", f"{address!r} is in it twice", "each worker needs its own address")
+            raise _mistake("runtime.worker_hosts", f"{address!r} is listed twice", "each worker needs its own address")
     return addresses
 
 

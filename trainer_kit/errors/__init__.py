@@ -1,4 +1,4 @@
-"""Our exceptions, the report of several mistakes at once, and the one table of exit codes.
+"""The exceptions of trainer_kit, the report of several mistakes at once, and the table of exit codes.
 
 Exit codes are an interface: supervisors and Kubernetes' podFailurePolicy act on them.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class ExitCode(enum.IntEnum):
-    """What a process ends with; the only table of its kind."""
+    """The exit codes of all commands; EXIT_CODES has their meanings."""
 
     DONE = 0
     BUG = 1
@@ -43,13 +43,13 @@ EXIT_CODES: dict[ExitCode, str] = {
 
 
 class TrainerKitError(Exception):
-    """A failure that is explained to the user in its message, without a traceback."""
+    """A failure whose message explains it to the user, without a traceback."""
 
     exit_code: ExitCode = ExitCode.BUG
 
 
 def explained(error: BaseException) -> TrainerKitError | None:
-    """Returns the error itself if it explains itself, or the one that TensorFlow's AutoGraph has wrapped in it."""
+    """Returns `error` if it is a TrainerKitError, or the TrainerKitError that TensorFlow's AutoGraph wrapped in it."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, TrainerKitError) and (seen is error or hasattr(seen, "ag_error_metadata")):
@@ -59,19 +59,19 @@ def explained(error: BaseException) -> TrainerKitError | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds lines to what is shown of an error; as `add_note` of Python 3.11, whose tracebacks show them too."""
+    """Adds lines to the report of an error, like `add_note` of Python 3.11, whose tracebacks show them too."""
     notes = getattr(error, "__notes__", None)
     error.__notes__ = [*(notes or []), note]
 
 
 class UsageError(TrainerKitError, ValueError):
-    """What was asked for cannot be done; flags, files and config alone tell."""
+    """The request cannot be carried out, as flags, files or the config show."""
 
     exit_code = ExitCode.USAGE
 
 
 class DivergedError(TrainerKitError, RuntimeError):
-    """The loss is not finite or passed its bound, and no recovery is left."""
+    """The loss is not finite or above its bound, and no recovery is left."""
 
     exit_code = ExitCode.DIVERGED
 
@@ -119,13 +119,13 @@ class InterruptedRunError(TrainerKitError):
 
 
 class StopTraining(Exception):
-    """Raised by an action after a training loop or an evaluation: the run ends here, as if it had no more steps.
+    """An action raises it after a training loop or an evaluation to end the run as if there were no more steps.
 
-    What was found is reported, the weights are saved and, where the mode evaluates, evaluated; final.json tells the
-    reason. Of several workers, all have to raise it after the same step.
+    The results are reported, and the weights are saved and, in modes that evaluate, evaluated. final.json holds the
+    reason. With several workers, all of them have to raise it after the same step.
 
     Args:
-      reason: why, for the log and for final.json.
+      reason: Why the run ends, for the log and for final.json.
     """
 
     def __init__(self, reason: str = "an action asked for it") -> None:
@@ -137,10 +137,10 @@ class Mistake:
     """One thing that a user has to change.
 
     Attributes:
-      path: dotted path of the value in the config, or the flag; empty when there is none.
-      problem: what was given and why it cannot be, e.g. "'abc' is not a whole number".
-      advice: what is allowed or what to do.
-      origin: where the value came from, e.g. "conf.yaml:12" or "--params_override".
+      path: The dotted path of the value in the config, or the flag; "" when there is none.
+      problem: The value and why it is wrong, e.g. "'abc' is not a whole number".
+      advice: The allowed values, or what to do.
+      origin: The place of the value, e.g. "conf.yaml:12" or "--params_override".
     """
 
     path: str
@@ -163,15 +163,15 @@ class ConfigError(UsageError):
         super().__init__("\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Mistake, ...]]]:
-        """Has the error survive the way back from another process, as in a pool of workers, which would wait for it."""
+        """Makes the error picklable, so that a pool of processes can return it instead of waiting for ever."""
         return ConfigError, (self.mistakes,)
 
 
-_FAR_BEHIND = 0.15  # between the likeness of the best name and that of one still worth naming; likeness is 0 to 1
+_FAR_BEHIND = 0.15  # the largest gap in similarity (0 to 1) between the best name and another one to suggest
 
 
 def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Returns the candidates that look like `name`, best first, at most `most`; none that is far behind the best."""
+    """Returns at most `most` candidates that are similar to `name`, best first; leaves out much weaker ones."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
     best = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     if not best:
@@ -181,7 +181,7 @@ def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str
 
 
 def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:
-    """Returns the advice for a missed lookup: near names if any, else what there is."""
+    """Returns the advice for an unknown name: similar candidates if there are any, else the candidates."""
     near = near_names(name, candidates)
     if near:
         return f"did you mean {' or '.join(near)}?"

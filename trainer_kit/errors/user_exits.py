@@ -1,4 +1,4 @@
-"""A SystemExit that a user's code raises is an error like others: it does not choose the exit code of the program."""
+"""Turns a SystemExit of the user's code into an error, so that it does not choose the exit code of the program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer_kit.errors.user_frames import translated_function, user_frames
 
 
 def exit_error(error: SystemExit) -> TrainerKitError:
-    """Returns the error that says what has ended the program: the deepest line of the user's own code.
+    """Returns an error that names the deepest line of the user's code, which ended the program.
 
-    Of a function that AutoGraph has translated the line is not known, and the error names the function.
+    In a function that AutoGraph has translated the line is not known, so the error names the function.
     """
     users = user_frames(error)
     if function := translated_function(error):
@@ -29,7 +29,7 @@ def exit_error(error: SystemExit) -> TrainerKitError:
 
 @contextlib.contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Raises a TrainerKitError in the place of a SystemExit of the code inside."""
+    """Raises a TrainerKitError instead of a SystemExit of the block."""
     try:
         yield
     except SystemExit as error:

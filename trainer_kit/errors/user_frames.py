@@ -1,8 +1,8 @@
-"""Where an error comes from: the frames of a user's own code, in a traceback or in the text of the error.
+"""Finds the frames of the user's code that an error comes from, in its traceback or in its text.
 
-TensorFlow runs a step long after Python has left it. What it keeps of the user's lines is in the text of the error: the
-stack in which the failed operation was created, the lines that AutoGraph has translated, the traceback of a Python
-function in a tf.data pipeline. Such text comes first; the traceback of the error is for everything else.
+TensorFlow runs a step long after Python has left it. The user's lines are then in the text of the error: the stack in
+which the failed operation was created, the lines that AutoGraph has translated, the traceback of a Python function in a
+tf.data pipeline. That text comes first; the traceback of the error is used for all other errors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Frame:
     """One line of a stack.
 
     Attributes:
-      file: path.
-      line: number in the file.
-      function: name of the function.
+      file: The path of the file.
+      line: The number of the line.
+      function: The name of the function.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Frame:
 
     @property
     def code(self) -> str:
-        """The line itself; "" if the file cannot be read."""
+        """The text of the line; "" if the file cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
@@ -51,8 +51,8 @@ class Frame:
 def user_frames(error: BaseException) -> list[Frame]:
     """Returns the frames of the user's code that `error` comes from, the deepest last; [] if there are none.
 
-    A user's code is what is neither installed, nor of Python, nor of trainer_kit. Where there is no such frame, it is
-    the code of installed packages that are not TensorFlow, Keras or what they are made of: a task may be installed.
+    The user's code is neither installed nor part of Python or trainer_kit. If there is no such frame, code of installed
+    packages counts, except TensorFlow, Keras and the packages that they use, since a task may be installed.
     """
     in_text, in_traceback = frames_in(text_of(error)), list(_traceback_frames(error))
     for is_users in (is_users_file, _is_installed):
@@ -63,41 +63,41 @@ def user_frames(error: BaseException) -> list[Frame]:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a file of code is the user's own: neither installed, nor of Python, nor of trainer_kit."""
+    """Whether a source file is the user's: neither installed nor part of Python or trainer_kit."""
     if file.startswith((_PACKAGE, *_STANDARD)) or _OF_AUTOGRAPH in file or any(part in file for part in _INSTALLED):
         return False
-    # Lines of a notebook's cell are known without a file; of "<string>" and of compiled modules they are not.
+    # A notebook's cell has known lines without a file; "<string>" and compiled modules have none.
     return os.path.isfile(file) or (file in linecache.cache and not file.startswith("<"))
 
 
 def is_framework(module: str | None) -> bool:
-    """Whether a module, by its dotted name, is of Python, of trainer_kit, or of TensorFlow, Keras and the like.
+    """Whether a module, by its dotted name, belongs to Python, trainer_kit, TensorFlow, Keras or a similar package.
 
-    Other installed packages are not: a task may be installed.
+    Other installed packages do not count, since a task may be installed.
     """
     top = (module or "").partition(".")[0]
     return top == "trainer_kit" or top in _FRAMEWORKS or (top in sys.stdlib_module_names and top != "__main__")
 
 
 def frames_in(text: str) -> list[Frame]:
-    """Returns the frames that are named in the text of an error, the deepest last."""
+    """Returns the frames in the text of an error, the deepest last."""
     return [Frame(file, int(line), name) for file, line, name in _IN_TEXT.findall(text)]
 
 
 def own_frames_in(text: str) -> list[Frame]:
-    """Returns those frames of the text that are of the user's own code."""
+    """Returns the frames in the text of an error that belong to the user's code."""
     return [frame for frame in frames_in(text) if is_users_file(frame.file)]
 
 
 def own_frames(stack: Iterable[Any]) -> list[Frame]:
-    """Returns those of a stack of Python's or TensorFlow's frame summaries that are of the user's own code."""
+    """Returns the frames of the user's code in a stack of Python's or TensorFlow's frame summaries."""
     return [
         Frame(each.filename, each.lineno, each.name or "<lambda>") for each in stack if is_users_file(each.filename)
     ]
 
 
 def translated_function(error: BaseException) -> str | None:
-    """Returns the name of the user's function that `error` comes from, where AutoGraph has translated that function.
+    """Returns the name of the user's function that `error` comes from, if AutoGraph has translated it; else None.
 
     AutoGraph adds the user's lines to the text of an Exception, not to that of a SystemExit.
     """
@@ -112,7 +112,7 @@ def our_frames(error: BaseException) -> list[Frame]:
 
 
 def values_in(error: BaseException, frame: Frame) -> dict[str, Any]:
-    """Returns the local variables of `frame` by name; {} where Python has left it before the error came."""
+    """Returns the local variables of `frame` by name; {} if Python had left the frame before the error."""
     names, found = {frame.function, f"tf__{frame.function}"}, {}
     for each, _ in _walk(error):
         file = each.f_code.co_filename
@@ -122,7 +122,7 @@ def values_in(error: BaseException, frame: Frame) -> dict[str, Any]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an error; TensorFlow's own attribute, where there is one, is without decoration."""
+    """Returns the message of an error; for TensorFlow's errors the attribute `message`, which has no decoration."""
     message = getattr(error, "message", None)
     return message if isinstance(message, str) else str(error)
 

@@ -1,4 +1,4 @@
-"""Which checkpoint: the latest, the best, a step, or a path."""
+"""Selects a checkpoint: the latest, the best, a step, or a path."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def newest_checkpoint(directory: str) -> str | None:
-    """Returns the prefix of the newest checkpoint: the greatest step that is whole or, of foreign names, the pointer's.
+    """Returns the prefix of the newest whole checkpoint; if no file has our names, the one in the pointer file.
 
-    The pointer file is no authority: it may be lost, torn, or a step behind when a process died. In the folder of a
-    run, checkpoints that another run has saved do not count.
+    The pointer file is not reliable: after the death of a process it may be missing, incomplete or a step behind. In
+    the folder of a run, checkpoints that another run saved do not count.
 
     Raises:
-      StorageError: when there are checkpoints and none of them is whole and of this run.
+      StorageError: when there are checkpoints, but none is whole and belongs to this run.
     """
     there, run_id = list(complete_checkpoints(directory).values()), read_run_id(directory)
     for prefix in reversed(there):
         if is_foreign(prefix, run_id):
-            _LOG.warning("%s was saved by another run; it is passed over", prefix)
+            _LOG.warning("%s was saved by another run; it is not used", prefix)
         elif not (wrong := problem(prefix)):
             return prefix
         else:
-            _LOG.warning("%s is damaged: %s; it is passed over", prefix, wrong)
+            _LOG.warning("%s is damaged: %s; it is not used", prefix, wrong)
     try:
         pointed = tf.train.latest_checkpoint(directory)
     except (tf.errors.OpError, ValueError):
@@ -41,12 +41,12 @@ def newest_checkpoint(directory: str) -> str | None:
     if pointed and os.path.basename(pointed) not in map(os.path.basename, there):
         return str(pointed)
     if there:
-        raise StorageError(f"no checkpoint in {directory} is whole and of this run; restore one from a backup")
+        raise StorageError(f"no checkpoint in {directory} is whole and belongs to this run; restore one from a backup")
     return None
 
 
 def checkpoint_of_folder(directory: str) -> str | None:
-    """Returns the prefix of the checkpoint that a folder stands for: of best weights the best, of others the newest.
+    """Returns the prefix of the best checkpoint in a folder of best weights, or the newest one in another folder.
 
     Raises:
       StorageError: when there are checkpoints and all are damaged.
@@ -57,11 +57,11 @@ def checkpoint_of_folder(directory: str) -> str | None:
 
 
 def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
-    """Returns the prefix that `which` means: `latest`, `best`, a step, `ckpt-<step>`, or a path; "" for `initial`.
+    """Returns the prefix for `which`: `latest`, `best`, a step, `ckpt-<step>`, or a path; "" for `initial`.
 
     Raises:
-      UsageError: when there is no such checkpoint, with those that there are.
-      StorageError: when the latest is asked for and all are damaged.
+      UsageError: when there is no such checkpoint; the message lists the existing ones.
+      StorageError: when `which` is `latest` and all checkpoints are damaged.
     """
     if which == INITIAL:
         return ""
@@ -78,15 +78,16 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
     if which == "best":
         info = read_info(best_dir)
         if info is None:
-            raise UsageError(f"no best checkpoint: {best_dir} holds none; {listed}")
+            raise UsageError(f"there is no best checkpoint: {best_dir} holds none; {listed}")
         return os.path.join(best_dir, info["checkpoint"])
     step = which if tf.io.gfile.exists(f"{which}.index") else which.removeprefix("ckpt-")
     if step.isdigit():
         if int(step) not in there:
-            raise UsageError(f"no checkpoint of step {step}: {listed}")
+            raise UsageError(f"there is no checkpoint of step {step}: {listed}")
         return there[int(step)]
     if not tf.io.gfile.exists(f"{which}.index"):
         raise UsageError(
-            f"no checkpoint at {which}; give latest, best, a step or a path without .index, or initial; {listed}"
+            f"there is no checkpoint at {which}; give latest, best, a step or a path without .index, or initial; "
+            f"{listed}"
         )
     return which

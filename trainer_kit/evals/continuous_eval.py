@@ -1,7 +1,7 @@
-"""Sidecar: evaluates the checkpoints of a training run from another process, and keeps its own ledger and best.
+"""Sidecar: evaluates the checkpoints of a training run from another process, with its own ledger and best checkpoint.
 
-It never writes a file that the trainer owns. What it has evaluated is in its own ledger, so a sidecar that is started
-again goes on where the one before ended; a run that goes back for good is followed by way of the run's own ledger.
+It never writes a file of the trainer. Its ledger holds its evaluations, so a restarted sidecar continues where the
+previous one ended. It follows rewinds of the run by reading the run's ledger.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ _SILENT_SECONDS = 20.0  # four beats
 
 
 def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the config of a sidecar, which evaluates only those of several validation sets that it is told to.
+    """Returns the config of a sidecar, reduced to the sets of trainer.continuous_eval.validation_sets.
 
-    It keeps the bests of those sets only.
+    Best checkpoints by metrics of other sets are left out.
     """
     options, data = config.trainer, validation_sets(config.task)
     names = options.continuous_eval.validation_sets
     if not names:
         return config
 
-    def is_told(metric: str) -> bool:
+    def is_evaluated(metric: str) -> bool:
         return metric.partition("|")[0] not in data.keys() - set(names)
 
     primary = options.best_checkpoint_eval_metric
-    left_out = [primary] if not is_told(primary) else []
-    left_out += [best.metric for best in options.best_checkpoints.values() if not is_told(best.metric)]
+    left_out = [primary] if not is_evaluated(primary) else []
+    left_out += [best.metric for best in options.best_checkpoints.values() if not is_evaluated(best.metric)]
     if left_out:
-        _LOG.info("no best is kept here by %s: other sets are evaluated", ", ".join(dict.fromkeys(left_out)))
+        names_left_out = ", ".join(dict.fromkeys(left_out))
+        _LOG.info("no best checkpoint is kept by %s: this sidecar does not evaluate that data", names_left_out)
     return config.replace(
         task={"validation_data": {name: None for name in data if name not in names}},
         trainer={
             "validation_sets": {name: None for name in options.validation_sets if name not in names},
-            "best_checkpoint_eval_metric": primary if is_told(primary) else "",
+            "best_checkpoint_eval_metric": primary if is_evaluated(primary) else "",
             "best_checkpoints": {
-                name: None for name, best in options.best_checkpoints.items() if not is_told(best.metric)
+                name: None for name, best in options.best_checkpoints.items() if not is_evaluated(best.metric)
             },
         },
     )
 
 
 class Sidecar:
-    """What CheckpointWatcher asks about the run, and what becomes of an evaluation.
+    """Answers CheckpointWatcher's questions about the run, and records evaluations.
 
     Args:
-      directory: of the run.
-      ledger: of the sidecar.
-      best: of the sidecar, if it keeps one.
-      summaries: the manager of the sidecar's TensorBoard folder.
-      lease: of the sidecar.
-      train_steps: at which the run ends, if it does not tell itself.
-      step: returns the step that was restored last.
-      put_back: exports the best weights that are missing again, from the run's checkpoints.
+      directory: The run's folder.
+      ledger: The sidecar's ledger.
+      best: The sidecar's exporter of the best checkpoint, if it keeps one.
+      summaries: The manager of the sidecar's TensorBoard folder.
+      lease: The sidecar's lease.
+      train_steps: The last step of the run, used if the run's folder does not name it.
+      step: Returns the step that was restored last.
+      put_back: Exports missing best weights again from the run's checkpoints.
     """
 
     def __init__(
@@ -88,23 +89,23 @@ class Sidecar:
         self._beat: tuple[Any, float] = (None, 0.0)
 
     def begin(self) -> None:
-        """Takes the best and the curves to the last step that is on record."""
+        """Sets the best checkpoint and the curves to the last recorded step."""
         if self.went_back_to() is None:
             self._follow_records(max(self.evaluated(), default=-1))
 
     def finished(self) -> bool:
-        """Whether the run has ended: it says so, at its last step or before, or the last of its steps was restored.
+        """Whether the run has ended: final.json says so, or the checkpoint of its last step was restored.
 
-        While a trainer is alive there the run goes on, whatever final.json says: it may have begun again from an
-        earlier step, and what says so may be of its life before.
+        While a trainer is alive, the run continues whatever final.json says: it may have started again from an earlier
+        step, and the file may be from before that.
         """
         if self.alive():
             return False
-        train_steps = self._directory.train_steps(self._train_steps)  # the run's own, which may be changed and go on
+        train_steps = self._directory.train_steps(self._train_steps)  # the run's number, which a restart may change
         final = self._directory.read_final()
         if final is not None and (final["step"] >= train_steps or final.get("stopped")):
             return True
-        newest = max(complete_checkpoints(self._directory.path), default=-1)  # a step of before is no end of this run
+        newest = max(complete_checkpoints(self._directory.path), default=-1)  # the restored step may be superseded
         return 0 <= train_steps <= min(self._step(), newest)
 
     def alive(self) -> bool:
@@ -119,35 +120,35 @@ class Sidecar:
         return now - self._beat[1] < _SILENT_SECONDS and not (here and not runs(heartbeat["pid"]))
 
     def trainer(self) -> str:
-        """Who trains, or has trained, how far it came and whether it is alive."""
+        """Describes the trainer: its host and pid, its step, and whether it is alive."""
         heartbeat = read_heartbeat(self._directory.path)
         if heartbeat is None:
-            return "nobody has trained there (there is no heartbeat.json): is it the right folder?"
+            return "no run has trained there (heartbeat.json is missing); check that this is the right folder"
         who = f"the trainer ({heartbeat['host']} pid {heartbeat['pid']})"
         if heartbeat["ended"]:
-            return f"{who} has ended at step {heartbeat['step']}: {heartbeat['ended']}"
-        state = "is" if self.alive() else "is gone, last heard of"
+            return f"{who} ended at step {heartbeat['step']}: {heartbeat['ended']}"
+        state = "is" if self.alive() else "is gone; its last heartbeat was"
         return f"{who} {state} at step {heartbeat['step']} ({heartbeat['phase']})"
 
     def went_back_to(self) -> int | None:
-        """Follows the run when it has gone back for good: what was evaluated for later steps counts no more."""
-        # The best goes back before the ledger notes it: one that dies in between does both when it is started again.
+        """Follows a rewind of the run: evaluations of later steps no longer count. Returns the step, or None."""
+        # The best is rewound before the ledger: a sidecar that dies in between repeats both at its next start.
         step = self._ledger.follow(self._directory.training_ledger, before=self._rewind_best)
         if step is not None:
             self._follow_records(step)
         return step
 
     def last_metrics(self) -> dict[str, Any]:
-        """Returns the metrics of the last step on record; {} if there is none."""
+        """Returns the metrics of the last recorded step; {} if there is none."""
         evaluated = self._ledger.evaluated()
         return evaluated[max(evaluated)] if evaluated else {}
 
     def evaluated(self) -> set[int]:
-        """Returns the steps on record, of this data and this config."""
+        """Returns the recorded steps for this data and config."""
         return set(self._ledger.evaluated())
 
     def record(self, step: int, logs: Mapping[str, Any], seconds: float | Mapping[str, float], checkpoint: str) -> None:
-        """Notes an evaluation, when it was reported: a sidecar that dies in between reports it once more."""
+        """Records an evaluation after it was reported; a sidecar that dies in between reports it again."""
         self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
 
     def need(self, after: int | None, reads: int | None) -> None:

@@ -1,10 +1,10 @@
-"""The evaluation ledger: one line per evaluation, append-only, and what follows from it as pure functions.
+"""The evaluation ledger: an append-only file with one line per evaluation, and pure functions over its records.
 
-A record is {"step", "checkpoint", "dataset", "metrics", "seconds", "config_hash", "lineage"}. `lineage` counts how
-often the run was rewound (rollback, a start from an earlier step); a rewind is a line of its own, {"kind": "rewind",
-"lineage", "step"}, and takes away the records of earlier lineages for later steps. A restart after a kill is no rewind:
-its evaluations give the numbers that are there already, and are not written again. Lines are strict JSON: a metric that
-is NaN or infinite is the text "nan", "inf" or "-inf" and read back as a float.
+A record is {"step", "checkpoint", "dataset", "metrics", "seconds", "config_hash", "lineage"}. `lineage` counts the
+rewinds of the run (rollback, a start from an earlier step). A rewind is a separate line, {"kind": "rewind", "lineage",
+"step"}, and supersedes the records of earlier lineages for later steps. A restart after a kill is not a rewind: its
+evaluations repeat recorded numbers and are not written again. Lines are strict JSON: a metric that is NaN or infinite
+is written as the text "nan", "inf" or "-inf" and read back as a float.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Ledger:
     """Appends evaluations to the file at `path` and reads them; one writer per file. Local; runs on the host.
 
     Args:
-      path: the file; it and its folder are made with the first record.
-      dataset: what the evaluations of this object are of.
-      config_hash: of the config that they are made with.
-      lineage: of the records to come; the file's newest lineage if that is larger.
-      sets: the config_hash of each of several validation sets, which are evaluated together and have records of their
-        own, with metrics grouped by the set's name; none: there is one, called `dataset`.
+      path: The file; it and its folder are created with the first record.
+      dataset: The name of the evaluated data.
+      config_hash: The hash of the config of the evaluations.
+      lineage: The lineage of new records; the file's newest lineage if that is larger.
+      sets: The config_hash of each of several validation sets. They are evaluated together, and each has its own
+        records, with metrics grouped by the set's name. Empty for a single set, called `dataset`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Ledger:
         self._followed: Any = None
         self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
         self._known: dict[tuple[Any, ...], dict[str, Any]] | None = None
-        self._told, self._size = False, 0
+        self._warned, self._size = False, 0
 
     def append(
         self,
@@ -62,14 +62,14 @@ class Ledger:
     ) -> bool:
         """Appends an evaluation unless the ledger has one of this lineage, step, dataset and config.
 
-        The first record stays. When the metrics that come again are others, the resume was not exact, and the first
-        such case is told in a warning.
+        The first record stays. If a repeated evaluation gives different metrics, the resume was not exact; a warning
+        reports the first such case.
 
         Args:
-          step: global step of the weights.
-          metrics: may be nested; what is no single number is left out.
-          seconds: how long the evaluation took; of several validation sets, by name, those that were evaluated.
-          checkpoint: the one that holds the weights, relative to the model_dir; None if they were not saved.
+          step: The global step of the weights.
+          metrics: The metrics, possibly nested; values that are not single numbers are left out.
+          seconds: The duration of the evaluation; for several validation sets, by the names of the evaluated ones.
+          checkpoint: The checkpoint of the weights, relative to the model_dir; None if they were not saved.
 
         Returns:
           Whether a record was written.
@@ -108,7 +108,7 @@ class Ledger:
         return True
 
     def _warn_of_loss(self) -> None:
-        """Says so when somebody has cut or removed the file since this process has appended its last record."""
+        """Warns when somebody has truncated or removed the file since this process appended its last record."""
         if self._size and (_signature(self.path) or (0, 0))[1] < self._size:
             steps = sorted({key[1] for key in self._known or ()} - {item["step"] for item in self.records()})
             _LOG.warning(
@@ -117,7 +117,7 @@ class Ledger:
             )
 
     def rewind(self, step: int) -> None:
-        """Notes that the run goes on from `step` in a new lineage; what was evaluated for later steps counts no more.
+        """Records that the run continues from `step` in a new lineage; evaluations of later steps no longer count.
 
         Raises:
           StorageError: when the file cannot be written.
@@ -126,15 +126,15 @@ class Ledger:
         self.lineage += 1
 
     def follow(self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None) -> int | None:
-        """Notes the rewinds in the ledger at `path`, that of the run itself, which are not noted here yet.
+        """Copies new rewinds from the run's ledger at `path` to this one.
 
         Args:
-          path: of the ledger that is followed.
-          before: called with the step that is returned, before a rewind is noted: a process that dies in it finds the
-            rewind new when it is started again.
+          path: The ledger to follow.
+          before: Called with the returned step before a rewind is written: if the process dies in this call, it finds
+            the rewind again after a restart.
 
         Returns:
-          The earliest step of them, to which the run went back; None if there is no new one.
+          The earliest step that the run went back to; None if there is no new rewind.
 
         Raises:
           StorageError: when the file cannot be written.
@@ -153,30 +153,30 @@ class Ledger:
         return step
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns `read_records` of the file, which is read again only when another object has changed it."""
+        """Returns `read_records` of the file; reads it again only when another object has changed it."""
         signature = _signature(self.path)
         if signature is None or signature != self._read[0]:
             self._read = signature, read_records(self.path)
         return list(self._read[1])
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Appends a line; what was read before is not read again, for a long run has many."""
+        """Appends a line without reading the earlier ones again, since a long run has many."""
         before = self.records()
         files.append_line(self.path, record, point="ledger")
         self._read = _signature(self.path), [*before, _decoded(record)]
 
     def extent(self, step: int) -> tuple[int, int]:
-        """Returns (how many evaluations before `step` count, the last step of them); (0, -1) if there is none."""
+        """Returns (number of evaluations before `step` that count, their last step); (0, -1) if there is none."""
         evaluated = [item["step"] for item in _active(self.records()) if item["step"] < step]
         return len(evaluated), max(evaluated, default=-1)
 
     def went_back_to(self, lineage: int) -> int | None:
-        """Returns the earliest step that the run has gone back to after a lineage; None if it has not."""
+        """Returns the earliest step that the run has gone back to since a lineage; None if it has not."""
         rewinds = (item for item in self.records() if item.get("kind") == REWIND and item["lineage"] > lineage)
         return min((item["step"] for item in rewinds), default=None)
 
     def active(self) -> list[dict[str, Any]]:
-        """Returns the evaluations on this data and of this config that count, in their order."""
+        """Returns the evaluations that count, on this data and with this config, in their order."""
         hashes: dict[Any, str] = dict(self._hashes)
         return [
             item
@@ -185,7 +185,7 @@ class Ledger:
         ]
 
     def evaluated(self) -> dict[int, dict[str, Any]]:
-        """Returns the metrics of each step at which all of the data was evaluated with this config."""
+        """Returns step -> metrics for the steps at which all validation sets were evaluated with this config."""
         found: dict[int, dict[str, Any]] = {}
         of_step: dict[int, set[str]] = {}
         for item in self.active():
@@ -194,49 +194,49 @@ class Ledger:
         return {step: metrics for step, metrics in found.items() if of_step[step] >= self._hashes.keys()}
 
     def recorded_sets(self, step: int) -> set[str]:
-        """Returns the validation sets whose evaluation of `step` counts; the only one, if it has no name, is ""."""
+        """Returns the validation sets whose evaluation of `step` counts; a single set without a name is ""."""
         found = {item.get("dataset") for item in self.counting() if item["step"] == step}
         return {name for name in self.sets if name in found} if self.sets else ({""} if found else set())
 
     def counting(self) -> list[dict[str, Any]]:
-        """Returns the evaluations on this data that count, of whatever config, in their order."""
+        """Returns the evaluations that count, on this data and with any config, in their order."""
         return [item for item in active_records(self.records()) if item.get("dataset") in (None, *self._hashes)]
 
     def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        # As text, since NaN is no other metric than NaN.
+        # Compared as text, since NaN has to equal NaN.
         old, new = ({name: str(value) for name, value in _flat(side)} for side in (before, now))
         both = {**old, **new}
         others = [name for name in both if old.get(name) != new.get(name) and not _is_best_so_far(name, both)]
-        if self._told or not others:
+        if self._warned or not others:
             return
-        self._told, name = True, others[0]
+        self._warned, name = True, others[0]
         _LOG.warning(
-            "%s: step %d was evaluated again and gave other metrics (%s: %s, now %s): the resume, or the evaluation, "
-            "was not exact there; the first record stays",
+            "%s: step %d was evaluated again and gave other metrics (%s: %s, now %s): the resume or the evaluation was "
+            "not exact; the ledger keeps the first record",
             *(self.path, step, name, old.get(name, "none"), new.get(name, "none")),
         )
 
 
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the evaluations and rewinds in the file at `path`, in its order; lines that a crash cut are left out.
+    """Returns the evaluations and rewinds in the file at `path`, in its order, without lines that a crash cut.
 
-    Keys that are not ours are kept. A record without a lineage is of lineage 0. There is none where there is no file.
+    Unknown keys are kept. A record without a lineage has lineage 0. The result is empty if there is no file.
     """
     return [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
 
 
 def other_ledgers(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the records of all ledgers in the folder of the one at `path` but its own: those of sidecars."""
+    """Returns the records of all other ledgers in the folder of the one at `path`: those of sidecars."""
     folder, name = os.path.split(os.path.abspath(path))
     others = sorted(set(glob.glob(f"{glob.escape(folder)}/*.jsonl")) - {os.path.join(folder, name)})
     return [record for other in others for record in read_records(other)]
 
 
 def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the evaluations that count, in their order: those that no later lineage began before.
+    """Returns the evaluations that count, in their order: those that no rewind has superseded.
 
     Args:
-      records: evaluations and rewinds, as `read_records` returns them.
+      records: The evaluations and rewinds that `read_records` returns.
     """
     return [dict(item) for item in _active(list(records))]
 
@@ -250,9 +250,9 @@ def _active(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
 
 
 def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns evaluations in their order, the records that several validation sets have of one step as one.
+    """Returns the evaluations in their order, with the records of several validation sets at one step merged.
 
-    A set that comes once more at a step, since its config was changed, begins another.
+    A set that appears again at a step, because its config was changed, starts another evaluation.
     """
     found: list[Mapping[str, Any]] = []
     newest: dict[int, dict[str, Any]] = {}
@@ -269,7 +269,7 @@ def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as nested dicts of floats; what is no single number is left out."""
+    """Returns logs as nested dicts of floats, without values that are not single numbers."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
         kept = plain(value) if isinstance(value, Mapping) else as_scalar(value)
@@ -283,7 +283,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def _signature(path: str | os.PathLike[str]) -> Any:
-    """Tells one state of the file from another; None while there is none."""
+    """Returns a value that changes with the file; None while there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -322,7 +322,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_best_so_far(name: str, names: Container[str]) -> bool:
-    """Whether a metric, `best_<metric>`, is that of the run so far, which other evaluations decide."""
+    """Whether a metric, `best_<metric>`, is the best of the run so far, which depends on other evaluations."""
     place, bar, last = name.rpartition("|")
     return last.startswith("best_") and f"{place}{bar}{last.removeprefix('best_')}" in names
 

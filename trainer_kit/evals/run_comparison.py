@@ -1,4 +1,4 @@
-"""Whether two finished runs are the same, bit by bit: one that was killed again and again, and one that was not."""
+"""Compares two finished runs bit by bit: one that was killed repeatedly, and one that was not."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from trainer_kit.evals.ledger import Ledger, active_records
 from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS
 
 _LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
-_NOT_COMPARED = ("save_counter",)  # tells how often the process has saved, which is no part of the run
+_NOT_COMPARED = ("save_counter",)  # counts the saves of the process, which are not part of the run
 
 
 def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> list[str]:
-    """Returns how two finished runs differ, a line for each difference; [] when they are the same. Eager, on the host.
+    """Returns the differences of two finished runs, one line each; [] when they are equal. Eager, on the host.
 
-    Compared are the variables of the newest checkpoint and of the best ones, bit by bit; info.json, the evaluations
-    that count, metrics.jsonl and final.json, without what the clock has written; and whether either folder holds what
-    a process has left that died while it wrote.
+    Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without clock times,
+    info.json, the evaluations that count, metrics.jsonl and final.json. Also lists files that dead processes left.
 
     Args:
-      one, other: folders of the runs.
+      one, other: The folders of the runs.
     """
     sides = (os.fspath(one), os.fspath(other))
     differences = _lines("metrics.jsonl", *(_history(side) for side in sides))
@@ -45,7 +44,7 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
 
 
 def first_different_step(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> int | None:
-    """Returns the first step that the histories of two runs tell differently; None if they tell the same."""
+    """Returns the first step at which the histories of two runs differ; None if they are equal."""
     sides = [_history(os.fspath(side)) for side in (one, other)]
     for first, second in zip(*sides, strict=False):
         if json.dumps(first) != json.dumps(second):
@@ -54,7 +53,7 @@ def first_different_step(one: str | os.PathLike[str], other: str | os.PathLike[s
 
 
 def left_over(folder: str | os.PathLike[str]) -> list[str]:
-    """Returns what processes that died while they wrote have left in a run's folder, relative to it."""
+    """Returns the files that processes left in a run's folder when they died while writing, relative to it."""
     inside = os.fspath(folder)
     return sorted(
         path for pattern in _LEFT_OVER for path in glob.glob(pattern, root_dir=inside, recursive=True)
@@ -81,7 +80,7 @@ def _named_bests(folder: str) -> list[str]:
 
 
 def _named_best(name: str, one: str, other: str) -> list[str]:
-    """How the weights that are kept by the best of a name differ, and what info.json tells of them."""
+    """Returns the differences of a named best checkpoint: weights, steps and info.json."""
     sides = [complete_checkpoints(side) for side in (one, other)]
     differences = _values(f"best {name} info", *(_read(os.path.join(side, INFO)) for side in (one, other)))
     differences += _values(f"best {name} steps", *(list(side) for side in sides))
@@ -91,7 +90,7 @@ def _named_best(name: str, one: str, other: str) -> list[str]:
 
 
 def _variables(what: str, one: str | None, other: str | None) -> list[str]:
-    """The first variable that differs, and how many do."""
+    """Returns a line with the first variable that differs and the number of those that do; [] if none does."""
     if one is None or other is None:
         return [] if one == other else [f"{what}: {one}, {other}"]
     try:
@@ -99,10 +98,10 @@ def _variables(what: str, one: str | None, other: str | None) -> list[str]:
         shapes = [side.get_variable_to_shape_map() for side in sides]
         names = [{name for name in side if name.split("/")[0] not in _NOT_COMPARED} for side in shapes]
         if lone := sorted(names[0] ^ names[1]):
-            return [f"{what}: {lone[0]} is in one of them only (and {len(lone) - 1} more)"]
+            return [f"{what}: only one run has {lone[0]} (and {len(lone) - 1} more)"]
         wrong = [name for name in sorted(names[0]) if not _same(*(side.get_tensor(name) for side in sides))]
     except (tf.errors.OpError, ValueError, IndexError) as error:
-        return [f"{what}: {one}, {other}: one cannot be read ({error})"]
+        return [f"{what}: one of {one} and {other} cannot be read ({error})"]
     if not wrong:
         return []
     values = [side.get_tensor(wrong[0]) for side in sides]
@@ -126,7 +125,7 @@ def _apart(one: Any, other: Any) -> str:
 
 def _evaluations(folder: str) -> list[Any]:
     ledger = Ledger(os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash="")
-    # A run that was stopped has saved steps which are not due, and where such a step is evaluated, says so.
+    # A stopped run has saved additional steps; if such a step is evaluated, its record names the checkpoint.
     return [_without(record, ("seconds", "checkpoint")) for record in active_records(ledger.records())]
 
 
@@ -144,7 +143,7 @@ def _without(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _read(path: str) -> Any:
-    """What a JSON file holds; None if there is none, the text of the error if it is not whole."""
+    """Returns the content of a JSON file; None if there is no file, the text of the error if it is damaged."""
     try:
         with open(path, "rb") as stream:
             return files.parse_json(stream.read())
@@ -156,7 +155,7 @@ def _read(path: str) -> Any:
 
 def _lines(what: str, one: Sequence[Any], other: Sequence[Any]) -> list[str]:
     for number, (first, second) in enumerate(zip(one, other, strict=False)):
-        if json.dumps(first) != json.dumps(second):  # as text, since NaN is no other value than NaN
+        if json.dumps(first) != json.dumps(second):  # as text, since NaN has to equal NaN
             return [f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in the other"]
     return [] if len(one) == len(other) else [f"{what}: {len(one)} lines, {len(other)}"]
 

@@ -25,14 +25,14 @@ class RunHistory:
     """Rewinds history, curves, ledger and best checkpoint to the step that training resumes from.
 
     Args:
-      ledger: of the run's own evaluations.
-      history: metrics.jsonl; None on workers that are not the chief, which only follow.
-      summaries: managers of TensorBoard's folders, of training and of validation; those without a method `resume` are
+      ledger: The ledger of the run's own evaluations.
+      history: The writer of metrics.jsonl; None on workers that are not the chief.
+      summaries: The managers of TensorBoard's folders for training and validation; those without a method `resume` are
         left alone.
-      best: keeps the best checkpoint, if any.
-      flush: has all that was told so far written.
-      recorded: returns the `extent` that the checkpoint of a step records; {} if it records none.
-      put_back: given the step of the checkpoint that the run goes on from, exports best weights that are missing again.
+      best: The exporter of the best checkpoint, if any.
+      flush: Writes all reports that are still waiting.
+      recorded: Returns the `extent` in the record of a step's checkpoint; {} if it has none.
+      put_back: Takes the step that the run resumes from and exports missing best weights again.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RunHistory:
         self._put_back = put_back
 
     def extent(self, step: int) -> dict[str, list[int]]:
-        """Returns what history and ledger hold of the steps up to `step`, for the record of its checkpoint.
+        """Returns how much history and ledger hold up to `step`, for the record of its checkpoint.
 
         Returns:
-          "history": [the last step, bytes up to it]; "evaluations": [how many there are before `step`, the last step].
+          "history": [the last step, bytes up to it]; "evaluations": [their number before `step`, the last step].
           {} on workers that are not the chief.
         """
         if self._history is None:
@@ -61,11 +61,11 @@ class RunHistory:
         return {"history": list(extent(self._history.path, step)), "evaluations": list(self.ledger.extent(step))}
 
     def begin_at(self, step: int, manager: Any) -> None:
-        """Rewinds all to the step that training resumes from; for good if the run was told to go back to it.
+        """Rewinds all to the step that training resumes from; permanently if the run goes back by request.
 
         Args:
-          step: of the checkpoint that was restored.
-          manager: the CheckpointManager that has restored it.
+          step: The step of the restored checkpoint.
+          manager: The CheckpointManager that restored it.
         """
         if manager.goes_back_to is None:
             self.begin(step, anew=manager.begins_anew)
@@ -74,14 +74,14 @@ class RunHistory:
             manager.done_going_back()
 
     def begin(self, step: int, anew: bool) -> None:
-        """Rewinds all to the step that a run begins at, or resumes from.
+        """Rewinds all to the step that a run starts at or resumes from.
 
         Args:
-          step: of the checkpoint that was restored.
-          anew: whether there was none.
+          step: The step of the restored checkpoint.
+          anew: Whether there was no checkpoint to restore.
 
         Raises:
-          StorageError: when there is none although the ledger tells of one that was saved.
+          StorageError: when there is no checkpoint although the ledger names a saved one.
         """
         saved = [item["checkpoint"] for item in active_records(self.ledger.records()) if item.get("checkpoint")]
         if anew and saved:
@@ -89,16 +89,16 @@ class RunHistory:
                 f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
                 "from a backup, or start again from step 0 with --from_step=0"
             )
-        told = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
-        if anew and told and self._history is not None:
+        last = max((line["step"] for line in active_history(self._history.path)), default=0) if self._history else 0
+        if anew and last and self._history is not None:
             _LOG.warning(
                 "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
                 self._history.path,
-                told,
+                last,
             )
         if anew and self._history is not None and self._sidecars_know_another_life():
-            _LOG.warning("%s: sidecars know checkpoints that are gone; the run starts again", self.ledger.path)
-            self.ledger.rewind(0)  # by which a sidecar that still runs learns of it
+            _LOG.warning("%s: sidecars evaluated checkpoints that are gone; the run starts again", self.ledger.path)
+            self.ledger.rewind(0)  # a sidecar that still runs reads this
         if not anew:
             self._warn_of_loss(step)
         self.resume(step)
@@ -106,7 +106,7 @@ class RunHistory:
             self._put_back(step)
 
     def _warn_of_loss(self, step: int) -> None:
-        """Says what history and ledger held when the checkpoint of `step` was saved and do not hold any more."""
+        """Warns when history or ledger hold less than when the checkpoint of `step` was saved."""
         before = self._recorded(step)
         if self._history is None or not isinstance(before, dict):
             return
@@ -127,18 +127,18 @@ class RunHistory:
             )
 
     def _sidecars_know_another_life(self) -> bool:
-        """Whether a sidecar has evaluated a checkpoint, or evaluates one now, that no rewind has superseded since."""
+        """Whether a sidecar has evaluated, or is evaluating, a checkpoint that no rewind has superseded."""
         others = active_records(other_ledgers(self.ledger.path))
         lineages = [item["lineage"] for item in others if item["step"] > 0]
         lineages += lineages_in_evaluation(os.path.dirname(self.ledger.path))
         return max(lineages, default=-1) >= self.ledger.lineage
 
     def resume(self, step: int) -> None:
-        """Takes all to `step`; what was told for later steps is superseded, and comes again."""
+        """Sets all to `step`; reports of later steps are superseded and come again."""
         if self._history is not None:
             self._flush()
             self._history.resume(step)
-            evaluated = step if self.recorded_sets(step) else step - 1  # what is missing comes once more
+            evaluated = step if self.recorded_sets(step) else step - 1  # a missing evaluation is repeated
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):
                 if hasattr(manager, "resume"):
                     manager.resume(last)
@@ -146,24 +146,21 @@ class RunHistory:
             self._best.resume(step, self.ledger.counting())
 
     def rewind(self, step: int) -> None:
-        """Goes back to `step` for good: what was found later counts no more, the best included."""
+        """Goes back to `step` permanently: later results, the best checkpoint included, no longer count."""
         if isinstance(self._best, EXPORTERS):
-            self._best.rewind(step)  # before the ledger, by which later weights would be some that no record tells of
+            self._best.rewind(step)  # before the ledger, so that no later weights remain without a record
         if self._history is not None:
             self.ledger.rewind(step)
         self.resume(step)
         self._put_back(step)
 
     def recorded_logs(self, step: int) -> dict[str, Any]:
-        """Returns the metrics of the evaluations of `step` that are on record, by validation set.
-
-        A single set is called "".
-        """
+        """Returns validation set -> metrics of the recorded evaluations of `step`; a single set is called ""."""
         sets, metrics = self.recorded_sets(step), self.metrics_at(step)
         return {name: metrics.get(name, {}) if name else metrics for name in sets}
 
     def metrics_at(self, step: int) -> dict[str, Any]:
-        """Returns the metrics of the evaluation of `step` that is on record; {} if there is none."""
+        """Returns the metrics of the recorded evaluation of `step`; {} if there is none."""
         found: dict[str, Any] = {}
         for record in active_records(self.ledger.records()):
             if record["step"] == step:
@@ -171,7 +168,7 @@ class RunHistory:
         return found
 
     def recorded_sets(self, step: int) -> set[str]:
-        """Returns the validation sets whose evaluation of `step` is in the ledger, if the history has it too.
+        """Returns the validation sets whose evaluation of `step` is in the ledger and the history.
 
         A single set is called "".
         """
@@ -180,8 +177,8 @@ class RunHistory:
         return self.ledger.recorded_sets(step)
 
 
-def _numbers(told: dict[str, Any], name: str) -> list[int]:
-    """Returns the two numbers of a name; zeros, which nothing falls short of, where a record is damaged."""
-    value = told.get(name)
+def _numbers(extents: dict[str, Any], name: str) -> list[int]:
+    """Returns the two numbers of an extent; [0, 0], so that nothing seems lost, if the record is damaged."""
+    value = extents.get(name)
     whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
     return list(value) if isinstance(value, list) and whole else [0, 0]

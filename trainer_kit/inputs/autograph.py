@@ -1,7 +1,7 @@
-"""What a task, a model or a subclass brings, in graph: AutoGraph makes graph of its `if` and `while` over tensors.
+"""Converts the code of tasks, models and subclasses with AutoGraph, which turns tensor conditions into graph.
 
-The code of the framework needs none of that and is marked `do_not_convert`: converting its 25 functions took a third of
-the time from the first batch to the first step. So it calls what others may have written through `converted`.
+The framework's own code needs no conversion and is marked `do_not_convert`: converting its 25 functions took a third
+of the time from the first batch to the first step. So it calls code that users may have written through `converted`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trainer_kit.distribution.tensorflow_internals import converted_by_autograph
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, a model or a layer as AutoGraph has it in a graph, and as it is when run eagerly.
+    """Returns `function`, a model or a layer, converted by AutoGraph in a graph, and unchanged in eager mode.
 
-    A framework's own function, marked `tf.autograph.experimental.do_not_convert`, and the layers of Keras 3, which
-    AutoGraph leaves alone, come back to the same effect.
+    Functions marked `tf.autograph.experimental.do_not_convert` and the layers of Keras 3 behave as before: AutoGraph
+    leaves them alone.
     """
     if tf.executing_eagerly():
         return function

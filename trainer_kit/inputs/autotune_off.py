@@ -1,6 +1,6 @@
-"""tf.data's tuner, switched off where it has nothing to tune.
+"""Switches tf.data's tuner off in pipelines where it has nothing to tune.
 
-It takes the time of every element of every transformation. Where each example is an element, as between
+The tuner measures the time of every element of every transformation. Where each example is an element, as between
 from_tensor_slices and batch, that was a fifth to a third of the pipeline's time (TensorFlow 2.20, 2 cores). Besides,
 its pauses, up to a minute, hold up the end of an iterator.
 """
@@ -21,13 +21,13 @@ _NOTHING_TO_TUNE = {
 
 
 def without_idle_tuner(dataset: Any) -> Any:
-    """Returns `dataset`, with the tuner off if there is nothing to tune in it; on the host.
+    """Returns `dataset` with the tuner turned off if none of its transformations can be tuned; on the host.
 
-    The elements and their order are the same. What the user has set in options.autotune stays. A pipeline has to end
-    in a prefetch, which finds its size by itself: to one that does not, tf.data adds one only while it may tune.
+    The elements and their order stay the same, and so does what the user has set in options.autotune. Only a pipeline
+    that ends in a prefetch is changed: to any other pipeline tf.data adds a prefetch, but only while it may tune.
 
     Args:
-      dataset: a tf.data.Dataset; anything else, such as a distributed one, comes back as it is.
+      dataset: A tf.data.Dataset; any other object, such as a distributed dataset, is returned unchanged.
     """
     if not isinstance(dataset, tf.data.Dataset) or dataset.options().autotune.enabled is not None:
         return dataset

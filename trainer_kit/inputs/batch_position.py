@@ -1,4 +1,4 @@
-"""Where a run stands in the stream of all its batches."""
+"""The position of a run in the stream of all its batches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """The index of the next global batch, and those that are left out.
+    """The index of the next global batch, and the indices of the batches that are left out.
 
-    Batches count from 0, from the start of the first epoch on, those left out included.
+    Batches are counted from 0 at the start of the first epoch; the count includes those that are left out.
 
     Attributes:
-      batch: index of the next one; if it is left out itself, the next one is what comes after.
-      left_out: indices of batches that are passed over, because they made training diverge; kept sorted, each once.
+      batch: The index of the next batch; if that batch is left out, the one after it is used.
+      left_out: The indices of batches that are passed over because they made training diverge; sorted, each once.
     """
 
     batch: int = 0
@@ -24,7 +24,7 @@ class Position:
         object.__setattr__(self, "left_out", tuple(sorted(set(self.left_out))))
 
     def nth(self, count: int) -> int:
-        """Returns the index of the batch that is used after `count` others from here on."""
+        """Returns the index of the batch that is used after `count` more batches."""
         batch = self.batch + count
         for out in self.left_out:
             if self.batch <= out <= batch:
@@ -40,7 +40,7 @@ class Position:
         return Position(self.batch, (*self.left_out, batch))
 
     def stretches(self) -> Iterator[tuple[int, int | None]]:
-        """Yields (first batch, how many) of each unbroken part that is used from here on; the last has no end: None."""
+        """Yields (first batch, number of batches) of each range without gaps from here on; None: no end."""
         begin = self.batch
         for out in self.left_out:
             if out > begin:

@@ -1,4 +1,4 @@
-"""A tf.data.Dataset as the graph that TensorFlow makes of it, which holds the settings of each transformation."""
+"""The graph that TensorFlow makes of a tf.data.Dataset; it holds the settings of each transformation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _IGNORE_STATE = 1  # of tf.data's ExternalStatePolicy: a function with a state d
 
 
 def graph_of(part: Any) -> Any:
-    """Returns the GraphDef of a dataset and all that it is made from, arrays in memory included. Eager, on the host.
+    """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included. Eager, on the host.
 
     Raises:
-      tf.errors.OpError: when TensorFlow cannot make one, as from 2 GiB on.
+      tf.errors.OpError: when TensorFlow cannot make the graph, such as one of 2 GiB or more.
     """
     variant = tf.data.experimental.to_variant(part)
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)

@@ -43,14 +43,14 @@ class DatasetIterator:
     """Hands out the iterator of one dataset.
 
     Args:
-      name: of the config's section, for messages.
-      make: returns the dataset; called when it is first needed, and again after `forget`.
-      given: a ready-made dataset in its place, which `forget` keeps.
-      begin: returns what to iterate over in place of a ready-made dataset: it from some batch on.
-      replaced: called after another ready-made dataset was set.
+      name: The name of the config's section, for messages.
+      make: A function that returns the dataset; it is called when the dataset is first needed, and after `forget`.
+      given: A ready-made dataset to use instead; `forget` keeps it.
+      begin: A function that takes the ready-made dataset and returns it from the right batch on.
+      replaced: A function that is called after another ready-made dataset was set.
 
     Attributes:
-      given: the ready-made dataset; None if there is none.
+      given: The ready-made dataset; None if there is none.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DatasetIterator:
 
     @property
     def dataset(self) -> Any:
-        """The dataset; a ready-made one as it was given. Raises DataError when a file that it needs is not there."""
+        """The dataset; a ready-made one is unchanged. Raises DataError when a file that it needs is missing."""
         if self.given is not None:
             return self.given
         if self._made is None:
@@ -85,37 +85,37 @@ class DatasetIterator:
         return self._iterator is not None
 
     def check_not_empty(self) -> None:
-        """Raises DataError when the dataset is known to hold no batch; many tell only when they are read."""
+        """Raises DataError when the dataset is known to hold no batch; many show it only when they are read."""
         if _cardinality(self.dataset) == 0:
             raise DataError(no_batch(self.name))
 
     def check_ends(self, steps_field: str) -> None:
-        """Raises DataError when the dataset is known to have no end; `steps_field` is what asks for all of it."""
+        """Raises DataError when the dataset is known to have no end; `steps_field` asks for all of it."""
         if is_endless(self.dataset):
             raise DataError(endless(self.name, steps_field))
 
     def cardinality(self) -> int | None:
-        """Returns how many elements the dataset has that was made of the task's data; from any thread.
+        """Returns the number of elements in the dataset made of the task's data; callable from any thread.
 
-        Under several replicas an element is the batch of one of them. None before it is made, where it does not tell,
-        and for a ready-made one, which may be distributed in any way.
+        Under several replicas an element is the batch of one replica. None before the dataset is made, when its length
+        is unknown, and for a ready-made dataset, which may be distributed in any way.
         """
         known = None if self.given is not None or self._made is None else _cardinality(self._made)
         return None if known is None or known < 0 else known
 
     def replace(self, dataset: Any) -> None:
-        """Uses `dataset` from the next iterator on, which is made at the next call of `iterator`."""
+        """Uses `dataset` for the next iterator, which is made at the next call of `iterator`."""
         self.given = dataset
         self.forget()
         self._replaced()
 
     def forget(self) -> None:
-        """Drops the iterator and the made dataset, because the position that they stand at no longer counts."""
+        """Drops the iterator and the dataset that was made, because their position is no longer valid."""
         self._made = None
         self._let_go()
 
     def iterator(self, *, fresh: bool = False) -> Any:
-        """Returns the iterator; a new one at the first example if `fresh`, which the end of a pass lets go."""
+        """Returns the iterator; if `fresh`, a new one at the first example, which `end_pass` drops."""
         self._one_pass = fresh
         if fresh:
             self._let_go()
@@ -124,7 +124,7 @@ class DatasetIterator:
         return self._iterator
 
     def end_pass(self) -> None:
-        """To be called after an evaluation: lets a fresh iterator go, which no one needs any more."""
+        """Drops a fresh iterator, which is no longer needed. Called after an evaluation."""
         if self._one_pass:
             self._let_go()
 
@@ -152,20 +152,20 @@ def is_endless(dataset: Any) -> bool:
 @atexit.register
 def _keep_all() -> None:
     """Leaves iterators to the operating system: with one reference more, no destructor runs as Python ends."""
-    for feed in list(_ALIVE):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(feed._iterator))
+    for alive in list(_ALIVE):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(alive._iterator))
 
 
 @contextlib.contextmanager
 def missing_files_told(section: str, note: str = "") -> Iterator[None]:
-    """Has an error of the data of `section` say that a file is not there, or may not be read.
+    """Turns an error about a missing or unreadable file into a DataError that names the section of the data.
 
     Args:
-      section: of the config.
-      note: a last line of the message.
+      section: The name of the config's section, such as train_data.
+      note: The last line of the message.
 
     Raises:
-      DataError: in place of it.
+      DataError: instead of the error about the file.
     """
     try:
         yield
@@ -173,20 +173,21 @@ def missing_files_told(section: str, note: str = "") -> Iterator[None]:
         unmatched = _NO_MATCH.search(str(error))
         if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
             raise
-        told = unmatched.group() if unmatched else reason(error)[0]
+        problem = unmatched.group() if unmatched else reason(error)[0]
         place = "".join(f"\n  {frame}: {frame.code}" for frame in user_frames(error)[-1:])
         last = f"\n  {note}" if note else ""
-        raise DataError(f"task.{section} cannot be opened: {told}{place}{last}") from error
+        raise DataError(f"task.{section} cannot be opened: {problem}{place}{last}") from error
 
 
 def no_batch(section: str) -> str:
     """Returns the message for a section of data without a batch."""
-    return f"task.{section} has no batch: no files, no examples, or fewer than a batch of them"
+    return f"task.{section} has no batch: it has no files, no examples, or fewer examples than a batch"
 
 
 def endless(section: str, steps_field: str) -> str:
-    """Returns the message for validation data without end, all of which `steps_field` asks for."""
+    """Returns the message for endless validation data when `steps_field` asks for all of it."""
     return (
         f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to a number of "
-        f"batches, or let the data end: no repeat() in build_inputs, and task.{section}.is_training=false for a Source"
+        f"batches, or make the data end: remove repeat() from build_inputs, and set task.{section}.is_training=false "
+        "for a Source"
     )

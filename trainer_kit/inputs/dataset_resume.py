@@ -1,15 +1,15 @@
-"""How a run can go on in the middle of a plain tf.data.Dataset, which has no position of its own.
+"""Decides how a run resumes in the middle of a plain tf.data.Dataset, which has no position of its own.
 
-What is claimed here was tried on TensorFlow 2.20: tests/inputs/test_dataset_resume.py saves, restores and skips
+The statements here were tested on TensorFlow 2.20: tests/inputs/test_dataset_resume.py saves, restores and skips
 pipelines of every kind. In short:
 
-- A saved iterator goes on exactly, but cannot be saved on several replicas, with any stateful op (random numbers,
+- A saved iterator continues exactly, but it cannot be saved on several replicas, with any stateful op (random numbers,
   Python, variables), or with a shuffle inside the function of an interleave or flat_map. It holds every buffer, and
   a cache.
 - A shuffle below a `repeat` draws a new order for each pass. What is between the two, such as a batch, may drop the
   shuffle when its pass has been read, and one pass may follow another in the background. An iterator that is saved
-  then has lost the place among the orders, and goes on inexactly without a word. So only what hands on each element
-  at once may be between; `repeat` before `shuffle`, or directly after it, is right.
+  then has lost its place among the orders, and continues inexactly without a warning. So only transformations that
+  pass each element on at once may be between; `repeat` before `shuffle`, or directly after it, is right.
 - Reading from the start and dropping what was used (`skipped`) is exact for all of these but Python with a state,
   variables, and whatever is allowed to change its order. Random numbers in a parallel map come in another order in
   each run, unless TensorFlow's op determinism is on.
@@ -93,7 +93,7 @@ _FIRST_LOOK = 8  # names in one line
 
 @dataclass(frozen=True)
 class Examination:
-    """What matters for resuming, found in a dataset's transformations. Each entry reads like "map(): RandomUniform".
+    """The facts about a dataset's transformations that matter for resuming. Entries read like "map(): RandomUniform".
 
     Attributes:
       random_ops: stateful random ops, whose state no one saves.
@@ -122,12 +122,12 @@ class Examination:
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a resumed run gets back to its place.
+    """How a resumed run gets back to its position in the data.
 
     Attributes:
       method: iterator: by its saved state; skip: by reading from the start; inexact: no way is known to be exact,
         and reading from the start is the nearest.
-      reasons: lines of text why it is this method, and what to do for a better one; none for "iterator".
+      reasons: Lines of text that say why this method is used and how to get a better one; none for "iterator".
     """
 
     method: Method
@@ -152,7 +152,7 @@ def resume_method(
     """Returns how to resume, with reasons for the user.
 
     Args:
-      examination: of the dataset.
+      examination: The examination of the dataset.
       no_iterator: why an iterator of any dataset could not be saved here, or would not fit; "" if it can.
       deterministic_ops: whether TensorFlow's op determinism is on, with which tf.data keeps every map in order.
       section: of the config, to begin each line with.
@@ -161,15 +161,15 @@ def resume_method(
     against_skip = list(_against_skip(seen, deterministic_ops))
     if against_skip:
         advice = (
-            "a resumed run may not be the same as one that was never stopped; return a Source, such as ArraySource or "
-            "TFRecordSource, from build_inputs to make it the same"
+            "a resumed run may not be the same as one that was never stopped; to make it the same, return a Source, "
+            "such as ArraySource or TFRecordSource, from build_inputs"
         )
         return Resumption("inexact", tuple(f"{section}: {line}" for line in (*against_skip, advice)))
     against_saving = list(_against_saving(seen, no_iterator))
     if against_saving:
         advice = (
-            "a resumed run reads the data from its start and drops what was used; the longer it has run, the longer "
-            "that takes; a Source, such as ArraySource or TFRecordSource, goes to its place at once"
+            "a resumed run reads the data from its start and drops the batches that were used, which takes longer at "
+            "later steps; a Source, such as ArraySource or TFRecordSource, starts at the right batch at once"
         )
         return Resumption("skip", tuple(f"{section}: {line}" for line in (*against_saving, advice)))
     return Resumption("iterator")
@@ -242,7 +242,7 @@ def _against_skip(seen: Examination, deterministic_ops: bool) -> Iterator[str]:
     if seen.unseeded:
         yield f"{_listed(seen.unseeded)} has no seed; set one, or runtime.random_seed"
     if seen.unknown:
-        yield f"{_listed(seen.unknown)} is not known to come the same again"
+        yield f"{_listed(seen.unknown)} is not known to give the same elements again"
 
 
 def _against_saving(seen: Examination, no_iterator: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a tf.data.Dataset is made of, as its Python objects tell."""
+"""The structure of a tf.data.Dataset, read from its Python objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def transformations(dataset: Any) -> Iterator[Any]:
     """Yields the dataset and all datasets that it is made from, each once; not those inside its functions.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not tell.
+      TrainerKitError: when this TensorFlow does not expose the structure.
     """
     waiting, seen = [dataset], set()
     while waiting:
@@ -55,8 +55,8 @@ def line_of_failed_op(message: str, dataset: Any) -> Frame | None:
     """Returns the user's line that made the operation which failed in a function of a tf.data.Dataset.
 
     Args:
-      message: of TensorFlow's error, which names the operation and not the line.
-      dataset: that was read; anything else has no such functions.
+      message: The message of TensorFlow's error, which names the operation and not the line.
+      dataset: The dataset that was read; any other object has no such functions.
     """
     names = _NODE.findall(message)
     with contextlib.suppress(TrainerKitError):  # a TensorFlow that does not tell what a dataset is made of

@@ -1,4 +1,4 @@
-"""Whether the saved state of a tf.data iterator holds a read that failed; files only, no TensorFlow."""
+"""Detects failed reads in the saved state of a tf.data iterator. Reads files only; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def holds_failed_read(prefix: str) -> bool:
     Files that cannot be read hold none: the restore has its own message for them.
 
     Args:
-      prefix: that the names of the files begin with.
+      prefix: The path that the names of the files begin with.
     """
     return any(_holds(path) for path in glob.glob(f"{glob.escape(prefix)}.data-*"))
 

@@ -1,4 +1,4 @@
-"""Batches stacked to one element, which one call of a fused loop uses up: the pipeline is asked once for many steps."""
+"""Stacks batches into one element for one call of a fused loop: the pipeline is asked once for many steps."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LARGE = 2**29  # bytes
 def stacked_at(
     made: Any, position: Position, size: int, input_context: tf.distribute.InputContext | None = None
 ) -> tf.data.Dataset:
-    """Returns the data of one replica from `position` on, `size` batches stacked to an element. On the host.
+    """Returns the data of one replica from `position` on, with `size` batches in each element. On the host.
 
     A Source may have a method `stacked_at(position, size)` that makes the stack at once, which is faster; it returns
     None where it cannot.
 
     Args:
-      made: what a task's `build_inputs` returned, a Source or a tf.data.Dataset.
-      position: of the first batch.
-      size: how many batches.
-      input_context: the worker's place among the others.
+      made: The Source or tf.data.Dataset that a task's `build_inputs` returned.
+      position: The position of the first batch.
+      size: The number of batches in an element.
+      input_context: The worker's place among the others.
 
     Returns:
-      As `stacked`.
+      A dataset as `stacked` returns it.
     """
     at_once = getattr(made, "stacked_at", None)
     made = _without_prefetch(made)
@@ -48,10 +48,10 @@ def stacked_at(
 
 
 def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Returns `dataset` with successive batches of one shape stacked to (how many, batches), filled up to `size`.
+    """Returns `dataset` with successive batches of one shape as (number of batches, batches), padded to `size`.
 
-    Batches of fewer examples, such as the last of an epoch, end a stack and begin the next. Filling up keeps the shapes
-    of stacks few: XLA compiles a program for each.
+    Batches of fewer examples, such as the last of an epoch, end a stack and begin the next. The padding keeps the
+    number of shapes small: XLA compiles a program for each.
 
     Raises:
       UsageError: when the batches cannot be stacked.
@@ -90,29 +90,29 @@ def bytes_of(spec: Any) -> int:
 
 
 def tell_of_stacks(spec: Any, size: int, steps_per_loop: int) -> None:
-    """Tells what of these stacks, elements of this spec, may cost more than it has to. To be called once.
+    """Warns about stacks that need much memory, do not fit into the loops, or have several shapes. Called once.
 
     Args:
-      spec: of (how many, batches).
-      size: batches in a stack.
-      steps_per_loop: of the run.
+      spec: The element spec of (number of batches, batches).
+      size: The number of batches in a stack.
+      steps_per_loop: The run's trainer.steps_per_loop.
     """
     if (taken := bytes_of(spec)) > _LARGE:
         _LOG.warning(
-            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next ones are read ahead; "
-            "fewer steps gain as much",
+            "trainer.fuse_steps: the batches of one program take %.1f GiB, and those of the next programs are read "
+            "ahead; a smaller number trains as fast",
             taken / 2**30,
         )
     if steps_per_loop % size:
         _LOG.warning(
-            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, and cut a program; make "
-            "trainer.steps_per_loop a multiple",
+            "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the last program of a loop "
+            "runs fewer steps; make trainer.steps_per_loop a multiple of fuse_steps",
             *(size, steps_per_loop),
         )
     if any(part.shape.rank > 1 and part.shape[1] is None for part in tf.nest.flatten(spec)):
         _LOG.info(
-            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each; drop_remainder "
-            "makes them alike"
+            "trainer.fuse_steps: batches may be of several sizes, and XLA compiles a program for each size; "
+            "drop_remainder=true makes all batches full"
         )
 
 

@@ -1,4 +1,4 @@
-"""What TensorFlow knows of an operation: its OpDef, by the operation's name."""
+"""Looks up the OpDef of a TensorFlow operation by the name of the operation."""
 
 from __future__ import annotations
 

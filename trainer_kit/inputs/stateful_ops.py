@@ -1,6 +1,6 @@
 """Recognises ops whose state no checkpoint holds: Python functions and random number generators. No TensorFlow.
 
-Both a training step and a plain dataset are searched for them: a resumed run would go on with another state.
+Both a training step and a plain dataset are searched for them: a resumed run would continue with another state.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def nodes(graph: Any) -> Iterator[Any]:
 
 
 def unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | None:
-    """Returns whose state the op keeps out of every checkpoint; None when it keeps none, or one in a variable.
+    """Returns the kind of state that an op keeps outside of checkpoints; None if it has none, or has it in a variable.
 
     Args:
-      op: its name.
-      definition: its OpDef, as TensorFlow has it registered; None when it has none.
+      op: The name of the op.
+      definition: The OpDef that TensorFlow has registered for it; None if there is none.
     """
     if op in _PYTHON:
         return "python"

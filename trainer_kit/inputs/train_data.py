@@ -1,4 +1,4 @@
-"""The training data of a run, from the position on at which the run stands; also after restarts and rollbacks."""
+"""The training data of a run, from the run's position on, also after restarts and rollbacks."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from trainer_kit.inputs.sources.tfrecords import reporting_damage
 
 _LOG = logging.getLogger(__name__)
 _NO_POSITION = (
-    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback begins it "
-    "anew; {}"
+    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback reads it "
+    "from its beginning; {}"
 )
 _BEGUN_AGAIN = (
-    "task.train_data: resume is not exact: the same dataset is begun again, and {} then draws another order; return "
-    "the data from build_inputs, made anew by each call"
+    "task.train_data: resume is not exact: the same dataset is read a second time, and {} then draws another order; "
+    "let build_inputs make a new dataset at each call"
 )
 _BEFORE_IT_WAS_SET = (
-    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}; it begins "
-    "anew; return the data from build_inputs instead"
+    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}, so the "
+    "dataset is read from its beginning; return the data from build_inputs instead"
 )
 _AHEAD = (
     "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by reading the data from "
     "its start; make trainer.steps_per_loop and the intervals multiples of fuse_steps, or return a Source"
 )
 _TOO_SLOW = (
-    "task.train_data: the run stops before the batches that are being made are done, so this checkpoint is resumed by "
-    "reading the data from its start; where batches come slowly, choose fewer trainer.fuse_steps"
+    "task.train_data: the run stops while batches are still being made, so this checkpoint is resumed by reading the "
+    "data from its start; if batches come slowly, lower trainer.fuse_steps"
 )
 _FAILED_AHEAD = (
-    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to read it again, this "
-    "start reads the data from its start"
+    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to read that "
+    "batch again, this run reads the data from its start"
 )
 _GLANCE = 0.1  # seconds
 _SAVING = "data position"
@@ -58,21 +58,21 @@ class TrainData:
     """Knows the position of the next batch and hands out the iterator that begins there.
 
     Args:
-      make: returns the dataset, distributed; it is given a function (build_inputs, params, input_context) that opens
-        the data of one worker at the position.
-      step: returns the global step.
-      given: a ready-made dataset in place of all this. A tf.data.Dataset is treated as one that build_inputs returned,
+      make: A function that returns the distributed dataset; it gets a function (build_inputs, params, input_context)
+        that opens the data of one worker at the position.
+      step: A function that returns the global step.
+      given: A ready-made dataset to use instead. A tf.data.Dataset is treated as one that build_inputs returned,
         with two limits: a shuffle needs a seed of its own to be the same in the next process, and it draws other
-        orders when the dataset is begun again in this one. Any other, such as one over several replicas, has no
-        position: each start and each rollback begins it anew.
-      one_iterator: whether the dataset is a plain one for one replica, whose iterator can be saved.
+        orders when the dataset is read again in this process. Any other dataset, such as one over several replicas, has
+        no position: each start and each rollback reads it from its beginning.
+      one_iterator: Whether the dataset is a plain one for one replica, whose iterator can be saved.
       deterministic_ops: whether TensorFlow's op determinism is on.
       require_exact: whether data that cannot be resumed exactly is refused.
-      instead: what to do about a ready-made dataset that has no position, for the warning.
+      instead: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
-      feed: what hands out the dataset.
-      stack: so many batches come as one element, as inputs.fused_batches has it; 1: each by itself.
+      feed: The DatasetIterator of the data.
+      stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single batches.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TrainData:
         self._read: Any = None
         self._left_out: tuple[int, ...] = ()  # in this process
         self._saves_iterator, self._saved_iterator = False, ""
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.stack = 1
 
     @property
@@ -108,12 +108,12 @@ class TrainData:
 
     @property
     def made(self) -> Any:
-        """What the task's build_inputs has returned last; None before."""
+        """The last return value of the task's build_inputs; None before the first call."""
         return self._opened
 
     @property
     def position(self) -> Position:
-        """Where the next batch is, in the stream of all batches."""
+        """The position of the next batch in the stream of all batches."""
         return self._start.after(self._step() - self._since)
 
     def batch_of(self, step: int) -> int:
@@ -124,8 +124,8 @@ class TrainData:
         """Returns the iterator, at the position.
 
         Raises:
-          UsageError: when the data cannot be resumed exactly and has to be.
-          StorageError: when the saved state of the iterator is not of this data.
+          UsageError: when the data cannot be resumed exactly, and require_exact is set.
+          StorageError: when the saved state of the iterator belongs to other data.
         """
         iterator = self.feed.iterator()
         self._read = self._opened
@@ -135,20 +135,20 @@ class TrainData:
             except (tf.errors.OpError, AssertionError) as error:
                 raise StorageError(
                     f"{self._saved_iterator} does not hold the state of this data's iterator: {error}; if the data "
-                    "has changed, remove the files of that name: it is then read again from its start"
+                    "has changed, remove the files of that name: the data is then read from its start"
                 ) from error
         self._saved_iterator = ""
         return iterator
 
     def reporting_damage(self) -> AbstractContextManager[None]:
-        """Has an error of data that cannot be read say so, and drops the iterator, whose state may hold the failure."""
+        """Turns an error of data that cannot be read into a DataError; drops the iterator, which may hold it."""
         return reporting_damage(lambda: (self.made, self.feed.dataset), self.feed.forget)
 
     def leave_out(self, batch: int) -> None:
         """Leaves out the batch of this index from now on.
 
         Raises:
-          UsageError: for a ready-made dataset: it may come in another order when it is begun again.
+          UsageError: for a ready-made dataset: its order may differ when it is read again.
         """
         if self.feed.given is not None:
             raise UsageError(
@@ -161,7 +161,7 @@ class TrainData:
         self.feed.forget()
 
     def put_in_stacks(self, size: int) -> None:
-        """Has so many batches come as one element, from the next iterator on; 1: each by itself."""
+        """Puts `size` batches into one element, from the next iterator on; 1 means single batches."""
         if size != self.stack:
             self._saved_iterator = ""  # it is of other elements
         self.stack = size
@@ -173,9 +173,9 @@ class TrainData:
         return {"batch": self.position.batch, "left_out": list(self.position.left_out), **stack}
 
     def put_state(self, state: dict[str, Any] | None) -> None:
-        """Goes to the position of a checkpoint; without one, to the batch of the global step.
+        """Moves to the position of a checkpoint; without one, to the batch of the global step.
 
-        Going back does not give back what was left out since.
+        Batches that were left out since that checkpoint stay left out.
         """
         self._since = self._step()
         batch, left_out = (state["batch"], state["left_out"]) if state else (self._since, ())
@@ -184,15 +184,15 @@ class TrainData:
         if state and state.get("stack", 1) != self.stack:
             self._saved_iterator = ""  # it is of other elements
         if self._since < self._set_at:
-            self._tell(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
+            self._warn(Resumption("inexact", (_BEFORE_IT_WAS_SET.format(self._since, self._set_at),)))
             self._begin_at_the_start()
 
     def restored(self, path: str | None) -> None:
-        """Notes where, beside the checkpoint that was restored, the state of the iterator may be; None: nowhere."""
+        """Notes the path of the iterator's state that belongs to the restored checkpoint; None if there is none."""
         self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
         if self._saved_iterator and holds_failed_read(self._saved_iterator):
             self._saved_iterator = ""
-            self._tell(Resumption("skip", (_FAILED_AHEAD,)))
+            self._warn(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Eager.
@@ -200,15 +200,16 @@ class TrainData:
         Waits for the elements that the pipeline is making: for stacks of batches that come slowly, many seconds.
 
         Args:
-          prefix: of the files.
-          at_place: whether the iterator stands where the run does. If it is ahead, nothing is saved, and a resume reads
-            the data from its start.
-          give_up: asked while it takes long; when it says so, nothing is saved, and a resume reads from the start.
+          prefix: The path that the names of the files begin with.
+          at_place: Whether the iterator is at the run's position. If it is ahead, nothing is saved, and a resume
+            reads the data from its start.
+          give_up: A function that is called while the save takes long; when it returns True, nothing is saved, and a
+            resume reads the data from its start.
         """
         if not self._saves_iterator or not self.feed.started:
             return
         if not at_place:
-            self._tell(Resumption("skip", (_AHEAD,)))
+            self._warn(Resumption("skip", (_AHEAD,)))
             return
         checkpoint, done = tf.train.Checkpoint(iterator=self.feed.iterator()), Future[str]()
         folder = f"{prefix}_temp"  # as TensorFlow calls its own, so that it goes when the run is started again
@@ -216,7 +217,7 @@ class TrainData:
         threading.Thread(target=_fulfil, args=(done, write), name=_SAVING).start()
         while not wait((done,), _GLANCE).done:
             if give_up():
-                self._tell(Resumption("skip", (_TOO_SLOW,)))
+                self._warn(Resumption("skip", (_TOO_SLOW,)))
                 return
         written = done.result()
         for path in sorted(glob.glob(f"{glob.escape(written)}.*")):  # the index, by which it is found, comes last
@@ -233,7 +234,7 @@ class TrainData:
             if self._saves_iterator and self._saved_iterator:
                 return stacked(data, self.stack) if self.stack > 1 else data
             if made is self._read and seen.new_orders:
-                self._tell(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
+                self._warn(Resumption("inexact", (_BEGUN_AGAIN.format(", ".join(seen.new_orders)),)))
             # The state of an iterator that began elsewhere would not fit the dataset as it is made.
             self._saves_iterator = self._saves_iterator and self.position.batch == 0
         if self.stack > 1:
@@ -241,7 +242,7 @@ class TrainData:
         else:
             data = positioned(lambda _: data, params, self.position, input_context)
         if isinstance(made, Source) and (found := source_resumption(data, deterministic_ops=self._deterministic_ops)):
-            self._tell(found)
+            self._warn(found)
         return data
 
     def _begin(self, given: Any) -> Any:
@@ -249,11 +250,11 @@ class TrainData:
         if isinstance(given, tf.data.Dataset):
             return self._open(lambda _: given, None, None)
         self._opened, self._saves_iterator = given, False
-        self._tell(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
+        self._warn(Resumption("inexact", (_NO_POSITION.format(type(given).__name__, self._instead),)))
         return given
 
     def _replaced(self) -> None:
-        """What is set before a batch was read is the data of the run; what is set later follows it, from its start."""
+        """A dataset set before the first batch was read is the run's data; one set later follows it, from its start."""
         if self._read is not None:
             self._begin_at_the_start()
 
@@ -265,22 +266,22 @@ class TrainData:
         """Decides how a plain dataset gets back to its place."""
         no_iterator = "" if self._one_iterator else "an iterator over several replicas cannot be saved"
         if self._start.left_out:
-            no_iterator = "a batch is left out, which the state of an iterator does not tell"
+            no_iterator = "a batch is left out, which the state of an iterator does not record"
         found = resume_method(seen, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops)
         self._saves_iterator = found.method == "iterator"
-        self._tell(found)
+        self._warn(found)
 
-    def _tell(self, found: Resumption) -> None:
-        """Tells, once, what it costs to resume, or that it cannot be exact.
+    def _warn(self, found: Resumption) -> None:
+        """Warns once that a resume is slow or not exact.
 
         Raises:
-          UsageError: when it cannot be exact and has to be.
+          UsageError: when the resume cannot be exact, and require_exact is set.
         """
         if found.method == "inexact" and self._require_exact:
             raise UsageError("\n  ".join(("trainer.require_exact_resume:", *found.reasons)))
         for reason in found.reasons:
-            if reason not in self._told:
-                self._told.add(reason)
+            if reason not in self._warned:
+                self._warned.add(reason)
                 _LOG.warning("%s", reason)
 
 
@@ -293,7 +294,7 @@ def open_whole(build_inputs: Callable[..., Any], params: Any, input_context: Any
 
 
 def is_still_saving() -> bool:
-    """Whether a thread waits for batches to be made, to save an iterator that was given up; it cannot be ended."""
+    """Whether a thread still waits for batches, to save an iterator that was given up; it cannot be stopped."""
     return any(thread.name == _SAVING for thread in threading.enumerate())
 
 

@@ -29,7 +29,7 @@ def create_optimizer(
 ) -> keras.Optimizer:
     """Returns the optimizer that `config` describes; eager, in the scope of the strategy.
 
-    Its attribute `clipping` says what `gradients.apply_gradients` does to gradients; Keras' own clip arguments are not
+    Its attribute `clipping` tells `gradients.apply_gradients` how to clip gradients; Keras' own clip arguments are not
     used. Build it with all the model's trainable variables before the first step.
 
     Args:
@@ -55,11 +55,11 @@ def create_optimizer(
 
 
 def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes the slots of an optimizer of Keras 3, or of each in a dict of them, that has none yet; eager, in scope.
+    """Creates the slot variables of a Keras 3 optimizer, or of each in a dict, if it has none yet; eager, in scope.
 
     Args:
-      optimizer: of any library, a dict of them, or None; others than Keras 3's make their slots themselves.
-      variables: that are trained.
+      optimizer: An optimizer of any library, a dict of optimizers, or None; only those of Keras 3 need this call.
+      variables: The variables that are trained.
     """
     for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]:
         if isinstance(one, keras.Optimizer) and not one.built:

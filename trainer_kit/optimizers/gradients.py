@@ -5,7 +5,8 @@ clipped, and 1, 2 or 4 replicas with the same global batch do the same. Clipping
 the optimizer, where `create_optimizer` puts it; with several replicas the clip arguments of a Keras optimizer are
 honoured in the same way.
 
-What AutoGraph has nothing to do in is marked so, here and elsewhere: to convert a function costs a start 20 to 60 ms.
+Functions without tensor conditions are marked `do_not_convert`, here and elsewhere: AutoGraph takes 20 to 60 ms to
+convert one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Clipping:
     """Bounds of gradients; None: no bound. Several are applied in the order global_clipnorm, clipnorm, clipvalue.
 
     Attributes:
-      clipnorm: of the L2 norm of each gradient.
-      clipvalue: of the absolute value of each element.
-      global_clipnorm: of the L2 norm of all gradients together.
+      clipnorm: The bound of the L2 norm of each gradient.
+      clipvalue: The bound of the absolute value of each element.
+      global_clipnorm: The bound of the L2 norm of all gradients together.
     """
 
     clipnorm: float | None = None
@@ -105,11 +106,11 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     summed first: Keras' optimizers would treat them as steps of their own.
 
     Args:
-      optimizer: of Keras 3, made in the scope of the strategy; its attribute `clipping`, if any, is a Clipping.
-      gradients_and_variables: pairs; variables are of Keras 3, of a tf_keras model or tf.Variables.
+      optimizer: An optimizer of Keras 3, made in the scope of the strategy; its attribute `clipping` may be a Clipping.
+      gradients_and_variables: Pairs; the variables are of Keras 3, of a tf_keras model or tf.Variables.
 
     Raises:
-      UsageError: when no variable has a gradient, or outside of a replica.
+      UsageError: when no variable has a gradient, or the call is outside of a replica.
     """
     pairs = list(gradients_and_variables)
     if tf.distribute.get_replica_context() is None:
@@ -122,8 +123,8 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     variables = [variable for _, variable in present]
     if on_gradients is not None:
         scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
-        own = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
-        on_gradients(list(zip(own, variables, strict=True)))
+        unscaled = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
+        on_gradients(list(zip(unscaled, variables, strict=True)))
     if hasattr(optimizer, "inner_optimizer"):  # unscales first, then clips as its inner optimizer says
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:
@@ -131,7 +132,7 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
 
 
 def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Sums over replicas, clips and applies gradients that are all there and not scaled; in a replica."""
+    """Sums over replicas, clips and applies unscaled gradients, none of which is None; in a replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     clipping = _clipping(optimizer, replicas)
     if clipping.active and replicas > 1:
@@ -169,7 +170,8 @@ def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
             "inside the GradientTape, and differentiate by the model's trainable variables"
         )
     if missing:
-        warnings.warn(f"no gradient, so not trained: {missing}", stacklevel=1)  # the text makes it appear once
+        # Python shows a text once.
+        warnings.warn(f"these variables have no gradient and are not trained: {missing}", stacklevel=1)
     return present
 
 

@@ -60,8 +60,8 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     """Returns the learning rate of `optimizer`, a float32 scalar, or a dict of them; eager or in graph, in any context.
 
     Args:
-      optimizer: of Keras, wrapped for loss scaling or not; or any object with a `learning_rate`; or a dict of these.
-      step: where to evaluate a schedule; None: at the optimizer's own iterations, so what its next step will use.
+      optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a `learning_rate`; or a dict.
+      step: The step at which a schedule is evaluated; None means the optimizer's iterations, for its next step.
 
     Raises:
       UsageError: when the optimizer has no learning rate.
@@ -80,13 +80,13 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
 
 
 class ConfiguredRates:
-    """The constant learning rates that the config gave, so that a run which is resumed with others gets them.
+    """The constant learning rates of the config, so that a run that is resumed with changed rates uses those.
 
-    A constant rate is a variable, which a callback can change and a checkpoint holds: restored, it would win over the
-    config. It does so only as long as the config gives the rate that it gave when the checkpoint was saved.
+    A constant rate is a variable, which a callback can change and a checkpoint holds. The restored value is used only
+    if the config has the same rate as when the checkpoint was saved; otherwise the rate of the config is used.
 
     Args:
-      optimizer: of either Keras, or a dict of them; built, and not restored yet. Others are left alone.
+      optimizer: An optimizer of either Keras, or a dict of them; built, and not restored yet. Others are ignored.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -103,7 +103,7 @@ class ConfiguredRates:
         return self._configured
 
     def restore(self, before: Mapping[str, float] | None) -> None:
-        """Assigns the rates of the config that are not those of `before`; eager, after the variables are restored."""
+        """Assigns the rates of the config that differ from `before`; eager, after the variables are restored."""
         for name, rate in self._configured.items():
             if before is not None and before.get(name) != rate:
                 self._variables[name].assign(rate)
@@ -113,8 +113,8 @@ class Scaled(Schedule):
     """A learning rate times a factor.
 
     Args:
-      rate: a schedule, or the optimizer's variable of a constant rate, which can still be changed.
-      factor: above 0.
+      rate: A schedule, or the optimizer's variable of a constant rate, which can still be changed.
+      factor: The factor, above 0.
     """
 
     def __init__(self, rate: Any, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""Loss scaling for float16, right under several replicas, dynamic or fixed.
+"""Loss scaling for float16, dynamic or fixed, correct under several replicas.
 
 A step whose gradients are not finite on any replica is skipped on all of them: weights, slots and the optimizer's
 iterations stay, and a dynamic scale is halved. The trainer's global_step counts such a step all the same: it counts
@@ -18,17 +18,17 @@ from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scaled
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras' LossScaleOptimizer, with the scale a variable from the start and the check made over all replicas.
+    """Keras' LossScaleOptimizer, with a scale that is a variable from the start and a check over all replicas.
 
-    Keras' own looks for infinities on the first replica only, and a loss scaled before it is built keeps the initial
-    scale for ever.
+    Keras' own class looks for infinities on the first replica only, and a loss scaled before it is built keeps the
+    initial scale for ever.
 
     Args:
-      inner_optimizer: what updates the weights; its attribute `clipping` is applied to unscaled gradients.
-      initial_scale: the loss scale, at first or, if not dynamic, always.
-      dynamic_growth_steps: steps without a skip after which a dynamic scale is doubled.
-      dynamic: whether the scale changes; at least 1 while it does.
-      name: of the optimizer.
+      inner_optimizer: The optimizer that updates the weights; its attribute `clipping` applies to unscaled gradients.
+      initial_scale: The loss scale at the start; if not dynamic, at every step.
+      dynamic_growth_steps: The number of steps without a skip after which a dynamic scale is doubled.
+      dynamic: Whether the scale changes; a scale that changes is at least 1.
+      name: The name of the optimizer.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Unscales, clips and applies the gradients of a scaled loss, or skips the step; in a replica.
 
         Args:
-          grads: this replica's; None for variables that keep their values.
-          trainable_variables: as many; None: those it was built with.
+          grads: The gradients of this replica; None for variables that keep their values.
+          trainable_variables: The variables, one for each gradient; None means those it was built with.
         """
         given = list(self._built_with() if trainable_variables is None else trainable_variables)
         if not self.built:

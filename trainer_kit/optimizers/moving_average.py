@@ -16,8 +16,8 @@ def averaged_variables(model: Any, config: EMAConfig) -> list[Any]:
     """Returns the variables of `model` that are averaged: the trainable ones, or all of floating point.
 
     Args:
-      model: of Keras 3 or tf_keras, built, or a tf.Module.
-      config: its trainable_weights_only says which.
+      model: A built model of Keras 3 or tf_keras, or a tf.Module.
+      config: The config; its trainable_weights_only chooses the variables.
     """
     variables = model.trainable_variables if config.trainable_weights_only else model.variables
     return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
@@ -32,12 +32,12 @@ class MovingAverage:
     """Averages of variables: average += (1 - decay) * (variable - average), once for each step.
 
     The decay is `average_decay`; if dynamic, at most (1 + n) / (10 + n) with n = step - start_step. Before start_step
-    the average is the variable itself. This is Model Garden's, except that an average begins at the variable's value
-    and not at zero.
+    the average is the variable itself. The rule is Model Garden's, but an average begins at the variable's value and
+    not at zero. Made eagerly, in the scope of the strategy.
 
     Args:
-      variables: of Keras 3, of a tf_keras model, or tf.Variables, of floating point; of `averaged_variables`.
-      config: decay and start. Made in the scope of the strategy, eagerly.
+      variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables; see `averaged_variables`.
+      config: The decay and its start.
 
     Raises:
       UsageError: when there are no variables, or they belong to another strategy than the current one.
@@ -51,7 +51,9 @@ class MovingAverage:
         self._sources = [_native(variable) for variable in variables]
         for source in self._sources:
             if not self._strategy.extended.variable_created_in_scope(source):
-                raise UsageError(f"{source.name} belongs to another strategy; make the average in that one's scope")
+                raise UsageError(
+                    f"{source.name} belongs to another strategy; make the average in the scope of that strategy"
+                )
         self._averages = [
             tf.Variable(tf.convert_to_tensor(source), trainable=False, name=f"average_{index}")
             for index, source in enumerate(self._sources)
@@ -65,7 +67,7 @@ class MovingAverage:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The averages by the paths of the variables they are of; for the checkpoint."""
+        """The averages by the paths of their variables; for the checkpoint."""
         return dict(zip(self._names, self._averages, strict=True))
 
     @property
@@ -77,7 +79,7 @@ class MovingAverage:
         """Moves the averages towards the variables; eager or in graph, in a replica or in cross-replica context.
 
         Args:
-          step: how many steps were taken, the one just applied included; an integer, or an integer scalar.
+          step: The number of steps taken, the one just applied included; an integer, or an integer scalar.
         """
         decay = self._decay(tf.cast(step, tf.float32))
         context = tf.distribute.get_replica_context()
@@ -88,7 +90,7 @@ class MovingAverage:
                 self._move_each(self._strategy, decay)
 
     def begin(self) -> None:
-        """Called when there was no checkpoint to restore: the averages are the weights, loaded or drawn; eager."""
+        """Sets the averages to the weights; called when there was no checkpoint to restore; eager."""
         self.reset()
 
     def reset(self) -> None:
@@ -96,7 +98,7 @@ class MovingAverage:
         self._copy_all()
 
     def swap(self) -> None:
-        """Exchanges variables and averages, on every replica, exactly; a second time undoes it; eager, on the host."""
+        """Exchanges variables and averages, on every replica, exactly; a second call undoes it; eager, on the host."""
         self._exchange_all()
         self._swapped = not self._swapped
 
@@ -138,7 +140,7 @@ def _exchange(average: tf.Variable, source: tf.Variable) -> None:
 
 
 def _one_value(source: tf.Variable) -> Any:
-    """Returns what is averaged: of a variable that differs between replicas, its mean; else itself."""
+    """Returns the value to average: the mean of a variable that differs between replicas; else the variable itself."""
     differs = source.synchronization == tf.VariableSynchronization.ON_READ
     return tf.convert_to_tensor(source) if differs else source
 

@@ -122,15 +122,15 @@ class PowerDecayWithOffset(Schedule):
 class StepCosineDecay(Schedule):
     """Half a cosine from values[i] at step boundaries[i] to values[i + 1] at boundaries[i + 1], for each i.
 
-    From the last boundary on it stays at the last value (Model Garden's gives NaN there), and up to a first boundary
-    above 0 at the first value.
+    From the last boundary on the rate stays at the last value (Model Garden's is NaN there); before a first boundary
+    above 0 it is the first value.
 
     Args:
-      boundaries: increasing steps; the first is where the first cosine begins, usually 0.
-      values: as many learning rates.
+      boundaries: Increasing steps; the first cosine begins at the first one, usually 0.
+      values: The learning rates, one for each boundary.
 
     Raises:
-      UsageError: when there are none, or not as many of each.
+      UsageError: when there are no values, or the numbers of boundaries and values differ.
     """
 
     def __init__(self, boundaries: Sequence[int], values: Sequence[float]) -> None:

@@ -42,7 +42,7 @@ class _Warmup(Schedule):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class LinearWarmup(_Warmup):
-    """In a straight line from warmup_learning_rate to what `after` has at step warmup_steps."""
+    """Rises in a straight line from warmup_learning_rate to the value of `after` at step warmup_steps."""
 
     def __init__(self, after: Schedule | float, warmup_steps: int, warmup_learning_rate: float = 0.0) -> None:
         super().__init__(after, warmup_steps)
@@ -60,7 +60,7 @@ class LinearWarmup(_Warmup):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class PolynomialWarmup(_Warmup):
-    """(max(step, 1) / warmup_steps) ** power times what `after` has at step warmup_steps."""
+    """(max(step, 1) / warmup_steps) ** power times the value of `after` at step warmup_steps."""
 
     def __init__(self, after: Schedule | float, warmup_steps: int, power: float = 1.0) -> None:
         super().__init__(after, warmup_steps)

@@ -1,4 +1,4 @@
-"""Weight decay of some variables and not of others, chosen by regular expressions on their paths.
+"""Weight decay of the variables whose paths match regular expressions.
 
 Keras matches only the last part of a Keras 3 variable's path ("kernel"), so that a pattern like "layer_norm" finds
 nothing. Here patterns are searched in the whole path ("encoder/layer_norm/gamma"), or in the name of a tf.Variable.
@@ -57,7 +57,8 @@ class DecayRule:
         """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
-                _log.warning("weight decay: %r finds none of the variables %s", pattern, ", ".join(paths[:8]))
+                shown = ", ".join(paths[:8])
+                _log.warning("weight decay: the pattern %r matches none of the variables %s", pattern, shown)
 
 
 def variable_path(variable: Any) -> str:
@@ -69,9 +70,9 @@ class _DecaysByRule:
     """Applies a DecayRule when the optimizer learns which variables it has.
 
     Args:
-      *args: of the Keras class.
-      decay_rule: which variables decay; a dict, as `get_config` has it, will do.
-      **kwargs: of the Keras class.
+      *args: Arguments of the Keras class.
+      decay_rule: The rule for which variables decay; also as a dict, in the form of `get_config`.
+      **kwargs: Keyword arguments of the Keras class.
     """
 
     def __init__(self, *args: Any, decay_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any) -> None:

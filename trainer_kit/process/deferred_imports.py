@@ -1,11 +1,11 @@
-"""Modules that libraries import for the few programs that use them are imported when they are first used.
+"""Defers imports that libraries make for few programs: such a module is imported when it is first used.
 
-Keras imports keras.wrappers, which imports scikit-learn where it is installed, and keras.visualization, which imports
-matplotlib, and pandas for what `fit` is given; Orbit imports Keras 2, of which it uses nothing. Of the 4.4 s and 940 MB
-that a short run of char_lm takes with them, 0.7 s and 170 MB are theirs (2 cores).
+Keras imports keras.wrappers, which imports scikit-learn if it is installed, and keras.visualization, which imports
+matplotlib, and pandas for the data of `fit`. Orbit imports Keras 2 and does not use it. They take 0.7 s and 170 MB of
+the 4.4 s and 940 MB of a short run of char_lm (2 cores).
 
-The standard library's LazyLoader does not do here: AutoGraph asks every module for its `__file__`, and that alone
-would have it load them all.
+The standard library's LazyLoader does not help here: AutoGraph reads the `__file__` of every module, and that alone
+would load all of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from types import ModuleType
 from typing import Any
 
 Act = Callable[[ModuleType], None]
-Run = Callable[[Act, ModuleType], None]  # is given what runs a module's code, and the module
+Run = Callable[[Act, ModuleType], None]  # takes the function that runs a module's code, and the module
 _WAITING: dict[str, dict[str, Act]] = {}
 
 
 class DeferringFinder(MetaPathFinder):
-    """Finds modules where they are, and has their code run in another way.
+    """Finds the usual modules, but runs the code of some of them in another way.
 
     Args:
-      runs: name of a module -> how its code is run.
+      runs: The function that runs the code of a module, by the module's name.
     """
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
@@ -38,17 +38,17 @@ class DeferringFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of such a module, None for any other."""
+        """Returns the spec of a module in `runs` or one that is waited for; None for any other module."""
         run = self._runs.get(fullname) or (tell_waiting if fullname in _WAITING else None)
         spec = PathFinder.find_spec(fullname, path, target) if run is not None else None
         if spec is not None and spec.loader is not None and run is not None:
-            # The loader is of this module alone, and stays what those see who ask it for sources and resources.
+            # The loader belongs to this module alone, and code that asks it for sources and resources still sees it.
             spec.loader.exec_module = functools.partial(run, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
 def defer_imports() -> None:
-    """For commands, before anything imports Keras; a library does not change how others import."""
+    """Defers the imports from now on. Only commands call it, before Keras is imported: a library must not do so."""
     if any(isinstance(finder, DeferringFinder) for finder in sys.meta_path):
         return
     homes = ("keras", "keras.src", "keras._tf_keras.keras")
@@ -60,12 +60,12 @@ def defer_imports() -> None:
 
 
 def when_imported(name: str, key: str, act: Act) -> None:
-    """Calls `act` with a module: now if it is imported, else as soon as a command has imported it.
+    """Calls `act` with a module: now if the module is imported, else as soon as a command has imported it.
 
     Args:
-      name: of the module.
-      key: what `act` does; it takes the place of what was to do that before.
-      act: is given the module.
+      name: The name of the module.
+      key: The purpose of `act`; a new `act` replaces a waiting one of the same key.
+      act: The function to call with the module.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -75,16 +75,16 @@ def when_imported(name: str, key: str, act: Act) -> None:
 
 
 def when_asked(run: Act, module: ModuleType) -> None:
-    """Leaves a module without names, until the first is asked for (PEP 562); in whichever thread that happens.
+    """Leaves a module empty until a name of it is first used in any thread (PEP 562); then runs its code.
 
-    After an error, which is raised, the next one who asks tries again.
+    An error of that code is raised, and the next use tries again.
     """
     lock, begun = threading.RLock(), False
 
     def get(name: str) -> Any:
         nonlocal begun
-        if not name.startswith("__") or name == "__all__":  # the others are asked of every module, as by AutoGraph
-            with lock:  # another thread waits here until the code has run; this one may come again meanwhile
+        if not name.startswith("__") or name == "__all__":  # tools such as AutoGraph read the others of every module
+            with lock:  # another thread waits here until the code has run; this thread may enter again meanwhile
                 if not begun:
                     begun = True
                     try:
@@ -100,7 +100,7 @@ def when_asked(run: Act, module: ModuleType) -> None:
 
 
 def without_keras_2(run: Act, module: ModuleType) -> None:
-    """Runs the code of a module that imports Keras 2 and does not use it; for commands, which import in one thread."""
+    """Runs the code of a module with an empty module as Keras 2, which that code does not use. For one thread only."""
     name = "tf_keras"
     if name in sys.modules:
         run(module)
@@ -113,7 +113,7 @@ def without_keras_2(run: Act, module: ModuleType) -> None:
 
 
 def tell_waiting(run: Act, module: ModuleType) -> None:
-    """Runs the code of a module, and tells those who wait for it."""
+    """Runs the code of a module, then calls the functions that wait for the module."""
     run(module)
     for act in _WAITING.pop(module.__name__, {}).values():
         act(module)

@@ -1,4 +1,4 @@
-"""What a command prints when an error ends it: a message, or the user's line, the reason and the shapes, in 15 lines.
+"""Prints the error that ends a command: its message, or the user's line, the reason and the shapes in 15 lines.
 
 The whole traceback goes to a file. Only commands print: in a program that calls trainer_kit errors are exceptions.
 """
@@ -35,27 +35,27 @@ _NO_REASON = re.compile(
     r"Exception encountered when calling|\d+ root error\(s\) found|Error encountered:|"
     r"Could not automatically infer the output shape)|[\s~^]*$"
 )
-_ADVICE = {  # by what TensorFlow says
-    "OOM when allocating": "the device is out of memory: make task.train_data.global_batch_size smaller, or the model",
-    "Unable to lift tensor": "the step makes a variable, and its first value depends on the step: make variables in "
-    "build_model, and those of an optimizer by optimizer.build(variables)",
+_ADVICE = {  # by words of TensorFlow's message
+    "OOM when allocating": "the device is out of memory: reduce task.train_data.global_batch_size or the model",
+    "Unable to lift tensor": "the step creates a variable whose initial value depends on the step: create variables "
+    "in build_model, and those of an optimizer with optimizer.build(variables)",
 }
 _END = re.compile(r"\n\s*\[\[|\n\s*Arguments received by")
 _FRAME = re.compile(r'(\s*)File "')
 
 
 def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir: str | None = None) -> int:
-    """Prints what ended the command to standard error, and returns the exit code.
+    """Prints the error that ended a command to standard error, and returns the exit code.
 
-    The process ends with that code from now on, even if a signal comes while this prints. An explained error is its
-    message. Any other is described in at most LINES lines, and its traceback goes to `model_dir`/errors if a run is
-    recorded there, else to the folder for temporary files. A SystemExit is one of the user's code. Its exit code counts
-    for nothing: 0 would say that the run is done, and 75 that it was preempted.
+    From now on the process ends with that code, even if a signal arrives during the printing. Of an explained error
+    the message is printed. Any other error is described in at most LINES lines, and its traceback goes to
+    `model_dir`/errors if a run is recorded there, else to the folder for temporary files. A SystemExit comes from the
+    user's code, and its exit code is ignored: 0 would mean that the run is done, and 75 that it was preempted.
 
     Args:
-      error: what was raised.
-      debug: print the traceback, too, and write no file.
-      model_dir: of the run, if there is one.
+      error: The error.
+      debug: Whether to print the whole traceback instead of writing it to a file.
+      model_dir: The folder of the run, if there is one.
     """
     if isinstance(error, SystemExit):
         error = exit_error(error)
@@ -73,19 +73,19 @@ def print_error(error: Exception | SystemExit, *, debug: bool = False, model_dir
 
 
 def _places(mistake: BaseException) -> list[str]:
-    """Returns where code has given a config its wrong values. The cause of a report of several mistakes knows it."""
+    """Returns the notes that name the code which set wrong config values, of the error or of its cause."""
     found = [error for error in (mistake, mistake.__cause__) if isinstance(error, ConfigError)]
     return [note for error in found for note in getattr(error, "__notes__", ())]
 
 
 def print_line(text: str) -> None:
-    """Prints to standard error; does nothing where nobody reads it, as after `2>&1 | head`."""
+    """Prints to standard error; does nothing when its reader is gone, as after `2>&1 | head`."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr)
 
 
 def reason(error: BaseException) -> list[str]:
-    """Returns what went wrong in one or two lines: the error's type and text without stacks, node names and colours."""
+    """Returns the reason in one or two lines: the error's type and text without stacks, node names and colours."""
     text = _END.split(_COLOURS.sub("", text_of(error)), maxsplit=1)[0]
     found = [_plain(line) for line in _without_stacks(text.splitlines())]
     kind = type(error).__name__
@@ -115,21 +115,21 @@ def _describe(error: BaseException) -> Iterator[str]:
 
 
 def _without_user(error: BaseException) -> str:
-    """Says where an error comes from that no line of the user's code is a part of."""
+    """Returns a line about the origin of an error whose traceback has no line of the user's code."""
     ours, last = our_frames(error), traceback.extract_tb(error.__traceback__)[-1:]
     if ours and last and ours[-1].file == last[0].filename:
         return "no line of your code is in this traceback, so it may be a bug in trainer_kit"
-    return "no line of your code is in this traceback; trainer_kit called what failed"
+    return "no line of your code is in this traceback; trainer_kit called the code that failed"
 
 
 def described_values(values: Mapping[str, Any]) -> str:
-    """Returns which of the values are arrays or tensors, or structures of them: "x is float32 [20, 8], y is ..."."""
+    """Returns names, dtypes and shapes of the values that hold arrays or tensors: "x is float32 [20, 8], y is ..."."""
     found = {name: described(value) for name, value in values.items()}
     return ", ".join(f"{name} is {text}" for name, text in list(found.items())[:8] if text)
 
 
 def described(value: Any, depth: int = 0) -> str:
-    """Returns structure, dtypes and shapes of nested tensors, arrays or their specs; "" for what is none of them."""
+    """Returns structure, dtypes and shapes of nested tensors, arrays or their specs; "" for any other value."""
     if isinstance(value, Mapping) and value and depth < 4:
         parts = {key: described(one, depth + 1) for key, one in list(value.items())[:12]}
         return f"{{{', '.join(f'{key}: {text}' for key, text in parts.items())}}}" if all(parts.values()) else ""
@@ -145,14 +145,14 @@ def described(value: Any, depth: int = 0) -> str:
 
 
 def _callers(frames: list[Frame]) -> Iterator[str]:
-    """The user's functions that called the deepest one, at most two."""
+    """Yields lines for the user's functions that called the deepest one, at most two."""
     own = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function]
     yield from (f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(own[-2:]))
 
 
 def _without_stacks(lines: list[str]) -> Iterator[str]:
-    """Leaves out frames, the lines of code below them, and what only announces them."""
-    inside: int | None = None  # the indentation of the frame that the lines are below
+    """Yields the lines without frames, the code below frames, and lines that only announce a stack."""
+    inside: int | None = None  # the indentation of the current frame, whose code follows
     for line in lines:
         if match := _FRAME.match(line):
             inside = len(match[1])
@@ -170,7 +170,7 @@ def _plain(line: str) -> str:
 
 
 def _keep(error: BaseException, model_dir: str | None) -> str:
-    """Writes the whole traceback to a file and returns its path, or says why there is none and prints it."""
+    """Writes the whole traceback to a file and returns its path; prints it if no file can be written."""
     text = "".join([f"command: {' '.join(sys.argv)}\n\n", *traceback.format_exception(error)])
     name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.txt"
     places = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
@@ -181,4 +181,4 @@ def _keep(error: BaseException, model_dir: str | None) -> str:
             files.write_text(place, text, point="error")
             return place
     print(text, file=sys.stderr)
-    return "above, as no file can be written"
+    return "above, because no file can be written"

@@ -1,7 +1,7 @@
-"""The folder of mode continuous_train_and_eval: a run of its own for each checkpoint of another, and what it found.
+"""The folder of mode continuous_train_and_eval: a run for each checkpoint of another run, and its metrics.
 
-`finetune-<step>/` is the run that began with the other run's checkpoint of that step; `metrics-<step>.json`, written
-when it is finished, is what it ended with. No TensorFlow.
+`finetune-<step>/` is the run that began with the other run's checkpoint of that step. `metrics-<step>.json` holds its
+final metrics and is written when it is finished. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _RUN = re.compile(re.escape(FINETUNE) + r"(\d+)")
 
 
 class FinetuneDirectory:
-    """Names and reads what lies in `model_dir`.
+    """Names, reads and writes the files of the fine-tunings in `model_dir`.
 
     Args:
-      model_dir: a local folder.
+      model_dir: A local folder.
     """
 
     def __init__(self, model_dir: str) -> None:
@@ -35,11 +35,11 @@ class FinetuneDirectory:
         return os.path.join(self.path, f"{FINETUNE}{step}")
 
     def done(self) -> set[int]:
-        """Returns the steps whose metrics are there."""
+        """Returns the steps whose metrics are written."""
         return self._steps(_METRICS)
 
     def begun(self) -> dict[int, str]:
-        """Returns step -> folder of the runs that have a checkpoint of their own and are not done, by step."""
+        """Returns step -> folder of the runs that have saved a checkpoint and are not done, in the order of steps."""
         steps = sorted(self._steps(_RUN) - self.done())
         return {step: folder for step in steps if complete_checkpoints(folder := self.run(step))}
 
@@ -50,7 +50,7 @@ class FinetuneDirectory:
         return metrics if isinstance(metrics, dict) else {}
 
     def write_metrics(self, step: int, record: dict[str, Any]) -> None:
-        """Writes metrics-<step>.json: the step is done.
+        """Writes metrics-<step>.json, which marks the step as done.
 
         Raises:
           StorageError: when it cannot be written.
@@ -66,15 +66,16 @@ class FinetuneDirectory:
 
 
 def pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:
-    """Returns what is wrong with task.init_checkpoint, which names the folder of the run to fine-tune from."""
+    """Returns the mistakes in task.init_checkpoint, which has to name the folder of the run to fine-tune from."""
     path, folder = "task.init_checkpoint", config.task.init_checkpoint
-    advice = "name the folder of the run whose checkpoints are to be fine-tuned; it may be yet to come"
+    advice = "give the folder of the run whose checkpoints are to be fine-tuned; it need not exist yet"
     if not folder:
         return [Mistake(path, "is needed in mode continuous_train_and_eval", advice)]
     if files.is_remote(folder):
-        return [Mistake(path, f"{folder!r} is a remote folder", "mount it, and give the path that it is mounted at")]
+        return [Mistake(path, f"{folder!r} is a remote folder", "mount it and give the path of the mount")]
     if os.path.isfile(folder) or (os.path.exists(f"{folder}.index") and not os.path.isdir(folder)):
-        return [Mistake(path, f"{folder!r} is no folder", f"{advice}; mode train_and_eval takes a single checkpoint")]
+        advice += "; to fine-tune a single checkpoint, use mode train_and_eval"
+        return [Mistake(path, f"{folder!r} is not a folder", advice)]
     if os.path.realpath(folder) == os.path.realpath(model_dir):
-        return [Mistake(path, f"{folder!r} is --model_dir itself", "give the fine-tuning a folder of its own")]
+        return [Mistake(path, f"{folder!r} is --model_dir itself", "give another --model_dir to the fine-tuning")]
     return []

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Imports what lives as long as the process: garbage collections wait meanwhile, and skip these objects afterwards.
+    """Imports inside this block run without garbage collections, and later collections skip their objects.
 
-    TensorFlow and what it imports are half a million objects. While they come into being the collector goes through
-    them six times, then in each full collection of a run, and several times when the process ends: of 8 s of CPU for
-    the import and a short run that is 2. What is garbage by the end of the imports, 2 MB, is never freed.
+    TensorFlow and its imports are half a million objects. The collector would go through them six times during the
+    imports, then in each full collection of a run, and several times when the process ends: 2 of the 8 s of CPU of the
+    imports and a short run. Garbage that the imports leave, 2 MB, is never freed.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The files of a run beside its checkpoints: params.yaml, manifest.json, final.json, and where each thing lies."""
+"""The paths in a run's folder, and its records: params.yaml, manifest.json and final.json."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """Names and writes the files in `model_dir`. No TensorFlow.
+    """Names and writes the files in `model_dir`. Imports no TensorFlow.
 
     Args:
-      model_dir: of the run, a local folder.
-      trainer: the config's section, which names the folders of the best checkpoint and of validation summaries.
-      sidecar: name of an evaluation beside the run; what it writes lies apart from the run's own files.
+      model_dir: The folder of the run, a local one.
+      trainer: The config's section, which names the folders of the best checkpoint and of validation summaries.
+      sidecar: The name of an evaluation beside the run, which writes to a separate folder; "" for the run itself.
 
     Raises:
       UsageError: when model_dir is a remote folder.
@@ -49,8 +49,8 @@ class RunDirectory:
             raise UsageError("model_dir must be specified, but got None")
         if files.is_remote(model_dir):
             raise UsageError(
-                f"--model_dir: {model_dir!r} is a remote folder; only local ones are allowed, mounted ones included: "
-                "mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
+                f"--model_dir: {model_dir!r} is a remote folder; only local and mounted folders are allowed: "
+                "mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
         self.evals = os.path.join(model_dir, "evals")
         own = os.path.join(self.evals, sidecar) if sidecar else ""
@@ -76,10 +76,10 @@ class RunDirectory:
         texts: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
     ) -> None:
-        """Writes params.yaml, manifest.json and the given further files, name -> text; removes an older final.json.
+        """Writes params.yaml, manifest.json and the further files `texts`, name -> text; removes an older final.json.
 
-        Thread counts are what a resume goes by.
-        What resumes the run on another platform or with other versions is told: it may compute other last bits.
+        A resumed run reuses the thread counts `threads`. A warning names each difference of platform, versions or
+        threads to the first start, since the results may differ in their last bits.
         """
         if os.path.exists(self.final):
             os.remove(self.final)
@@ -98,18 +98,23 @@ class RunDirectory:
             "packages": {name: _version(name) for name in PACKAGES},
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
+            "executor": _executor(before, config),
         }
-        _tell_differences(before, record)
+        _warn_of_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
         for name, text in texts.items():
             files.write_text(os.path.join(self.path, name), text)
 
+    def keep_executor(self, name: str) -> None:
+        """Writes to the manifest which executor runtime.executor=auto means in this run."""
+        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), "executor": name}, point="manifest")
+
     def is_recorded(self) -> bool:
-        """Whether a run has been recorded here, which may be gone on with."""
+        """Whether a run is recorded here, which can be resumed."""
         return os.path.exists(self.params)
 
     def missing_records(self, names: Iterable[str]) -> list[str]:
-        """Returns the paths that write_record, with the further files `names`, would write and that are not there."""
+        """Returns the missing ones of the files that write_record writes, with the further files `names`."""
         records = (self.params, self.manifest, *(os.path.join(self.path, name) for name in names))
         return [path for path in records if not os.path.exists(path)]
 
@@ -130,15 +135,15 @@ class RunDirectory:
         stopped: str = "",
         time: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes final.json: what the finished run ended with, and the best that `exporter`, if any, has kept.
+        """Writes final.json: the final metrics of a finished run, and the best value of `exporter`, if any.
 
         Args:
-          step: the last one.
-          mode: of the run.
-          metrics: of the last evaluation.
-          exporter: with the best so far.
-          stopped: why it ended before the steps that its config asks for; "" if it did not.
-          time: what the process that ends it has spent its time on, if that is known.
+          step: The last step.
+          mode: The mode of the run.
+          metrics: The metrics of the last evaluation.
+          exporter: The best checkpoint's exporter, or None.
+          stopped: Why the run ended before the last step of its config; "" if it did not.
+          time: The time account of the process that ended the run; None: not known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if stopped:
@@ -151,7 +156,7 @@ class RunDirectory:
         files.write_json(self.final, record, point="final")
 
     def read_final(self) -> dict[str, Any] | None:
-        """Returns final.json: step, mode, metrics and more; None if there is none or it cannot be read (a warning)."""
+        """Returns final.json: step, mode, metrics and more; None if it is missing or, with a warning, damaged."""
         if not os.path.exists(self.final):
             return None
         try:
@@ -164,7 +169,7 @@ class RunDirectory:
         return {**final, **known}
 
     def train_steps(self, default: int) -> int:
-        """Returns trainer.train_steps of the run that trains here; `default` when params.yaml does not tell."""
+        """Returns trainer.train_steps of the run that trains here; `default` if params.yaml has no such value."""
         if not os.path.exists(self.params):
             return default
         try:
@@ -187,30 +192,31 @@ class RunDirectory:
 def check_model_dir(
     directory: RunDirectory, config: ExperimentConfig, experiment: str, allowed: Iterable[str]
 ) -> list[Change]:
-    """Before a training run: can model_dir be written, and does the run in it, if any, fit this config?
+    """Checks before a training run that model_dir can be written and that the run in it, if any, fits this config.
 
     Returns:
-      The changes since that run was started, which are safe or allowed.
+      The safe or allowed changes of the config since that run was started.
 
     Raises:
-      StorageError: when it cannot be written, or its params.yaml cannot be read.
+      StorageError: when model_dir cannot be written, or its params.yaml cannot be read.
       UsageError: when it holds another experiment, or a change is dangerous and not allowed.
     """
     files.check_writable(directory.path)
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    return check_resume(_read_params(directory.params), config, tuple(allowed), kept_fuse_steps(directory.path))
+    kept = (kept_fuse_steps(directory.path), kept_executor(directory.path))
+    return check_resume(_read_params(directory.params), config, tuple(allowed), *kept)
 
 
 def read_run_id(model_dir: str) -> str:
-    """Returns the identity of the run in `model_dir`, from its manifest; "" when it has none (yet)."""
+    """Returns the identity of the run in `model_dir`, from its manifest; "" when it has none yet."""
     run_id = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("run_id")
     return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
 
 
 class RunIdentity:
-    """Returns the identity of the run in `model_dir` when it is called; reads it until there is one."""
+    """A callable that returns the identity of the run in `model_dir`; it reads the manifest until there is one."""
 
     def __init__(self, model_dir: str) -> None:
         self._model_dir, self._run_id = model_dir, ""
@@ -222,9 +228,9 @@ class RunIdentity:
 
 
 def _adopted_run_id(model_dir: str) -> str:
-    """Returns the identity in the record of the newest checkpoint, for a run that goes on from it without a manifest.
+    """Returns the identity in the newest checkpoint's record, for a run that resumes from it without a manifest.
 
-    So checkpoints that were copied to a folder of their own are those of the run that goes on there.
+    So a run that resumes from copied checkpoints in another folder owns these checkpoints.
     """
     newest = next(reversed(complete_checkpoints(model_dir).values()), "")
     run_id = (files.read_json(newest + RECORD) or {}).get("run_id") if newest else None
@@ -232,10 +238,10 @@ def _adopted_run_id(model_dir: str) -> str:
 
 
 def kept_threads(model_dir: str) -> dict[str, int] | None:
-    """Returns the thread counts that the run in `model_dir` was started with; None when it does not tell."""
+    """Returns the thread counts that the run in `model_dir` was started with; None without a record of them."""
     threads = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("threads")
-    whole = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
-    return threads if whole else None
+    valid = isinstance(threads, dict) and all(type(count) is int and count >= 0 for count in threads.values())
+    return threads if valid else None
 
 
 def kept_fuse_steps(model_dir: str) -> int | None:
@@ -244,20 +250,33 @@ def kept_fuse_steps(model_dir: str) -> int | None:
     return steps if type(steps) is int and steps > 0 else None
 
 
+def kept_executor(model_dir: str) -> str | None:
+    """Returns the executor that the run in `model_dir` uses; None when it has not chosen one."""
+    name = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("executor")
+    return name if name in ("default", "single_threaded") else None
+
+
+def _executor(before: Mapping[str, Any], config: ExperimentConfig) -> str:
+    """Returns the executor for the manifest; a run that an earlier release began uses the default one."""
+    if config.runtime.executor != "auto":
+        return config.runtime.executor
+    return str(before.get("executor", "default" if before else "auto"))
+
+
 def count_starts(model_dir: str | os.PathLike[str]) -> int:
-    """Returns how often the run in `model_dir` has begun or gone on, as its manifest tells; 0 when there is none."""
+    """Returns the number of starts and resumes in the manifest of the run in `model_dir`; 0 without a manifest."""
     starts = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("starts")
     return len(starts) if isinstance(starts, list) else 0
 
 
 def has_begun(model_dir: str) -> bool:
-    """Whether there is a checkpoint, or the record of a run that fine-tunes one of another run."""
+    """Whether `model_dir` holds a checkpoint, or the record of a fine-tuning."""
     inside = glob.escape(model_dir)
     return any(glob.glob(os.path.join(inside, what)) for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml"))
 
 
-def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warns when a run goes on under other versions: then its bits may differ from those of one that never stopped."""
+def _warn_of_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Warns when a run resumes with other versions, platform or threads, since its last bits may then differ."""
     for name in ("python", "platform", "packages", "threads"):
         if before and before.get(name) != now[name]:
             _LOG.warning(
@@ -266,13 +285,13 @@ def _tell_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> None
 
 
 def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
-    """Returns twelve hex digits that change with whatever in the config the result of an evaluation depends on.
+    """Returns twelve hex digits that change with the config values that the result of an evaluation depends on.
 
-    How long and on which batches to train is not in it: a run that is prolonged is not evaluated anew.
+    The number of training steps and the training data are not among them, so a longer run is not evaluated again.
 
     Args:
-      config: of the run.
-      validation_set: the name of the set that is evaluated, if there are several; the others are not in it.
+      config: The config of the run.
+      validation_set: The name of the evaluated set, if there are several; the other sets are left out.
     """
     import hashlib
 
@@ -304,7 +323,7 @@ def _read_params(path: str) -> str:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    # A sidecar asks for final.json again and again.
+    # A sidecar reads final.json again and again.
     _LOG.warning("%s", text)
 
 

@@ -1,10 +1,10 @@
-"""At most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that tells who trains there.
+"""Allows at most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that names the trainer.
 
-`trainer.lock` is locked by flock(2): however the process ends, kill -9 included, the kernel releases it. The file
-itself stays; only a run that leaves nothing behind removes it, while it holds the lock. So two processes could lock two
-files of the same name: whoever has locked one looks whether it is still there under that name. `heartbeat.json` says
-who holds the lock, and stands in for it between machines whose shared file system does not carry flock from one to the
-other.
+`trainer.lock` is locked by flock(2), which the kernel releases however the process ends, kill -9 included. The file
+itself stays. Only a run that leaves nothing behind removes it, while it holds the lock. Then two processes could lock
+two files of the same name, so a process that has locked a file checks that the name still refers to it.
+`heartbeat.json` names the holder of the lock. It replaces the lock between machines whose shared file system does not
+share flock.
 """
 
 from __future__ import annotations
@@ -35,47 +35,47 @@ _LOG = logging.getLogger(__name__)
 _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _BEATS_TO_WATCH = 4
-_GRACE = 1.0  # seconds in which whoever holds the lock writes its first heartbeat, or finishes ending
+_GRACE = 1.0  # seconds in which the holder of the lock writes its first heartbeat, or finishes ending
 _LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
 _LAST_MOMENT = 2.0  # seconds that all locks may take before the process is ended
-_TIMES = 3  # that the lock is opened again at once, when whoever had it has just removed it
+_TIMES = 3  # tries to open the lock at once, when its last holder has just removed it
 
 
 def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> dict[str, Any] | None:
-    """Returns who trains, or has trained, in `model_dir`; None when heartbeat.json is missing or not whole.
+    """Returns the heartbeat of the process that trains or trained in `model_dir`; None if it is missing or damaged.
 
     Args:
-      model_dir: of the run.
-      name: of the file, if it is another lock's.
+      model_dir: The folder of the run.
+      name: The name of the file; another lock has another one.
 
     Returns:
-      "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its clock (compare them for change
-      only); "phase" and "step"; "ended": None while it lives, else "done", "stopped" or "failed". A process that was
-      killed leaves None.
+      A dict with "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its clock (only compare
+      them for change); "phase" and "step"; "ended": None while it lives, else "done", "stopped" or "failed". A killed
+      process leaves None.
     """
     try:
         value = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
-    whole = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
-    return value if whole and "ended" in value else None
+    valid = isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
+    return value if valid and "ended" in value else None
 
 
 def runs(pid: int) -> bool:
-    """Whether this machine has a process of this number; True where there is no telling."""
+    """Whether this machine has a process with this pid; True if that cannot be found out."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True  # somebody else's; or no number of a process, which tells nothing
+        return True  # another user's process, or not a valid pid
     return True
 
 
 def check_not_held(model_dir: str | os.PathLike[str]) -> None:
-    """Raises ModelDirInUseError when another process of this machine trains in `model_dir` right now; takes nothing.
+    """Raises ModelDirInUseError when another process of this machine trains in `model_dir` now; takes no lock.
 
-    For an early answer: only RunLock is sure.
+    This is an early check. Only RunLock is sure.
     """
     lock = RunLock(model_dir)
     with contextlib.suppress(OSError):
@@ -89,25 +89,25 @@ def check_not_held(model_dir: str | os.PathLike[str]) -> None:
 
 
 class RunLock:
-    """While entered, this process is the only trainer in `model_dir`, and says so every `beat_seconds`.
+    """While entered, this process is the only trainer in `model_dir`, and writes a heartbeat every `beat_seconds`.
 
-    When the lock is free but the last heartbeat is another machine's and has no end, it is watched for four beats:
-    one that changes is a trainer that flock does not see. The same is done where the file system has no flock at all;
-    two that start there at the same moment are not told apart.
+    If the lock is free but the last heartbeat comes from another machine and has not ended, the heartbeat is watched
+    for four beats: if it changes, a trainer lives there that flock does not show. The same happens if the file system
+    has no flock, where two trainers that start at the same moment are not noticed.
 
-    The lock is this process's alone: programs that it starts do not inherit it (O_CLOEXEC), and a forked child drops
-    it. So no child that outlives the trainer keeps it.
+    Only this process holds the lock: programs that it starts do not inherit it (O_CLOEXEC), and a forked child drops
+    it. So no child that outlives the trainer keeps the lock.
 
     Args:
-      model_dir: a local folder; made if it is missing.
-      progress: returns (phase, step); called in a thread, where it may be slow or raise.
-      host: name of this machine; default: what it calls itself.
-      beat_seconds: between two heartbeats.
-      recorded: whether the run has left anything to go on from; asked when an error ends the block. If not, lock and
-        heartbeat are removed, and the folder if nothing else is in it.
-      names: of the lock and of the heartbeat.
-      more: returns what else the heartbeat tells.
-      on_lost: called once, in a thread, when a beat finds that the folder was moved or removed.
+      model_dir: A local folder; made if it is missing.
+      progress: Returns (phase, step); called in a thread, where it may be slow or raise.
+      host: The name of this machine; None: its host name.
+      beat_seconds: The seconds between two heartbeats.
+      recorded: Returns whether the run has a record to resume from; called when an error ends the block. If it has
+        none, lock and heartbeat are removed, and the folder if it is then empty.
+      names: The names of the lock file and of the heartbeat file.
+      more: Returns further entries of the heartbeat.
+      on_lost: Called once, in a thread, when a beat finds that the folder was moved or removed.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class RunLock:
 
     @property
     def phase(self) -> str:
-        """What `progress` has told last; "start" at first."""
+        """The last phase that `progress` returned; "start" at first."""
         return self._reader.latest[0]
 
     @property
     def step(self) -> int:
-        """What `progress` has told last; 0 at first."""
+        """The last step that `progress` returned; 0 at first."""
         step = self._reader.latest[1]
         assert isinstance(step, int)
         return step
@@ -154,7 +154,7 @@ class RunLock:
         """Takes the lock.
 
         Raises:
-          ModelDirInUseError: when another trainer has it; within two seconds if it is on this machine.
+          ModelDirInUseError: when another trainer holds it; within two seconds if that is on this machine.
           StorageError: when the folder cannot be written.
         """
         self._descriptor = _open(self._folder / self._lock_name)
@@ -177,12 +177,12 @@ class RunLock:
         self.release(_end_of(error), withdraw=error is not None and not self._recorded())
 
     def release(self, ended: Ended, *, withdraw: bool = False) -> None:
-        """Writes the last heartbeat, which tells how the run has ended, and gives the lock back; once, in any thread.
+        """Writes the last heartbeat, which says how the run ended, and releases the lock; once, in any thread.
 
         Args:
-          ended: how.
-          withdraw: remove lock and heartbeat before, and the folder if nothing else is in it. They stay where the file
-            system has no locks: by then they may be another trainer's.
+          ended: How the run ended.
+          withdraw: Whether to remove lock and heartbeat first, and the folder if it is then empty. They stay if the
+            file system has no locks, since they may already belong to another trainer.
         """
         with self._releasing:
             if self._descriptor < 0:
@@ -199,11 +199,11 @@ class RunLock:
 
     @property
     def lost(self) -> str:
-        """What to tell once it was seen that the folder was moved or removed; "" before."""
+        """The message for the user once a check has found the folder moved or removed; "" before."""
         return self._held.lost
 
     def beat(self) -> None:
-        """Writes the heartbeat now; an error is logged, as that of every other beat is."""
+        """Writes the heartbeat now; logs an error, as every beat does."""
         self._try_to_write()
 
     def _heartbeat(self) -> dict[str, Any] | None:
@@ -220,21 +220,21 @@ class RunLock:
             os.rmdir(self._folder)
 
     def _claim(self) -> None:
-        """Returns when the folder is ours: it is locked, and nobody lives there whom the lock does not see."""
+        """Returns once the folder is ours: it is locked, and no heartbeat shows a trainer that the lock misses."""
         self._locked = self._lock()
         there = self._heartbeat()
         if there is not None and not there["ended"]:
             who = f"{there['host']} pid {there['pid']}"
             if (not self._locked or there["host"] != self._host) and not self._falls_silent(there, who):
                 return
-            _LOG.warning("taking over from %s, whose last heartbeat told of step %d", who, there["step"])
+            _LOG.warning("taking over from %s, whose last heartbeat reported step %d", who, there["step"])
         for path in self._folder.glob(
             f".{self._heartbeat_name}.*.tmp"
         ):  # of trainers that were killed while they wrote
             path.unlink(missing_ok=True)
 
     def _lock(self) -> bool:
-        """Takes the lock; returns whether the file system has locks at all."""
+        """Takes the lock; returns whether the file system has locks."""
         give_up = time.monotonic() + _GRACE
         try:
             while not self._try_lock():
@@ -249,8 +249,8 @@ class RunLock:
                     f"{self._folder / self._lock_name} cannot be locked: {error.strerror or error}"
                 ) from error
             _LOG.warning(
-                "%s: the file system has no locks (%s); only %s tells whether another trainer runs there, "
-                "and not when two start at the same moment",
+                "%s: the file system has no locks (%s); only %s shows whether another trainer runs there, "
+                "and two trainers that start at the same moment are not noticed",
                 self._folder,
                 error.strerror,
                 self._heartbeat_name,
@@ -259,7 +259,7 @@ class RunLock:
         return True
 
     def _try_lock(self) -> bool:
-        """Locks the file that has the name now, if nobody else has; it may have been removed since it was opened."""
+        """Locks the file that has the name now, even if it was replaced; returns False if another process holds it."""
         for _ in range(_TIMES):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,9 +276,9 @@ class RunLock:
         return heartbeat["host"] != self._host or runs(heartbeat["pid"])
 
     def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
-        """Watches a heartbeat: True when it has stopped, False when its run ends meanwhile; raises when it beats."""
+        """Watches a heartbeat: returns True if it has stopped, False if its run ends meanwhile; raises if it beats."""
         seconds = _BEATS_TO_WATCH * self._seconds
-        _LOG.warning("%s was in use by %s; watching for %g s whether it still is", self._folder, who, seconds)
+        _LOG.warning("%s was in use by %s; watching for %g s whether it is still in use", self._folder, who, seconds)
         give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             time.sleep(self._seconds / 10)
@@ -293,8 +293,8 @@ class RunLock:
         other = "or give another --model_dir"
         if holder is None:
             return ModelDirInUseError(
-                f"{self._folder} is in use by another trainer; {HEARTBEAT} does not tell which: "
-                f"`fuser -v {self._folder / LOCK}` does; wait until it ends, stop it, {other}"
+                f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name; "
+                f"`fuser -v {self._folder / LOCK}` shows its pid; wait until it ends, stop it, {other}"
             )
         host, pid = holder["host"], holder["pid"]
         return ModelDirInUseError(
@@ -308,7 +308,7 @@ class RunLock:
         if not self._held.look():
             self._try_to_write()
         elif not self._left.is_set():
-            _LOG.warning("%s is gone; no heartbeat is written any more", self._folder)
+            _LOG.warning("%s is gone; the heartbeat is no longer written", self._folder)
             self._on_lost()
 
     def _try_to_write(self) -> None:
@@ -316,7 +316,7 @@ class RunLock:
             self._write()
         except StorageError as error:
             if not self._failed:
-                _LOG.warning("no heartbeat, others cannot tell that this run is alive: %s", error)
+                _LOG.warning("the heartbeat cannot be written, so others cannot see that this run is alive: %s", error)
             self._failed = True
 
     def _write(self) -> None:
@@ -343,7 +343,7 @@ _held: set[RunLock] = set()
 
 
 def release_all() -> None:
-    """Gives back all locks of this process, which a signal is about to end; in any thread, within two seconds.
+    """Releases all locks of this process, which a signal is about to end; in any thread, within two seconds.
 
     Locks of runs that are not recorded are removed with their heartbeats.
     """
@@ -370,9 +370,9 @@ def _open(path: Path, times: int = _TIMES) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
-            return _open(path, times - 1)  # whoever trained there may have just removed the folder
+            return _open(path, times - 1)  # the last trainer may have just removed the folder
         raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write"
+            f"{path} cannot be written: {error.strerror or error}; give a --model_dir that this user can write to"
         ) from error
 
 

@@ -1,11 +1,11 @@
-"""Leases: what an evaluation beside a training run (a sidecar) tells that run about the checkpoints it needs.
+"""Leases: files in which an evaluation beside a training run (a sidecar) names the checkpoints that it needs.
 
-`evals/<name>.lease.json` is the sidecar's heartbeat, with the step that it reads, the step after which it needs every
-checkpoint, and the lineage of the run that it has followed so far. Where the run has gone back since, the sidecar needs
-every checkpoint from there on, although it notices that only after the evaluation that it is in. The training run reads
-leases before it rotates a checkpoint away, and waits for no sidecar: it keeps a limited number of checkpoints more. A
-lease that has ended counts no more; one whose sidecar was killed or stopped counts for LEASE_SECONDS, in which it may
-be started again.
+`evals/<name>.lease.json` is the sidecar's heartbeat. It adds the step that the sidecar reads, the step after which it
+needs every checkpoint, and the lineage of the run that it has followed so far. If the run was rewound since, the
+sidecar needs every checkpoint from there on, although it notices that only after its current evaluation. The training
+run reads leases before it removes a checkpoint. It does not wait for a sidecar, but keeps a limited number of further
+checkpoints. A lease that has ended no longer counts. One whose sidecar was killed or stopped counts for LEASE_SECONDS,
+in which the sidecar may be started again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class Lease(RunLock):
-    """While entered, this process is the only sidecar of its name, and its lease tells what it needs.
+    """While entered, this process is the only sidecar of its name, and its lease names the checkpoints it needs.
 
     Args:
-      evals: the folder `evals` of the run; made if it is missing.
-      name: of the sidecar.
-      progress: returns (phase, step).
-      recorded: whether it has recorded an evaluation; if an error ends it before, it leaves nothing behind.
-      **options: further ones of RunLock.
+      evals: The folder `evals` of the run; made if it is missing.
+      name: The name of the sidecar.
+      progress: Returns (phase, step).
+      recorded: Returns whether the sidecar has recorded an evaluation; if an error comes before, it leaves no files.
+      **options: Further options of RunLock.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Lease(RunLock):
         file = f"{name}{LEASE}"
         before = read_heartbeat(evals, file) or {}
         self.name = name
-        # Those of the process before, until we know.
+        # The needs of the previous process, until this one knows its own.
         self._needs = {"after": before.get("after", -1), "reads": None, "lineage": _lineage(before)}
         names = (f"{name}.lock", file)
         super().__init__(evals, progress, recorded=recorded, names=names, more=lambda: dict(self._needs), **options)
 
     def need(self, after: int | None, reads: int | None, lineage: int = 0) -> None:
-        """Tells the training run what not to rotate away, before it is read.
+        """Writes the needed checkpoints to the lease, before one of them is read.
 
         Args:
-          after: the step after which every checkpoint is needed; None: none but the one that is read.
-          reads: the step of the checkpoint that is read now, if any.
-          lineage: of the run, as far as the sidecar has followed it.
+          after: The step after which every checkpoint is needed; None: only the one that is read.
+          reads: The step of the checkpoint that is read now; None: no checkpoint.
+          lineage: The lineage of the run that the sidecar has followed so far.
         """
         needs = {"after": after, "reads": reads, "lineage": lineage}
         if needs != self._needs:
@@ -65,7 +65,7 @@ class Lease(RunLock):
             self.beat()
 
     def read(self, step: int | None) -> None:
-        """Tells the training run which checkpoint is read now; what is needed beside it stays as it is."""
+        """Writes the step of the checkpoint that is read now to the lease; the other needs stay the same."""
         after: int | None = self._needs["after"]
         self.need(after, step, _lineage(self._needs))
 
@@ -78,32 +78,32 @@ class Lease(RunLock):
     def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
         who = f"{holder['host']} pid {holder['pid']}, since {holder['started']}" if holder else "another process"
         return ModelDirInUseError(
-            f"a continuous_eval called {self.name!r} runs beside {self._folder.parent} already ({who}); "
-            "wait until it ends, stop it, or give this one another --eval_name"
+            f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already ({who}); "
+            "wait until it ends, stop it, or give another --eval_name to this one"
         )
 
 
 class _Rewinds(Protocol):
     def went_back_to(self, lineage: int) -> int | None:
-        """Returns the earliest step that the run has gone back to after a lineage; None if it has not."""
+        """Returns the earliest step that the run was rewound to after a lineage; None without a rewind."""
 
 
 class Leases:
-    """The leases beside a run, as its trainer sees them when it rotates checkpoints.
+    """Reads the leases of a run's sidecars, for its trainer when it removes old checkpoints.
 
     Args:
-      evals: the folder of the leases.
-      max_wait: how many checkpoints at most are kept because a sidecar has yet to evaluate them.
-      ledger: of the run, which tells when it went back; None: it never has.
+      evals: The folder of the leases.
+      max_wait: The largest number of checkpoints that are kept because a sidecar has not evaluated them yet.
+      ledger: The ledger of the run, which knows its rewinds; None: the run was never rewound.
     """
 
     def __init__(self, evals: str | os.PathLike[str], max_wait: int, ledger: _Rewinds | None = None) -> None:
         self._folder, self._max_wait, self._ledger = Path(evals), max_wait, ledger
         self._seen: dict[str, tuple[Any, float]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def needed(self, steps: Sequence[int]) -> set[int]:
-        """Returns which of `steps`, those of checkpoints that would be rotated away, oldest first, have to stay."""
+        """Returns those of `steps`, the steps of checkpoints to remove, oldest first, that have to stay."""
         reads: set[int] = set()
         waiting: dict[int, str] = {}
         for path in sorted(self._folder.glob(f"*{LEASE}")):
@@ -114,16 +114,16 @@ class Leases:
             reads |= {step for step in steps if step == lease.get("reads")}
             waiting |= {step: path.name for step in steps if isinstance(after, int) and step > after}
         kept = sorted(waiting)[-self._max_wait :] if self._max_wait else []
-        self._tell({step: name for step, name in waiting.items() if step not in kept and step not in reads})
+        self._warn_of({step: name for step, name in waiting.items() if step not in kept and step not in reads})
         return reads | set(kept)
 
     def _after(self, lease: Mapping[str, Any]) -> Any:
-        """The step after which a sidecar needs all; an earlier one if it has yet to notice that the run went back."""
+        """Returns the step after which a sidecar needs all; an earlier one if it has not noticed a rewind yet."""
         after, back = lease.get("after"), self._ledger.went_back_to(_lineage(lease)) if self._ledger else None
         return min(after, back - 1) if isinstance(after, int) and back is not None else after
 
     def _counts(self, path: Path, lease: Mapping[str, Any]) -> bool:
-        """Whether the sidecar may still come for its checkpoints; by this machine's clock, since its last beat."""
+        """Whether the sidecar may still need its checkpoints, by its last beat and this machine's clock."""
         if lease["ended"] == "done":
             return False
         now = time.monotonic()
@@ -134,25 +134,26 @@ class Leases:
             self._seen[path.name] = (lease["beat"], since)
         return now - since < LEASE_SECONDS
 
-    def _tell(self, lost: Mapping[int, str]) -> None:
+    def _warn_of(self, lost: Mapping[int, str]) -> None:
         for step, name in lost.items():
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
+                sidecar = name.removesuffix(LEASE)
                 _LOG.warning(
-                    "ckpt-%d goes before %s has evaluated it: it is more than %d checkpoints behind "
-                    "(trainer.continuous_eval.max_wait_checkpoints); later ones are removed without a word",
-                    *(step, name.removesuffix(LEASE), self._max_wait),
+                    "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints behind "
+                    "(trainer.continuous_eval.max_wait_checkpoints); later removals are not reported",
+                    *(step, sidecar, sidecar, self._max_wait),
                 )
 
 
 def lineages_in_evaluation(evals: str | os.PathLike[str]) -> list[int]:
-    """Returns the lineages of the checkpoints that sidecars read now, or read when they were killed."""
+    """Returns the lineages of the checkpoints that sidecars are reading, or were reading when they were killed."""
     leases = [read_heartbeat(evals, path.name) or {} for path in Path(evals).glob(f"*{LEASE}")]
     return [_lineage(lease) for lease in leases if isinstance(lease.get("reads"), int)]
 
 
 def _lineage(lease: Mapping[str, Any]) -> int:
-    """The lineage of the run that a lease tells; 0 for one of an earlier version."""
+    """Returns the run's lineage in a lease; 0 for a lease of an earlier version."""
     lineage = lease.get("lineage", 0)
     return lineage if isinstance(lineage, int) else 0
 

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and Ctrl-C, seen at once although Python's own handlers wait for the running TensorFlow call.
+"""Handles SIGTERM, SIGHUP and Ctrl-C at once, although Python's handlers wait for the current TensorFlow call.
 
 A thread reads the pipe that `signal.set_wakeup_fd` writes to. The first signal asks the run to stop. Launchers forward
 SIGTERM and SIGINT together, and one key press may arrive twice: only a second SIGINT, at least a second after the first
@@ -22,39 +22,39 @@ from trainer_kit.errors import InterruptedRunError, PreemptedError
 from trainer_kit.process.startup_signals import exit_code, stop_signals
 
 _LOG = logging.getLogger(__name__)
-_SAVED, _LOST = "nothing is lost", "what came after the last checkpoint is lost"
+_SAVED, _LOST = "nothing is lost", "the steps after the last checkpoint are lost"
 _MOMENT = 0.5  # seconds in which the main thread may still end by itself, after all was saved
-_BUILDING = 1.0  # seconds in which a run that is still being built may end by itself, and remove what it has made
-_GLANCE = 0.05  # seconds between two looks at whether it has
-BEFORE_FIRST_STEP = "before the first step; the same command starts it again"
-KEY_PRESSES_APART = 1.0  # seconds; two SIGINT that are closer are one key press, which was forwarded
+_BUILDING = 1.0  # seconds in which a run that is still being built may end by itself, and remove its files
+_GLANCE = 0.05  # seconds between two checks whether it has ended
+BEFORE_FIRST_STEP = "before the first step; the same command starts the run again"
+KEY_PRESSES_APART = 1.0  # seconds; two SIGINT in less time are one forwarded key press
 
 
 def deciding(before: signal.Signals | None, number: signal.Signals) -> signal.Signals:
-    """Returns which signal decides the exit code: the first SIGTERM or SIGHUP if any came, else SIGINT."""
+    """Returns the signal that decides the exit code: the first SIGTERM or SIGHUP if one arrived, else SIGINT."""
     return number if before in (None, signal.SIGINT) else before
 
 
 class StopSignals:
     """While entered, calls `on_stop` from a thread when SIGTERM, SIGHUP or SIGINT arrives; in the main thread only.
 
-    Whoever sends SIGTERM follows it up with SIGKILL. So when the main thread is still at work after half of the grace
-    time, in a compilation or in one very long step, `on_late` saves what can be saved. The process ends as soon as it
-    has, and at the end of the grace time if it cannot, with the exit code of the signal. A run that is still being
-    built has nothing to save: the process ends a second after the signal. SIGHUP does nothing where it was ignored
-    before, as below nohup. Forked children keep none of this.
+    SIGKILL usually follows SIGTERM. So if the main thread is still at work after half of the grace time, in a
+    compilation or in one very long step, `on_late` saves the state if it can. The process ends as soon as that is done,
+    or at the end of the grace time, with the exit code of the signal. A run that is still being built has nothing to
+    save: the process ends a second after the signal. SIGHUP does nothing if it was ignored before, as under nohup.
+    Forked children do not inherit this handling.
 
-    One inside another hears of the same signals, of one that came before it was entered too: none is lost between two
-    runs of a longer job.
+    A nested StopSignals receives the same signals, also one that arrived before it was entered. So no signal is lost
+    between two runs of a longer job.
 
     Args:
-      on_stop: makes the run stop soon; called once.
-      grace_seconds: how long the process may last after the first signal; None: as long as it takes.
-      on_late: called in a thread, once, after half of them; returns whether all is saved, so that nothing is left to
-        wait for.
-      withdraw: called in a thread, a second after the first signal. If the run is still being built, it removes what
-        the run has made, and returns True: the process ends at once.
-      clock: returns seconds; read at each SIGINT.
+      on_stop: Makes the run stop soon; called once.
+      grace_seconds: The seconds that the process may live after the first signal; None: no limit.
+      on_late: Called once in a thread, after half of the grace time; returns whether all is saved, so that the process
+        may end.
+      withdraw: Called in a thread, a second after the first signal. If the run is still being built, it removes the
+        run's files and returns True, and the process ends at once.
+      clock: Returns the time in seconds; read at each SIGINT.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StopSignals:
         """Raises PreemptedError, or InterruptedRunError for SIGINT, when a signal has arrived.
 
         Args:
-          where: the run stops, for the message: "stopped by SIGTERM <where>".
+          where: Where the run stops, for the message "stopped by SIGTERM <where>".
         """
         if self._received is not None:
             kind = InterruptedRunError if self._received == signal.SIGINT else PreemptedError
@@ -90,7 +90,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            with _telling:
+            with _receiving:
                 _entered.append(self)
                 outermost = _entered[0]
                 if outermost is self:
@@ -102,13 +102,13 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Gives the signals back.
+        """Restores the former signal handlers.
 
         Raises:
-          PreemptedError: in the place of an InterruptedRunError, when a SIGTERM has come since that was raised.
+          PreemptedError: instead of an InterruptedRunError, when a SIGTERM has arrived since that was raised.
         """
         self._left.set()
-        with _telling:
+        with _receiving:
             if self in _entered:
                 _entered.remove(self)
         if self._writer >= 0:
@@ -122,7 +122,7 @@ class StopSignals:
     def _listen(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        # The pipe comes first: a signal between these two statements is answered by the handler of before, or here.
+        # The pipe comes first: the former handler or this one answers a signal between these two statements.
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._handlers = {number: signal.signal(number, _leave_it_to_the_thread) for number in stop_signals()}
         threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
@@ -139,16 +139,16 @@ class StopSignals:
             if self._interrupted is None:
                 self._interrupted = now
             elif now - self._interrupted >= KEY_PRESSES_APART:
-                self._leave("left at once: what came after the last checkpoint is lost")
+                self._leave("left at once: the steps after the last checkpoint are lost")
         before = self._received
-        with _telling:
+        with _receiving:
             for one in (self, *(inner for inner in _entered if inner is not self)):
                 one._hear(number)
         if before is None:
-            again = "; Ctrl-C once more, after a second, leaves at once" if number == signal.SIGINT else ""
+            again = "; press Ctrl-C again after a second to end without saving" if number == signal.SIGINT else ""
             _LOG.warning("%s: stopping%s", number.name, again)
         elif before != self._received:
-            _LOG.warning("%s came as well: the exit code will be %d", number.name, exit_code(number))
+            _LOG.warning("%s has arrived too: the exit code will be %d", number.name, exit_code(number))
 
     def _hear(self, number: signal.Signals) -> None:
         first, self._received = self._received is None, deciding(self._received, number)
@@ -179,7 +179,7 @@ class StopSignals:
         if self._left.wait(_MOMENT):
             return
         self._leave(
-            f"ended after {time.monotonic() - begin:.1f} s of the grace time, {self._grace:g} s "
+            f"ended after {time.monotonic() - begin:.1f} s of the grace time, which is {self._grace:g} s "
             f"(trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
         )
 
@@ -190,12 +190,12 @@ class StopSignals:
         os._exit(exit_code(self._received))
 
 
-_entered: list[StopSignals] = []  # by the main thread; the outermost, which listens, comes first
-_telling = threading.Lock()  # held while one of them is told, or the list changes
+_entered: list[StopSignals] = []  # entered by the main thread; the outermost, which listens, comes first
+_receiving = threading.Lock()  # held while a signal is handed to them, or the list changes
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """Python's handler: only there so that the signal reaches the pipe."""
+    """Does nothing; Python needs a handler to write the signal to the pipe."""
 
 
 def _before_fork() -> None:
@@ -208,7 +208,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """A forked child shares the pipe: its signals would stop the run, and a pool could not end its processes."""
+    """Resets the signals of a forked child, which shares the pipe: its signals would stop the run instead of itself."""
     if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
         _entered.clear()
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""The standard streams of commands; they outlast their readers: a run goes on when nobody reads its output any more."""
+"""Standard streams of commands that outlast their readers: a run continues when nobody reads its output any more."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _GONE = (errno.EPIPE, errno.EIO)  # the reader of a pipe (`| head`) has ended, t
 
 
 def outlast_readers() -> None:
-    """From now on what is written to the standard output or error after its reader has gone is dropped.
+    """From now on drops text that is written to the standard output or error after its reader is gone.
 
-    For commands that train: a `print` of a task would raise BrokenPipeError, and end the run as a bug of the task.
+    For commands that train: otherwise a `print` of a task would raise BrokenPipeError and end the run as a bug.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper):  # somebody has replaced it, or it was closed
             continue
         stream.flush()
-        raw = _Lasting(stream.fileno(), "w", closefd=False)
-        lasting = io.TextIOWrapper(
+        raw = _PersistentFile(stream.fileno(), "w", closefd=False)
+        persistent = io.TextIOWrapper(
             raw if stream.write_through else io.BufferedWriter(raw),  # as Python itself does
             encoding=stream.encoding,
             errors=stream.errors,
@@ -32,22 +32,22 @@ def outlast_readers() -> None:
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
-        setattr(sys, name, lasting)
+        setattr(sys, name, persistent)
 
 
 class CurrentError:
-    """sys.stderr as it is at each write: while the progress display draws, it has put itself in its place."""
+    """A stream that writes to the current sys.stderr, which the progress display replaces while it draws."""
 
     def write(self, text: str) -> int:
-        """Writes to it."""
+        """Writes to sys.stderr."""
         return sys.stderr.write(text)
 
     def flush(self) -> None:
-        """Flushes it."""
+        """Flushes sys.stderr."""
         sys.stderr.flush()
 
 
-class _Lasting(io.FileIO):
+class _PersistentFile(io.FileIO):
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
@@ -55,8 +55,8 @@ class _Lasting(io.FileIO):
             if error.errno not in _GONE:
                 raise
             nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self.fileno())  # for all that writes there, TensorFlow's own messages included
+            os.dup2(nothing, self.fileno())  # for all writers, TensorFlow's C++ messages included
             os.close(nothing)
-            if self.fileno() == 1:  # the log goes to the other one
-                _LOG.warning("nobody reads the standard output any more; the run goes on without it")
+            if self.fileno() == 1:  # the log goes to the standard error
+                _LOG.warning("nobody reads the standard output any more; the run continues without it")
             return memoryview(data).nbytes

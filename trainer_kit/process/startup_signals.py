@@ -1,7 +1,7 @@
-"""How a command answers signals while no run answers them: from its first line until the run begins, and after its end.
+"""Handles the signals of a command outside a run: from its first line until the run begins, and after the run's end.
 
-Imports next to nothing, so that it can come before all other imports. Nothing is raised: what a signal handler raises
-while an extension such as NumPy's or TensorFlow's is imported is lost, or becomes an ImportError.
+It imports next to nothing, so that it can come before all other imports. Its handlers raise nothing: an error of a
+signal handler during the import of an extension such as NumPy's or TensorFlow's is lost, or becomes an ImportError.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from types import FrameType
 
 _PREEMPTED, _INTERRUPTED = os.EX_TEMPFAIL, 128 + signal.SIGINT  # errors.ExitCode, which takes longer to import
 _TOGETHER = 0.3  # seconds between two signals that a launcher forwards together
-_interrupted = False  # whether SIGINT has come
-_code: int | None = None  # that the command ends with, once its work is done
+_interrupted = False  # whether SIGINT has arrived
+_code: int | None = None  # the exit code of the command, once its work is done
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Returns the signals that ask a process to stop: SIGHUP is none of them where it is ignored, as below nohup."""
+    """Returns the signals that ask a process to stop; without SIGHUP if it is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def exit_code(number: int) -> int:
-    """Returns the exit code of a process that a signal has stopped: 130 for SIGINT, which is Ctrl-C, else 75."""
+    """Returns the exit code of a process that a signal stopped: 130 for SIGINT, which is Ctrl-C, else 75."""
     return _INTERRUPTED if number == signal.SIGINT else _PREEMPTED
 
 
 def leave_when_asked() -> None:
-    """From now on a signal that asks to stop ends this process at once; for commands, as their first act.
+    """From now on a stop signal ends this process at once; commands call it first.
 
-    Before a run begins there is nothing to save. A run has signal handlers of its own, and gives these back at its end.
+    Before a run begins there is nothing to save. A run sets other signal handlers and restores these at its end.
     """
     atexit.register(_ignore)  # the first one to be registered is called last
     os.register_at_fork(after_in_child=_give_back)
@@ -43,7 +43,7 @@ def leave_when_asked() -> None:
 
 
 def ends_with(code: int) -> int:
-    """Returns `code`, with which the process ends from now on, whatever signal comes while Python shuts down."""
+    """Returns `code`; from now on the process ends with it, even if a signal arrives while Python shuts down."""
     global _code
     _code = code
     return code
@@ -57,7 +57,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
         # A SIGTERM that comes with it decides the exit code, and Python answers signals in the order of their numbers.
         _interrupted = True
         time.sleep(_TOGETHER)
-        signal.raise_signal(signal.SIGINT)  # has Python answer all that came meanwhile: a SIGTERM ends the process here
+        signal.raise_signal(signal.SIGINT)  # makes Python handle signals that came meanwhile: SIGTERM ends it here
         time.sleep(0)
     if _code is None:
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -69,14 +69,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _ignore() -> None:
-    """The last moment of Python: the exit code is known, and a signal would change it."""
+    """Ignores stop signals at the end of Python, since a signal would change the exit code."""
     for number in stop_signals():
         if signal.getsignal(number) is _leave:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _give_back() -> None:
-    """A forked child answers signals as if there were no command."""
+    """Restores Python's default signal handlers in a forked child."""
     for number in stop_signals():
         if signal.getsignal(number) is _leave:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -1,10 +1,10 @@
-"""Ends a process that makes no progress, so that whoever started it can start it again.
+"""Ends a process that makes no progress, so that it can be started again.
 
-A stall as a rule waits in C++ without Python's global lock (a data source, a collective, a file system): a thread
-sees it, writes the stacks of all threads and ends the process with exit code 7. A stall that keeps the global lock
-stops that thread too. For this there is a last resort, a timer of faulthandler, which needs no lock: half a minute
-later it prints the stacks to the standard error and ends the process, with exit code 1, since faulthandler knows no
-other.
+A stalled thread usually waits in C++ without Python's global lock (for a data source, a collective, a file system).
+Another thread notices it, writes the stacks of all threads and ends the process with exit code 7. A stall that holds
+the global lock stops that thread too. The last resort is a timer of faulthandler, which needs no lock: half a minute
+later it prints the stacks to the standard error and ends the process, with exit code 1, the only one that faulthandler
+has.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from trainer_kit.errors import ExitCode
 
 _LOG = logging.getLogger(__name__)
 _STANDARD_ERROR = 2  # the descriptor: sys.stderr may be in the hands of a progress display, or of the stalled thread
-_PATIENCE = 3.0  # seconds that each thing done at the end may take: what has stalled may be the disk or the terminal
-_LONGEST_POLL = 5  # polls; what two looks lie apart beyond that does not count: the process was stopped meanwhile
+_PATIENCE = 3.0  # seconds for each action at the end: the disk or the terminal may be what has stalled
+_LONGEST_POLL = 5  # polls; a longer time between two checks does not count, since the process was stopped meanwhile
 
 # Where faulthandler's timer goes by the time of day, a suspended machine or a corrected clock would end a sound run.
 _TIMER_IS_STEADY = sys.version_info >= (3, 11) and bool(sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT"))
 
 
 def call_within(seconds: float, act: Callable[[], object]) -> bool:
-    """Calls `act` in a daemon thread; returns whether it came back within `seconds`, without an error.
+    """Calls `act` in a daemon thread; returns whether it returned within `seconds`, without an error.
 
-    An error is logged. What takes longer goes on in its thread.
+    An error is logged. A call that takes longer continues in its thread.
     """
     succeeded = threading.Event()
 
@@ -52,25 +52,25 @@ def call_within(seconds: float, act: Callable[[], object]) -> bool:
     thread = threading.Thread(target=call, name="bounded call", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads: the caller, who may be about to end the process, goes on
+    except RuntimeError:  # no more threads: the caller, which may be about to end the process, continues
         return False
     thread.join(seconds)
     return succeeded.is_set()
 
 
 class ProgressReader:
-    """Asks `progress` again and again in a daemon thread of its own, and keeps what it said last.
+    """Calls `progress` again and again in a daemon thread, and keeps its last result.
 
-    So `progress` may be slow or hang without holding up whoever reads `latest`. Its first error is logged; an error
-    changes nothing.
+    So `progress` may be slow or hang without blocking the readers of `latest`. Its first error is logged, and errors
+    leave `latest` unchanged.
 
     Args:
-      progress: returns (phase, token), e.g. ("train", 120); called in the thread.
-      seconds: between two calls.
+      progress: Returns (phase, token), e.g. ("train", 120); called in the thread.
+      seconds: The seconds between two calls.
 
     Attributes:
-      latest: the newest answer; ("start", 0) before the first one.
-      changes: how often the answer was another one than before.
+      latest: The newest result; ("start", 0) before the first one.
+      changes: How often the result has changed.
     """
 
     def __init__(self, progress: Callable[[], tuple[str, object]], seconds: float) -> None:
@@ -83,16 +83,16 @@ class ProgressReader:
         self._thread = threading.Thread(target=self._serve, name="progress reader", daemon=True)
 
     def start(self) -> None:
-        """Begins to ask."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Asks no more; a call that hangs is left to itself after a second."""
+        """Ends the thread; waits at most a second for a call that hangs."""
         self._left.set()
         self._thread.join(1)
 
     def read(self) -> None:
-        """Asks now, in the thread of the caller."""
+        """Calls `progress` now, in the thread of the caller."""
         try:
             phase, token = self._progress()
             answer = (phase, token)
@@ -114,20 +114,21 @@ class Watchdog:
     """While entered, ends the process when there is no progress for `timeout_seconds`.
 
     The time in which the machine is suspended, or the process stopped (Ctrl-Z), does not count. The last resort cannot
-    tell a stopped process: it ends one that was stopped for longer than the timeout and `last_resort_seconds` when it
-    goes on. It is faulthandler's one timer (`dump_traceback_later`): one watchdog in a process at a time. It is left
-    out where that timer goes by the time of day (Python 3.10). A forked child has no watchdog.
+    notice a stopped process: if the process was stopped for longer than the timeout plus `last_resort_seconds`, the
+    last resort ends it when it continues. It is faulthandler's only timer (`dump_traceback_later`), so a process can
+    have one watchdog at a time. It is left out if that timer uses the time of day (Python 3.10). A forked child has no
+    watchdog.
 
     Args:
-      progress: returns (phase, token); whenever the pair has changed there was progress. Called in a thread of its own:
-        slowness and errors of it are no progress, and do no other harm.
-      folder: where the stacks are written, as stacks-<UTC time>.txt.
-      timeout_seconds: the longest time without progress; None: only the warning.
-      warn_after_seconds: when to warn, once per stall.
-      poll_seconds: between two looks.
-      on_stall: called before the end, in another thread; it gets a few seconds.
-      exit: ends the process with the given code at once, without the cleaning-up that could stall as well.
-      last_resort_seconds: how long after the timeout the last resort ends a process whose threads cannot run.
+      progress: Returns (phase, token); each change of the pair is progress. Called in a separate thread: if it is slow
+        or raises, there is no progress, and nothing else breaks.
+      folder: The folder for the stacks, a file stacks-<UTC time>.txt.
+      timeout_seconds: The longest time without progress; None: there is only a warning.
+      warn_after_seconds: The seconds without progress until the warning, which comes once per stall.
+      poll_seconds: The seconds between two checks.
+      on_stall: Called before the end, in another thread; it has a few seconds.
+      exit: Ends the process with the given code at once, without a clean-up that could stall as well.
+      last_resort_seconds: The seconds after the timeout until the last resort ends a process whose threads cannot run.
     """
 
     def __init__(
@@ -190,8 +191,9 @@ class Watchdog:
 
     def _prospect(self) -> str:
         if self._timeout is None:
-            return "it may last for ever (trainer.hang_timeout_seconds is null)"
-        return f"ends with exit code {ExitCode.STALLED:d} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
+            return "the process is never ended for it (trainer.hang_timeout_seconds is null)"
+        code = f"exit code {ExitCode.STALLED:d}"
+        return f"the process ends with {code} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
 
     def _say(self, text: str) -> None:
         # The stalled thread may hold the lock of the log.
@@ -231,7 +233,7 @@ def _stacks() -> str:
 
 
 class _Timer:
-    """The timer of faulthandler, which a forked child must not inherit: it would wait for ever when it ends."""
+    """The timer of faulthandler, which a forked child must not inherit: the child would wait for ever when it ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -241,12 +243,12 @@ class _Timer:
 
     def set(self, seconds: float) -> None:
         """Ends the process after so many seconds, unless it is set again or cancelled before."""
-        with self._lock, contextlib.suppress(RuntimeError):  # no more threads: go on without a last resort
+        with self._lock, contextlib.suppress(RuntimeError):  # no more threads: continue without a last resort
             faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
             self._is_set = True
 
     def cancel(self) -> None:
-        """Lets the process live; a timer that others have set stays if this one is not set."""
+        """Cancels the timer if this object has set it; a timer that others have set stays."""
         with self._lock:
             self._cancel()
 

@@ -1,4 +1,4 @@
-"""The parts of a run, made in the order of DESIGN: trainer, writers, history, checkpoints, callbacks, controller."""
+"""Builds the parts of a run in the order of DESIGN: trainer, history, checkpoints, callbacks, controller."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
+from trainer_kit.callbacks.keep_executor import KeepExecutor
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
 from trainer_kit.callbacks.profile import Profile
@@ -39,10 +40,10 @@ from trainer_kit.training.trainer_creation import check_best_metric, check_train
 
 
 def build_trainer(plan: RunPlan, task: Any) -> Any:
-    """Returns the trainer of the run, with model and optimizer, or the one that was given. In strategy scope.
+    """Returns the trainer of the run, with model and optimizer, or the caller's ready-made one. In strategy scope.
 
     Raises:
-      UsageError: when it is none that the engine can drive, or no evaluation will report a metric that is needed.
+      UsageError: when the engine cannot drive the trainer, or no evaluation will report a metric that is needed.
     """
     config, options, directory = plan.config, plan.options, plan.directory
     keeps_best = plan.evaluates and plan.mode != "eval"
@@ -60,27 +61,27 @@ def build_trainer(plan: RunPlan, task: Any) -> Any:
 
 
 def _check_controller(plan: RunPlan) -> None:
-    """Raises UsageError when a controller of the caller's does not do what the config asks for."""
+    """Raises UsageError when the caller's controller class cannot do what the config asks for."""
     options, kind = plan.config.trainer, plan.options.controller_cls
     if issubclass(kind, Controller):
         return
     if options.recovery_max_trials > 0:
         raise UsageError(
-            f"trainer.recovery_max_trials: {kind.__name__} does not go back after a divergence; give a "
-            "controller_cls that is a trainer_kit.run.controller.Controller, or set trainer.recovery_max_trials=0"
+            f"trainer.recovery_max_trials: {kind.__name__} cannot rewind the run after a divergence; give a subclass "
+            "of trainer_kit.run.controller.Controller as controller_cls, or set trainer.recovery_max_trials=0"
         )
     if options.early_stopping is not None:
         raise UsageError(
-            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, by which it stops; "
-            "give a controller_cls that is a trainer_kit.run.controller.Controller, or remove trainer.early_stopping"
+            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, which early stopping reads; give "
+            "a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove trainer.early_stopping"
         )
 
 
 def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHistory:
-    """Returns what keeps history, curves, ledger and best in step."""
+    """Returns the run's history, which keeps reports, curves, ledger and best checkpoint at the same step."""
     directory, config = plan.directory, plan.config
     sets = {name: config_hash(config, name) for name in trainer.validation_sets if name}
-    # Of a run whose ledger was lost, sidecars may know later lineages; they follow only those that come after.
+    # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage after those.
     known = other_ledgers(directory.ledger) if writers.history else []
     ledger = Ledger(
         directory.ledger,
@@ -89,7 +90,7 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
         lineage=max((record["lineage"] for record in known), default=0),
         sets=sets,
     )
-    # Whoever copies checkpoints alone to a folder of their own knows that the rest is not there.
+    # A folder with copied checkpoints only has neither manifest nor history: that is no loss of reports.
     copied = not any(map(os.path.exists, (directory.manifest, directory.metrics)))
 
     def recorded(step: int) -> Any:
@@ -105,7 +106,7 @@ def build_history(plan: RunPlan, writers: ReportWriters, trainer: Any) -> RunHis
 
 
 def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: RunHistory) -> CheckpointManager:
-    """Returns the manager of the run's checkpoints; what was reported before one outlives the process with it."""
+    """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
     options, most = plan.options, plan.config.trainer.continuous_eval.max_wait_checkpoints
     return create_manager(
         trainer,
@@ -121,7 +122,7 @@ def build_manager(plan: RunPlan, trainer: Any, writers: ReportWriters, history: 
 
 
 def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | None:
-    """Returns what ends a training run early, if the config asks for it."""
+    """Returns the early stopping of a training run; None when the config has none."""
     options = plan.config.trainer.early_stopping
     return EarlyStopping(options, history.ledger, plan.directory.evals) if options and plan.trains else None
 
@@ -129,7 +130,7 @@ def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | 
 def build_sidecar(
     plan: RunPlan, lock: Any, trainer: Any, writers: ReportWriters, history: RunHistory
 ) -> Sidecar | None:
-    """Returns what an evaluation beside a run knows of the run; None in all other modes."""
+    """Returns the view that a continuous_eval process has of its training run; None in all other modes."""
     if not isinstance(lock, Lease):
         return None
     return Sidecar(
@@ -154,9 +155,11 @@ def build_controller(
     sidecar: Sidecar | None,
     stopping: Callable[[], bool],
 ) -> Any:
-    """Returns what drives the trainer: a Controller, or a caller's orbit.Controller, with the callbacks of the run."""
+    """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    run, users = Run(trainer, directory.path, plan.chief), plan.callbacks
+    keeps_executor = plan.trains and plan.config.runtime.executor == "auto"
+    run = Run(trainer, directory.path, plan.chief)
+    users = [*([KeepExecutor(directory)] if keeps_executor else []), *plan.callbacks]
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):
@@ -200,14 +203,14 @@ def _common_arguments(
 
 
 def _recorded(plan: RunPlan, history: RunHistory, step: int) -> dict[str, Any]:
-    """Returns the logs that the chief has on record for a step, by validation set, on every worker."""
+    """Returns the chief's recorded logs of a step, by validation set, on every worker."""
     logs = json.dumps(history.recorded_logs(step)) if plan.chief else ""
     found: dict[str, Any] = json.loads(chiefs_text(plan.strategy, logs))
     return found
 
 
 def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
-    """Returns the actions of the run: those given, the trainer's own, and the watch for a TPU's preemption notice."""
+    """Returns the actions of the run: the caller's, the trainer's, and the save on a TPU's preemption notice."""
     own_train, _ = checked_actions(trainer.own_train_actions(plan.config, manager.source, manager), None)
     train = [*plan.train_actions, *own_train]
     keep_states(trainer, train)
@@ -220,5 +223,5 @@ def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Ac
 
 
 def reason_to_stop(early: EarlyStopping | None, plan: RunPlan, step: int) -> str:
-    """Returns why early stopping ends the run at `step`, on every worker; "" if it goes on."""
+    """Returns on every worker why early stopping ends the run at `step`; "" when the run continues."""
     return "" if early is None else chiefs_text(plan.strategy, early.reason(step) if plan.chief else "")

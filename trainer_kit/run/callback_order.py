@@ -1,4 +1,4 @@
-"""Which callbacks a run has, in the order in which they are called."""
+"""Lists the callbacks of a run in the order in which they are called."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def callbacks_of_run(
 ) -> list[Callback]:
     """Returns the engine's callbacks and the users' in the order in which each event calls them.
 
-    An evaluation is on record before its weights are exported, and exported before anybody else sees it. What users
-    report joins the line of the loop, and the loss of the loop is looked at when the line is written. A sidecar
-    records last: one that dies before it has reported an evaluation makes it once more.
+    An evaluation is recorded before its weights are exported, and exported before users' callbacks see it. Values that
+    users report join the line of the loop, and the loss is checked after that line is written. A sidecar records last:
+    if it dies before it has reported an evaluation, the next start evaluates again.
     """
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size)]

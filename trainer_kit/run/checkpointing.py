@@ -1,4 +1,4 @@
-"""RunCheckpoints: restores and saves the checkpoints of a run, and calls the callbacks around it."""
+"""RunCheckpoints: restores and saves the checkpoints of a run, and calls the callbacks of a save."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainer_kit.run.progress import Phases
 
 
 class RunCheckpoints:
-    """The checkpoints of a run, as its controller has them saved and restored. On every worker at once.
+    """Saves and restores checkpoints for the controller of a run. All workers call each method together.
 
     Args:
-      manager: of the checkpoints; it knows which step was saved or restored last.
-      strategy: in whose scope checkpoints are restored.
-      callbacks: of the run.
-      phases: of the run.
+      manager: The manager of the checkpoints; it knows which step was saved or restored last.
+      strategy: The strategy in whose scope checkpoints are restored.
+      callbacks: The callbacks of the run.
+      phases: The phases of the run.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class RunCheckpoints:
         self._last_announced = manager.saved_step
 
     def restore(self, path: str | None) -> str | None:
-        """Restores a checkpoint, or the newest one, or initialises; returns the path of what was restored."""
+        """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
         with self._strategy.scope():
             if path is None:
                 path = self._manager.restore_or_initialize()
@@ -43,22 +43,22 @@ class RunCheckpoints:
         return path
 
     def path_of(self, step: int, reason: str) -> str:
-        """Returns the path of the checkpoint of a step, when no save is in flight; as the chief sees it.
+        """Waits for the save in flight and returns the path of a step's checkpoint; the chief decides if it exists.
 
         Args:
-          step: to go back to.
-          reason: for the message.
+          step: The step to rewind to.
+          reason: Why the run rewinds, for the message.
 
         Raises:
-          UsageError: when there is none.
+          UsageError: when that step has no checkpoint.
         """
         self.sync()
         source = self._manager.source
         is_there = int(step in complete_checkpoints(source))
         if not broadcast_from_chief(self._strategy, is_there):
             raise UsageError(
-                f"the run is to go back to step {step} ({reason}), of which {source} holds no checkpoint; name one of "
-                "the run's own"
+                f"the run cannot go back to step {step} ({reason}): {source} holds no checkpoint of that step; request "
+                "a step that has a checkpoint"
             )
         return os.path.join(source, f"ckpt-{step}")
 
@@ -76,7 +76,7 @@ class RunCheckpoints:
         """Waits for the save in flight, and calls checkpoint_saved for it.
 
         Raises:
-          StorageError: when it failed.
+          StorageError: when that save failed.
         """
         manager = self._manager
         with self._saving:

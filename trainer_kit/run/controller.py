@@ -1,7 +1,7 @@
 """Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
 
-The order of what happens at a boundary is in callbacks/base.py. Intervals are crossed, global_step says how many steps
-a loop has done, and a stop is honoured between loops, and by the loops themselves between steps.
+callbacks/base.py gives the order of events at a boundary. An interval is due when a loop crosses one of its multiples.
+global_step tells how many steps a loop has taken. A stop takes effect between loops, and between the steps of a loop.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _LOG = logging.getLogger(__name__)
 
 
 class Controller:
-    """Drives a Trainer: train, evaluate, train_and_evaluate, evaluate_continuously; the names are those of Orbit's.
+    """Drives a Trainer: train, evaluate, train_and_evaluate, evaluate_continuously; the names are Orbit's.
 
     Args:
-      trainer: that trains, a BaseTrainer; None in modes that do not train.
-      evaluator: that evaluates, a BaseTrainer; None in modes that do not evaluate.
-      global_step: int64 scalar.
-      checkpoint_manager: of the run's checkpoints.
-      callbacks: called around loops, evaluations and saves.
-      strategy: in whose scope checkpoints are restored; None: the current one.
-      steps_per_loop: steps between two boundaries, or a function of the global step.
-      summary_interval: steps between summaries that the task itself writes; None: it writes none.
-      summary_manager: of the task's own summaries in training; None: there are none.
-      eval_summary_manager: of those in evaluations; None: there are none.
-      stopping: tells whether a stop was asked for.
-      save_on_stop: whether a stop saves a checkpoint.
-      recorded: returns the logs that are on record for a step, by validation set; a single set is called "". What is
-        missing there is evaluated when the run begins.
-      times: counts what the run spends its time on; None: one of its own.
+      trainer: The BaseTrainer that trains; None in modes that do not train.
+      evaluator: The BaseTrainer that evaluates; None in modes that do not evaluate.
+      global_step: The variable of the global step, an int64 scalar.
+      checkpoint_manager: The manager of the run's checkpoints.
+      callbacks: The callbacks to call around loops, evaluations and saves.
+      strategy: The strategy in whose scope checkpoints are restored; None: the current one.
+      steps_per_loop: The number of steps between two boundaries, or a function of the global step.
+      summary_interval: The number of steps between summaries that the task writes; None: the task writes none.
+      summary_manager: The manager of the task's training summaries; None: there are none.
+      eval_summary_manager: The manager of the task's evaluation summaries; None: there are none.
+      stopping: Returns whether a stop was requested.
+      save_on_stop: Whether a stop saves a checkpoint.
+      recorded: Returns the recorded logs of a step, by validation set; a single set is called "". A validation set
+        without a record is evaluated when the run begins.
+      times: The time ledger of the run; None: a new one.
 
     Attributes:
-      run: what callbacks are handed.
-      running: the global steps that the training loop which runs, or ran last, was to run between.
+      run: The Run that callbacks receive.
+      running: The global steps (begin, end) planned for the current training loop, or for the last one.
     """
 
     saves_after_errors = True
@@ -103,17 +103,17 @@ class Controller:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked for; of several workers, whether they have agreed to stop."""
+        """Whether a stop was requested; with several workers, whether they have agreed to stop."""
         return is_stopping(self.trainer or self.evaluator, self._stopping)
 
     @property
     def phase(self) -> str:
-        """What the main thread is doing; see Phases."""
+        """The phase that the main thread is in; see Phases."""
         return self._phases.now
 
     @property
     def times(self) -> TimeLedger:
-        """What the run has spent its time on."""
+        """The time ledger of the run."""
         return self._phases.times
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
@@ -131,24 +131,24 @@ class Controller:
     ) -> dict[str, Any]:
         """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
 
-        Stops early, saved and evaluated like a whole run, when a callback ends the run; stops early, saved, when a stop
-        was asked for. An evaluation that was due when an earlier start ended comes first.
+        When a callback ends the run, the last step is saved and evaluated as at the end of a full run. After a stop
+        request the step is saved only. An evaluation that was due when an earlier start ended comes first.
 
         Args:
-          train_steps: the global step to train up to; -1: until the data ends.
-          eval_steps: batches in an evaluation; -1: all.
-          eval_interval: steps between evaluations; None: there is only the one at the end.
-          evaluates: whether there are evaluations at all.
-          checkpoint_at_completion: whether the last step is saved in any case.
+          train_steps: The global step to train up to; -1: until the data ends.
+          eval_steps: The number of batches in an evaluation; -1: all.
+          eval_interval: The number of steps between evaluations; None: only the evaluation at the end.
+          evaluates: Whether there are evaluations at all.
+          checkpoint_at_completion: Whether the last step is always saved.
 
         Returns:
           The logs of the last evaluation, NumPy values; empty without one.
 
         Raises:
-          DataError: when the data ends before `train_steps`, or there is none to evaluate.
-          DivergedError: when the loss or a weight is not finite, and no callback takes the run back.
-          StorageError: when a checkpoint, or what an evaluation found, cannot be written.
-          TrainerKitError: when a loop of the trainer does not move global_step.
+          DataError: when the training data ends before `train_steps`, or there is no validation data.
+          DivergedError: when the loss or a weight is not finite, and no callback rewinds the run.
+          StorageError: when a checkpoint or a record of an evaluation cannot be written.
+          TrainerKitError: when a training loop does not advance global_step.
         """
         self.run.total = train_steps if train_steps >= 0 else None
         intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
@@ -173,7 +173,7 @@ class Controller:
         return output
 
     def _train_loop(self, goal: Goal) -> int:
-        """Runs one training loop, up to the next boundary; returns the step before it."""
+        """Runs one training loop up to the next boundary; returns the step at which the loop began."""
         step = self.run.step
         pause = next_stop(step, goal.step, *goal.intervals.values(), self.callbacks.next_cut(step))
         begun, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
@@ -194,7 +194,7 @@ class Controller:
         return begun
 
     def _at_boundary(self, begun: int, goal: Goal) -> dict[str, Any]:
-        """Does what is due or was asked for after the loop that began at `begun`; returns the logs of an evaluation."""
+        """Saves and evaluates what is due or requested after the loop that began at `begun`; returns the logs."""
         asked, loop, step = self._take_requests(), self.run.loop, self.run.step
         if asked is None:
             return {}
@@ -215,11 +215,11 @@ class Controller:
         return self._evaluate_at_step([name for name in due if self._evaluated.get(name) != step], goal)
 
     def _is_last(self, goal: Goal) -> bool:
-        """Whether the run ends at this step: it is the last one, the data has ended, or a callback asked for it."""
+        """Whether the run ends at this step: it is the last step, the data has ended, or a callback ends the run."""
         return self.run.step >= goal.step >= 0 or bool(self.run.stop_reason) or self.trainer.data_ended
 
     def _take_requests(self) -> Requests | None:
-        """Takes what callbacks have asked for, and notes the evaluations; None: a rewind, which is done."""
+        """Takes the requests of callbacks and notes the evaluations; returns None after it has carried out a rewind."""
         asked = self.callbacks.take_requests()
         if asked.rewind is not None:
             self._rewind(asked.rewind, asked.rewind_reason)
@@ -228,9 +228,10 @@ class Controller:
         return asked
 
     def _catch_up(self, goal: Goal) -> dict[str, Any]:
-        """Makes up what was due at the step that the run begins at, or has gone back to; returns logs of evaluations.
+        """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
 
-        Callbacks are called with the logs of evaluations that are on record and came after the checkpoint.
+        Callbacks receive the recorded logs of evaluations that came after the checkpoint. Returns the logs of new
+        evaluations.
         """
         self._catches_up, step = False, self.run.step
         recorded = self._recorded(step) if goal.intervals and step > 0 else {}
@@ -239,7 +240,7 @@ class Controller:
             self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
             self.callbacks.call("evaluation_end", dict(unseen.get("", unseen)))
             self._seen.update(dict.fromkeys(unseen, step))
-            if self.run.was_stopped:  # by what it was then: another start goes on
+            if self.run.was_stopped:  # a recorded evaluation ended the earlier start; this start continues
                 self.run.requests.stop = ""
         asked = self._take_requests()
         if asked is None:
@@ -250,9 +251,9 @@ class Controller:
         return self._evaluate_at_step(self._not_evaluated(due), goal)
 
     def _evaluate_at_step(self, due: Collection[str], goal: Goal) -> dict[str, Any]:
-        """Evaluates what is due, and what callbacks ask for then; all sets where the run ends at this step.
+        """Evaluates the sets that are due, and those that callbacks request then; all sets if the run ends here.
 
-        Then all that belongs to this step is done.
+        Nothing of this step is left to do when it returns.
         """
         logs: dict[str, Any] = {}
         while True:
@@ -277,16 +278,16 @@ class Controller:
                 return {} if self.stopping else logs
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates `steps` batches, -1 for all, and returns the logs as NumPy values; {} when a stop has cut it.
+        """Evaluates and returns the logs as NumPy values; returns {} when a stop cut the evaluation short.
 
         Args:
-          steps: batches.
-          sets: names of the validation sets, if there are several; None: all.
+          steps: The number of batches; -1: all.
+          sets: The names of the validation sets to evaluate, if there are several; None: all.
 
         Raises:
           DataError: when there is no data, or too little.
           DivergedError: when a weight is not finite.
-          StorageError: when what was found, or the save before it, cannot be written.
+          StorageError: when the record of the evaluation, or the save before it, cannot be written.
         """
         logs = self._evaluate(steps, sets or list(self.evaluator.validation_intervals(None)), {})
         if logs is None:
@@ -303,12 +304,12 @@ class Controller:
         """Evaluates and calls evaluation_end.
 
         Args:
-          steps: batches.
-          sets: names of validation sets; a single one is called "".
-          before: logs of other sets at the same step.
+          steps: The number of batches; -1: all.
+          sets: The names of the validation sets; a single one is called "".
+          before: The logs of other sets at the same step.
 
         Returns:
-          All logs of this step; None: a stop has cut the evaluation.
+          All logs of this step; None when a stop cut the evaluation short.
         """
         run, step = self.run, self.run.step
         self.callbacks.call("evaluation_begin")
@@ -331,7 +332,7 @@ class Controller:
         return dict(tf.nest.map_structure(to_numpy, merged))
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
-        """Those of `sets` that were not evaluated at this step, by this process or, as is on record, before it."""
+        """Returns those of `sets` that no process has evaluated at this step, by memory or by the record."""
         step, names = self.run.step, list(sets)
         recorded = self._recorded(step) if names else {}
         return [name for name in names if self._evaluated.get(name) != step and name not in recorded]
@@ -345,20 +346,20 @@ class Controller:
         watched: WatchedRun | None = None,
         newest_only: bool = False,
     ) -> dict[str, Any]:
-        """Evaluates the checkpoints that are, or appear, in the manager's folder; what is on record not once more.
+        """Evaluates the checkpoints in the manager's folder and those that appear there; skips recorded ones.
 
         Args:
-          steps: batches in an evaluation, -1 for all.
-          timeout: seconds to wait for a checkpoint when nothing tells that the run is alive; None: for ever.
-          timeout_fn: tells whether no more checkpoints will come, where `watched` is None.
-          watched: the run that saves the checkpoints; None: all that is known of it is the folder.
-          newest_only: whether to take the newest one next, and not all in order.
+          steps: The number of batches in an evaluation; -1: all.
+          timeout: The seconds to wait for a checkpoint without a sign of life of the run; None: no limit.
+          timeout_fn: Returns whether no more checkpoints will come; used when `watched` is None.
+          watched: The run that saves the checkpoints; None: only its folder is known.
+          newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in order.
 
         Returns:
           The logs of the last evaluation.
 
         Raises:
-          NothingToWaitForError: when no checkpoint came in time although more were to come.
+          NothingToWaitForError: when no checkpoint came in time although the run was not finished.
         """
         output: dict[str, Any] = {}
         run = watched or Unknown(timeout_fn or (lambda: False))
@@ -368,18 +369,18 @@ class Controller:
             try:
                 self.restore_checkpoint(path)
             except StorageError as error:
-                _LOG.warning("skipped: %s", error)
+                _LOG.warning("a checkpoint is skipped: %s", error)
                 continue
             output = self.evaluate(steps)
         self._phases.now = "end"
         return output
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
-        """Restores a checkpoint, or the newest one, or initialises; returns the path of what was restored."""
+        """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
         return self._checkpoints.restore(path)
 
     def save_checkpoint(self) -> None:
-        """Saves the state as it is, unless this step is saved already.
+        """Saves a checkpoint of the current step, unless there is one already.
 
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
@@ -390,17 +391,17 @@ class Controller:
         """Waits for the save in flight, and calls checkpoint_saved for it.
 
         Raises:
-          StorageError: when it failed.
+          StorageError: when that save failed.
         """
         self._checkpoints.sync()
 
     def interrupt_loop(self) -> None:
-        """Has the next checkpoint hold the loop that runs as one to go on with; after an error inside it."""
+        """Notes the current loop as interrupted, after an error inside it; the next checkpoint stores its end."""
         self._interrupted_loop.steps, self.trainer.cut_short = self.running, True
 
     def _go_back_after(self, error: Exception) -> None:
-        """Lets callbacks take the run back to an earlier step; raises the error where none does."""
-        self.run.requests = Requests()  # what was asked for before is given up with the loop
+        """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
+        self.run.requests = Requests()  # earlier requests are dropped with the loop
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, Divergence):
             raise error  # which other workers may not have
@@ -412,14 +413,14 @@ class Controller:
         self._rewind(asked.rewind, asked.rewind_reason)
 
     def _rewind(self, step: int, reason: str) -> None:
-        """Restores the checkpoint of an earlier step in the middle of a run; the run goes on from there."""
+        """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there."""
         path = self._checkpoints.path_of(step, reason)
         _LOG.warning("the run goes back to step %d: %s", step, reason)
         self._phases.now = BETWEEN  # after an error it is still that of the error
         with self.times.during("recovery"):
             self.restore_checkpoint(path)
             self._interrupted_loop.steps, self.run.stop_reason = None, ""
-            self._evaluated.clear()  # what was evaluated on the way that is given up counts no more
+            self._evaluated.clear()  # evaluations of the dropped steps no longer count
             self.callbacks.call("rewound", step)
         self._catches_up = True
 
@@ -430,7 +431,7 @@ class Controller:
         self._wanted = set(state or ())
 
     def _tensor_of(self, steps: int) -> tf.Tensor:
-        """Returns an int32 scalar, the same one for loop after loop."""
+        """Returns `steps` as an int32 scalar; the same tensor while the number stays the same."""
         if self._num_steps[0] != steps:
             self._num_steps = steps, tf.constant(steps, tf.int32)
         return self._num_steps[1]

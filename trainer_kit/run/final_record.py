@@ -1,4 +1,4 @@
-"""Records a run: its config before the first step, and what it has ended with."""
+"""Records a run: its config before the first step, and its final metrics at the end."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def recorded(
     texts: Mapping[str, str],
     global_step: Any = None,
 ) -> Iterator[None]:
-    """Writes the record of a run before its first step, and takes it back when a mistake or its data allow none.
+    """Writes the record of a run before its first step; removes it when an explained error comes before that step.
 
     Args:
-      directory: of the run.
-      config, experiment, mode, texts: what is recorded; see RunDirectory.write_record.
-      global_step: variable of the steps taken: after the first one the record stays; None: it never has to.
+      directory: The directory of the run.
+      config, experiment, mode, texts: The contents of the record; see RunDirectory.write_record.
+      global_step: The variable of the global step; once it is above 0 the record stays. None: any explained error
+        removes the record.
     """
     new = directory.missing_records(texts)
     try:
@@ -58,13 +59,13 @@ def recorded(
 
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
-    """Turns the errors that come of a lost worker, and a SystemExit of the user's code, into errors that say so."""
+    """Turns errors of a lost worker, and a SystemExit of the user's code, into errors that explain themselves."""
     with peers_needed(), exits_as_errors():
         yield
 
 
 def was_stopped_at(directory: RunDirectory, step: int) -> bool:
-    """Whether a callback or early stopping had ended the run at this step."""
+    """Whether a callback or early stopping ended an earlier start of the run at this step."""
     final = directory.read_final()
     return final is not None and final["step"] == step and bool(final.get("stopped"))
 
@@ -72,15 +73,15 @@ def was_stopped_at(directory: RunDirectory, step: int) -> bool:
 def finished_logs(
     directory: RunDirectory, step: int, config: ExperimentConfig, evaluates: bool, reason: str
 ) -> dict[str, Any] | None:
-    """Returns the final metrics of a run that has nothing left to do, and says so; None if there is something.
+    """Returns the final metrics of a finished run and logs that there is nothing to do; None for an unfinished run.
 
     Args:
-      directory: of the run.
-      step: of its newest checkpoint.
-      config: that it is started with.
-      evaluates: whether metrics are wanted.
-      reason: why early stopping ends the run at this step; "" if it does not. A run that only an action has stopped
-        goes on.
+      directory: The directory of the run.
+      step: The step of its newest checkpoint.
+      config: The config of this start.
+      evaluates: Whether metrics are wanted.
+      reason: Why early stopping ends the run at this step; "" if it does not. A run that only an action stopped is not
+        finished.
     """
     final, wanted = directory.read_final(), config.trainer.train_steps
     if final is None or final["step"] != step or (evaluates and not final["metrics"]):
@@ -90,7 +91,7 @@ def finished_logs(
         return None
     how = f"stopped early at step {step}: {reason}" if stopped else f"finished at step {step}"
     change = "trainer.early_stopping.patience, or remove trainer.early_stopping," if stopped else "trainer.train_steps"
-    _LOG.info("nothing to do: %s was %s; raise %s to train on", directory.path, how, change)
+    _LOG.info("nothing to do: %s was %s; raise %s to continue the training", directory.path, how, change)
     return dict(final["metrics"]) if evaluates else {}
 
 
@@ -103,17 +104,21 @@ def conclude(
     mode: str,
     logs: Mapping[str, Any],
 ) -> None:
-    """Notes what a training run has ended with, when all that it saved and reported is in the files.
+    """Writes final.json once all checkpoints and reports of a training run are in its files.
 
-    What this process has spent its time on, and which callbacks have failed, is logged in any case.
+    Logs the time account of this process and the callbacks that failed, also after a stop.
+
+    Raises:
+      PreemptedError, InterruptedRunError: when the run was stopped before its end.
+      StorageError: when the last checkpoint or final.json cannot be written.
     """
     check_held(directory.own)
     trainer = controller.trainer or controller.evaluator
     for name, count in controller.callbacks.errors.items():
-        _LOG.warning("the callback %s has failed %d time%s; the run went on", name, count, "s" * (count > 1))
+        _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1))
     if stopped(signals, trainer):
         if writers.history is not None:
-            _tell(_spent_time(trainer, config, writers.times)[1])
+            _log_lines(_spent_time(trainer, config, writers.times)[1])
         _raise_stopped(signals, trainer)
     with writers.times.during("save"):
         controller.sync()
@@ -126,16 +131,16 @@ def conclude(
     reason = "" if step >= config.trainer.train_steps >= 0 else controller.run.stop_reason
     directory.write_final(step, mode, plain(logs), trainer.checkpoint_exporter, reason, time)
     how = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
-    _tell([f"{how}; {cost}", *lines])
+    _log_lines([f"{how}; {cost}", *lines])
 
 
-def _tell(lines: Iterable[str]) -> None:
+def _log_lines(lines: Iterable[str]) -> None:
     for line in lines:
         _LOG.info("%s", line)
 
 
 def _spent_time(trainer: Any, config: ExperimentConfig, ledger: TimeLedger) -> tuple[dict[str, Any], list[str]]:
-    """Returns what this process has spent its time on, for final.json and as lines; nothing if none was trained."""
+    """Returns the time account of this process, for final.json and as lines; both empty if no step was trained."""
     times, options, runtime = ledger.account(), config.trainer, config.runtime
     if not times.steps:
         return {}, []
@@ -158,19 +163,19 @@ def _spent_time(trainer: Any, config: ExperimentConfig, ledger: TimeLedger) -> t
 
 
 def _to_compile(config: Any) -> Iterator[tuple[str, bool]]:
-    """Yields the settings of compiled steps in one loop, and whether each has another value."""
+    """Yields each setting that compiles the steps of a loop, and whether the config has another value."""
     for name in ("train_tf_function", "train_tf_while_loop"):
         yield f"trainer.{name}=true", not getattr(config.trainer, name)
     yield "runtime.run_eagerly=false", config.runtime.run_eagerly
 
 
 def stopped(signals: StopSignals, trainer: Any) -> bool:
-    """Whether the run has stopped early; several workers do so together, or finish together."""
+    """Whether the run was stopped early; several workers stop together or finish together."""
     return is_stopping(trainer, lambda: signals.received is not None)
 
 
 def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
-    where = f"at step {int(trainer.global_step.numpy())}; the same command goes on from the last checkpoint"
+    where = f"at step {int(trainer.global_step.numpy())}; the same command resumes from the last checkpoint"
     signals.check(where)
     if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")

@@ -1,9 +1,8 @@
-"""Mode continuous_train_and_eval: fine-tunes and evaluates each checkpoint of another run, as it comes.
+"""Mode continuous_train_and_eval: fine-tunes and evaluates each new checkpoint of another run.
 
-Each of them gets a whole run of train_and_eval, in a folder of its own with all that a run has: so it may be killed at
-any moment and goes on where it was. A step is done when its metrics are written, after everything else that tells of
-it; a run that has ended before that is only noted. Nothing of the steps before is left in the process when the next one
-begins.
+Each checkpoint gets a full run of train_and_eval in a separate folder, so that it can be killed at any moment and
+resumes. The metrics of a step are written last, and the step is then done. If a fine-tuning finished but its metrics
+are missing, the next start only writes them. The models of earlier steps are freed before the next fine-tuning begins.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
 NewTask = Callable[[ExperimentConfig, str], Any]
-_BETWEEN = "between two checkpoints; the same command goes on"
+_BETWEEN = "between two checkpoints; the same command continues with the next one"
 _OF_ONE_RUN = ("trainer", "summary_manager", "eval_summary_manager", "from_step")
 
 
@@ -62,20 +61,21 @@ def finetune_checkpoints(
     """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished. Eager.
 
     Args:
-      strategy: for all of it; of one worker.
-      new_task: returns the task of a config, whose run has the given folder.
-      config: of the fine-tuning.
-      model_dir: gets metrics-<step>.json and finetune-<step>/ for each step.
-      experiment, allow_config_change, records: as run_experiment takes them.
-      **arguments: further ones of run_experiment, for each run.
+      strategy: The strategy of all fine-tunings, with one worker.
+      new_task: Takes a config and the folder of its run, and returns a new task.
+      config: The config of the fine-tuning.
+      model_dir: The folder for metrics-<step>.json and finetune-<step>/ of each step.
+      experiment, allow_config_change, records: As in run_experiment.
+      **arguments: Further arguments of run_experiment, used for each run.
 
     Returns:
       (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics of the last step.
 
     Raises:
-      UsageError: for several workers, arguments of a single run, or a config that does not fit what is in model_dir.
-      NothingToWaitForError: when no checkpoint came in time although more were to come.
-      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped it.
+      UsageError: when there are several workers, an argument belongs to a single run, or the config does not fit the
+        fine-tunings in model_dir.
+      NothingToWaitForError: when no checkpoint came in time although the other run was not finished.
+      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the fine-tunings.
     """
     _check_arguments(strategy, arguments)
     if mistakes := pretraining_mistakes(config, model_dir):
@@ -97,18 +97,19 @@ def finetune_checkpoints(
         signals.check(_BETWEEN)
         last = max(each.directory.done(), default=0)
         directory.write_final(last, CONTINUOUS_FINETUNE, each.directory.metrics(last), None)
-        _LOG.info("finished: %s has no more checkpoints; fine-tuned are %s", pretraining.path, each.told_done())
+        done = each.done_text()
+        _LOG.info("finished: %s saves no more checkpoints; fine-tuned checkpoints: %s", pretraining.path, done)
         return each.model, each.directory.metrics(last)
 
 
 class Pretraining(Sidecar):
-    """The run whose checkpoints are fine-tuned, as CheckpointWatcher asks about it.
+    """The run whose checkpoints are fine-tuned, as CheckpointWatcher sees it.
 
     Args:
-      folder: of that run; may be yet to come.
-      model_dir: of the fine-tuning.
-      each: the fine-tuning.
-      run: holds the lease in the folder, once it turns out to be that of a run of ours.
+      folder: The folder of that run; it need not exist yet.
+      model_dir: The folder of the fine-tunings.
+      each: The fine-tunings.
+      run: Holds the lease in `folder` once a heartbeat shows that trainer_kit runs there.
     """
 
     def __init__(self, folder: str, model_dir: str, each: Finetuning, run: contextlib.ExitStack) -> None:
@@ -128,13 +129,13 @@ class Pretraining(Sidecar):
         self._leased, self._refused = False, False
 
     def went_back_to(self) -> int | None:
-        """Returns None: what was fine-tuned stays, whatever becomes of the checkpoint; a warning says so."""
+        """Returns None, since finished fine-tunings stay; warns when the other run was rewound."""
         before = self._ledger.lineage
         self._ledger.lineage = max([before, *(item["lineage"] for item in self._ledger.records())])
         if self._ledger.lineage > before and (done := self._each.directory.done()):
             _LOG.warning(
-                "%s has gone back to an earlier step; what was fine-tuned stays (%s): remove metrics-<step>.json and "
-                "finetune-<step>/ of what is to be done again",
+                "%s has gone back to an earlier step; the finished fine-tunings stay (steps %s): to repeat one, remove "
+                "its metrics-<step>.json and finetune-<step>/",
                 *(self.path, ", ".join(map(str, sorted(done)))),
             )
         return None
@@ -144,16 +145,14 @@ class Pretraining(Sidecar):
         return self._each.directory.done()
 
     def need(self, after: int | None, reads: int | None) -> None:
-        """Keeps the run from removing checkpoints, if it is one of ours that can be told."""
+        """Writes a lease, so that the run keeps the checkpoints that are needed, if it reads leases."""
         if not self._leased and not self._refused and os.path.exists(os.path.join(self.path, HEARTBEAT)):
             try:
                 self._run.enter_context(self._lease)
                 self._leased = True
             except (StorageError, ModelDirInUseError) as error:
                 self._refused = True
-                _LOG.warning(
-                    "%s cannot be told which checkpoints are needed, and may remove them: %s", self.path, error
-                )
+                _LOG.warning("%s may remove checkpoints before they are fine-tuned: %s", self.path, error)
         if self._leased:
             super().need(after, reads)
 
@@ -162,15 +161,15 @@ class Finetuning:
     """Runs the fine-tunings of a model_dir, one after the other.
 
     Args:
-      strategy, new_task, config: as `finetune_checkpoints` takes them.
-      directory: of model_dir.
-      arguments: of run_experiment.
-      signals: around all of them; a run hears of the same ones.
+      strategy, new_task, config: As in `finetune_checkpoints`.
+      directory: The run directory of model_dir.
+      arguments: Arguments of run_experiment for each run.
+      signals: The stop signals of the whole job; each run receives them too.
 
     Attributes:
-      directory: what is there.
-      curves: writes the metrics over the steps of the pretraining run.
-      model: that was fine-tuned last.
+      directory: The names and files of the fine-tunings.
+      curves: The summary manager of the metrics, over the steps of the pretraining run.
+      model: The model that was fine-tuned last; None at first.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ class Finetuning:
         return f"finetune-{step}: {now['phase']}", before + int(now["step"])
 
     def resume(self, pretraining: Pretraining) -> None:
-        """Ends what an earlier process has begun: its runs first, whose first checkpoints may be gone by now."""
+        """Finishes the fine-tunings that an earlier process began; their initial checkpoints may be gone by now."""
         for step in self.directory.done():
             self._remove_needless(step)
         newest_only = self._config.trainer.continuous_eval.policy == "latest"
@@ -208,17 +207,17 @@ class Finetuning:
             self.fine_tune(step, os.path.join(pretraining.path, f"ckpt-{step}"))
 
     def fine_tune(self, step: int, checkpoint: str) -> None:
-        """Fine-tunes and evaluates one checkpoint, and notes what was found; a damaged one is left out.
+        """Fine-tunes and evaluates one checkpoint, and writes its metrics; skips a damaged one with a warning.
 
         Raises:
-          PreemptedError, InterruptedRunError: when a signal came before it, or stopped it.
+          PreemptedError, InterruptedRunError: when a signal came before the fine-tuning, or stopped it.
         """
         self._signals.check(_BETWEEN)
         folder, config = self.directory.run(step), self._config.replace(task={"init_checkpoint": checkpoint})
         own = RunDirectory(folder, config.trainer)
         if not _has_ended(own.read_final(), config.trainer.train_steps):
             if step not in self.directory.begun() and (wrong := problem(checkpoint)):
-                _LOG.warning("skipped: %s is damaged: %s", checkpoint, wrong)
+                _LOG.warning("a checkpoint is skipped: %s is damaged: %s", checkpoint, wrong)
                 return
             self._train(step, folder, config)
         self._record(step, checkpoint, own.read_final() or {})
@@ -227,17 +226,17 @@ class Finetuning:
 
     def _train(self, step: int, folder: str, config: ExperimentConfig) -> None:
         _LOG.info("fine-tuning %s in %s", config.task.init_checkpoint, folder)
-        self.model, self._step = None, step  # the model of the step before goes before the next one comes
+        self.model, self._step = None, step  # frees the previous model before the next one is built
         forget_models(config.runtime)
         task = self._new_task(config, folder)
         self.model, _ = run_experiment(self._strategy, task, "train_and_eval", config, folder, **self._arguments)
 
-    def told_done(self) -> str:
+    def done_text(self) -> str:
         """Returns the steps that are done, for messages."""
         return ", ".join(map(str, sorted(self.directory.done()))) or "none"
 
     def _record(self, step: int, checkpoint: str, final: Mapping[str, Any]) -> None:
-        """Curve, then metrics: by these the step is done."""
+        """Writes the curve and then the metrics, after which the step is done."""
         metrics = dict(final.get("metrics", {}))
         self.curves.resume(step - 1)  # a process that died here wrote it already
         self.curves.write_summaries(metrics, step)
@@ -249,7 +248,7 @@ class Finetuning:
         self.directory.write_metrics(step, {**record, **best})
 
     def _remove_needless(self, step: int) -> None:
-        """Removes the checkpoints that a finished run was to go on from; where no best one is kept, the last stays."""
+        """Removes the checkpoints that a finished run no longer needs; keeps the last one if there is no best one."""
         folder = self.directory.run(step)
         final = RunDirectory(folder, self._config.trainer).read_final()
         if final is not None:  # else it is no run of ours
@@ -261,21 +260,22 @@ def _check_arguments(strategy: tf.distribute.Strategy, arguments: Mapping[str, A
         raise UsageError(
             f"{CONTINUOUS_FINETUNE} runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
         )
-    if given := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
+    if refused := [name for name in _OF_ONE_RUN if arguments.get(name) is not None]:
         raise UsageError(
-            f"{given[0]} is of one run, and {CONTINUOUS_FINETUNE} has one for each checkpoint: leave it out"
+            f"{refused[0]} belongs to a single run, but {CONTINUOUS_FINETUNE} starts a run for each checkpoint; "
+            "leave it out"
         )
 
 
 def _has_ended(final: Mapping[str, Any] | None, train_steps: int) -> bool:
-    """Whether a run has nothing left to do; one that an action has stopped too, which by itself would go on."""
+    """Whether a fine-tuning is finished. One that an action stopped is finished too, unlike a run of train_and_eval."""
     return final is not None and (bool(final.get("stopped")) or final["step"] >= train_steps)
 
 
 def _new_checkpoints(
     pretraining: Pretraining, options: TrainerConfig, signals: StopSignals, lock: RunLock
 ) -> Iterator[str]:
-    """Yields the prefixes of checkpoints as they come; a signal ends it at once.
+    """Yields the prefix of each new checkpoint; ends as soon as a signal has arrived.
 
     Raises:
       StorageError: when model_dir was moved or removed meanwhile.

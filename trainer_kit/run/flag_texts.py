@@ -1,4 +1,4 @@
-"""What the flags of `python -m trainer_kit.train` mean: the one table of them, and the text of --help."""
+"""The table of the flags of `python -m trainer_kit.train` with their meanings, and the text of --help."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 from trainer_kit.config.modes import MODES
 
 EXAMPLES = {
-    "Train an experiment of the folder experiments/, evaluate it on the way, and keep its files in runs/digits:": (
+    "Train an experiment from the folder experiments/, evaluate it during training, and write to runs/digits:": (
         "python -m trainer_kit.train --experiment=digits --mode=train_and_eval --model_dir=runs/digits"
     ),
-    "The same with an experiment of your own, from the file my_task.py, and with another value in its config:": (
+    "Do the same with your own experiment from the file my_task.py, and change a value of its config:": (
         "python -m trainer_kit.train --import_module=my_task.py --experiment=rings --mode=train_and_eval \\\n"
         "      --model_dir=runs/rings --params_override=trainer.train_steps=2000"
     ),
@@ -24,12 +24,12 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class FlagText:
-    """A flag as a reader meets it.
+    """The text of a flag in --help.
 
     Attributes:
-      value: What stands for its value, such as FILE; empty for a switch.
-      sentence: What it does.
-      default: Its value when it is not given; None if it has none.
+      value: The placeholder of its value, such as FILE; empty for a switch.
+      sentence: A sentence that says what the flag does.
+      default: The value without the flag; None if it has no default.
       kind: text; repeated, each use adds a value; count, a number of 0 or more; step; switch; absl: defined by absl.
     """
 
@@ -40,7 +40,7 @@ class FlagText:
 
 
 FLAGS: dict[str, FlagText] = {
-    "experiment": FlagText("NAME", "The experiment to run; `trainer-kit list` shows those that there are."),
+    "experiment": FlagText("NAME", "The experiment to run; `trainer-kit list` shows all experiments."),
     "mode": FlagText("MODE", "What the run does; the modes are listed below."),
     "model_dir": FlagText("FOLDER", "The folder of the run, for its checkpoints, records and summaries."),
     "config_file": FlagText("FILE", "Reads config values from a YAML or JSON file.", kind="repeated"),
@@ -58,39 +58,40 @@ FLAGS: dict[str, FlagText] = {
     ),
     "checkpoint": FlagText(
         "WHICH",
-        "The checkpoint that mode eval evaluates: latest, best, initial (none), a step, or the path of a checkpoint.",
+        "The checkpoint that mode eval evaluates: latest, best, a step, the path of a checkpoint, or initial for the "
+        "initial weights.",
         default="latest",
     ),
     "eval_name": FlagText("NAME", "The name of a continuous_eval sidecar and of its files.", default="continuous_eval"),
     "allow_config_change": FlagText(
-        "PATH", "Lets a resumed run differ from its beginning in the config value at this path.", kind="repeated"
+        "PATH", "Allows a resumed run to change the config value at this path.", kind="repeated"
     ),
     "allow_partial_restore": FlagText(
         "",
-        "Restores what fits of a checkpoint of another model or optimizer, and lists what does not.",
+        "Restores the variables that fit from a checkpoint of another model or optimizer, and lists the others.",
         default="false",
         kind="switch",
     ),
     "from_step": FlagText(
         "STEP",
-        "Resumes from the checkpoint of this step and moves later ones to archived/; 0 starts again.",
+        "Resumes from the checkpoint of this step and moves later ones to archived/; 0 starts from the beginning.",
         kind="step",
     ),
     "max_restarts": FlagText(
         "N",
-        "Runs under a supervisor, which restarts the run when it is preempted, and up to N times when it crashes or "
-        "stalls; 0 runs once in this process.",
+        "Runs under a supervisor, which restarts the run whenever it is preempted, and up to N times when it crashes "
+        "or stalls; with 0 the run has no supervisor.",
         default="0",
         kind="count",
     ),
-    "profile": FlagText("A:B", "Traces the steps A to B for TensorBoard, into the folder train of model_dir."),
+    "profile": FlagText("A:B", "Traces the steps A to B for TensorBoard, into the folder model_dir/train."),
     "tpu": FlagText("NAME", "The name or address of the TPU; it sets runtime.tpu."),
     "tf_data_service": FlagText(
-        "ADDRESS", "The address of a tf.data service, for tasks that read with one, as TF Model Garden's do."
+        "ADDRESS", "The address of a tf.data service, for tasks that read data from one, such as TF Model Garden's."
     ),
     "debug": FlagText("", "Prints the whole traceback of an error.", default="false", kind="switch"),
-    "help": FlagText("", "Shows this text and ends.", default="false", kind="switch"),
-    "flagfile": FlagText("FILE", "Reads further flags from a file, one on a line.", kind="absl"),
+    "help": FlagText("", "Shows this text and exits.", default="false", kind="switch"),
+    "flagfile": FlagText("FILE", "Reads further flags from a file, one per line.", kind="absl"),
 }
 SOURCES_NOTE = (
     "A flag marked * may be repeated. Config values come from the experiment, then from --config_file, the gin flags "
@@ -99,7 +100,7 @@ SOURCES_NOTE = (
 
 
 def help_text() -> str:
-    """Returns the text of --help: two commands to copy, then the flags and the modes."""
+    """Returns the text of --help: two commands to copy, the flags and the modes."""
     lines = [line for comment, command in EXAMPLES.items() for line in (f"  # {comment}", f"  {command}", "")]
     lines += ["flags:"]
     for name, flag in FLAGS.items():
@@ -111,16 +112,16 @@ def help_text() -> str:
 
 
 def usage(name: str) -> str:
-    """Returns how a flag is written: --model_dir=FOLDER."""
+    """Returns a flag as it is written on the command line, such as --model_dir=FOLDER."""
     if name == "help":
         return "--help, -h"
     return f"--{name}={FLAGS[name].value}" if FLAGS[name].value else f"--{name}"
 
 
 def described(name: str) -> str:
-    """Returns the sentence of a flag, with whether it is needed, or its default if it has one that says something."""
+    """Returns the sentence of a flag, and whether it is required or which default it has."""
     flag = FLAGS[name]
-    more = " It is needed." if name in NEEDED else ""
+    more = " Required." if name in NEEDED else ""
     if flag.default and flag.kind != "switch":
         more = f" Default: {flag.default}."
     return flag.sentence + more

@@ -1,4 +1,4 @@
-"""The flags of `python -m trainer_kit.train`, and the run that they ask for."""
+"""Parses the flags of `python -m trainer_kit.train` into a Request."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ SUPERVISION, ONCE = "max_restarts", "from_step"
 
 
 class _StepParser(flags.ArgumentParser):
-    """Takes a step, or the name of its checkpoint."""
+    """Parses a step or the name of its checkpoint, ckpt-<step>."""
 
-    syntactic_help = "a step, or ckpt-<step>"
+    syntactic_help = "a step or ckpt-<step>"
 
     def parse(self, argument: Any) -> int:
         """Returns the step.
 
         Raises:
-          ValueError: for anything else, with what to give instead.
+          ValueError: for any other text; the message says what to give.
         """
         text = str(argument).strip().removeprefix("ckpt-")
         if text.isascii() and text.isdecimal():
             return int(text)
-        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500; 0 starts again"
+        advice = "give a step of this run's checkpoints, such as 500 or ckpt-500, or 0 to start again"
         if os.sep in text:
-            advice += "; to begin with the weights of another run set task.init_checkpoint"
+            advice += "; to start from the weights of another run, set task.init_checkpoint"
         raise ValueError(f"it is not a whole number of 0 or more; {advice}")
 
     def flag_type(self) -> str:
@@ -43,7 +43,7 @@ class _StepParser(flags.ArgumentParser):
 
 
 def define_flags() -> flags.FlagValues:
-    """Returns the flags of this command, which are defined nowhere else."""
+    """Returns the flags of this command in a new FlagValues; absl's global flags stay as they are."""
     values = flags.FlagValues()
     for name, flag in FLAGS.items():
         if flag.kind == "text":
@@ -64,7 +64,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     """Returns the parsed flags of `argv`, which begins with the program's name.
 
     Raises:
-      UsageError: for an unknown flag, a wrong value or an argument that is no flag.
+      UsageError: for an unknown flag, a wrong value or an argument that is not a flag.
     """
     values = define_flags()
     try:
@@ -79,16 +79,16 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def _reworded(text: str) -> str:
-    """Returns what absl says of a flag's value, in words of ours where its own are Python's."""
+    """Returns absl's message about a flag's value, with Python's wording replaced."""
     if "Non-boolean argument" in text:
         return f"{text.partition(': ')[0]}: it is neither true nor false; give the flag without a value for true"
     return text.replace("invalid literal for int() with base 10", "not a whole number")
 
 
 def unsupervised(values: flags.FlagValues) -> list[str]:
-    """Returns the arguments that give the same flags without --max_restarts, for each run under the supervisor.
+    """Returns the arguments of each attempt under the supervisor: the same flags without --max_restarts.
 
-    --from_step is not among them: see `until_begun`.
+    They lack --from_step too; see `until_begun`.
     """
     arguments: list[str] = []
     for name in values:
@@ -103,27 +103,27 @@ def unsupervised(values: flags.FlagValues) -> list[str]:
 
 
 def until_begun(values: flags.FlagValues) -> list[str]:
-    """Returns further arguments, for the runs under the supervisor up to the one that begins to train.
+    """Returns --from_step for the supervised attempts up to the first one that begins to train.
 
-    That is --from_step: each restart after that would go back again.
+    With it, every later restart would rewind the run again.
     """
     return [] if values.from_step is None else [f"--{ONCE}={values.from_step}"]
 
 
 def sources(values: flags.FlagValues) -> Sources:
-    """Returns the sources of config values that the flags name; flags of a value's own win over every other source."""
-    given: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
-    origins = {"runtime.tpu": "--tpu"} if given else {}
+    """Returns the sources of config values; --tpu and --tf_data_service win over every other source."""
+    set_by_flags: dict[str, Any] = {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
+    origins = {"runtime.tpu": "--tpu"} if set_by_flags else {}
     if values.tf_data_service is not None:
         address = {"tf_data_service_address": values.tf_data_service}
-        given["task"] = {"train_data": address, "validation_data": address}
+        set_by_flags["task"] = {"train_data": address, "validation_data": address}
         origins["task"] = "--tf_data_service"
     return Sources(
         config_files=tuple(values.config_file),
         gin_files=tuple(values.gin_file),
         gin_params=tuple(values.gin_params),
         params_overrides=tuple(values.params_override),
-        flags=Layer(given, origins),
+        flags=Layer(set_by_flags, origins),
     )
 
 

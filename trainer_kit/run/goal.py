@@ -1,4 +1,4 @@
-"""Goal: up to which step a controller is asked to train, and what it evaluates on the way."""
+"""Goal: the step that a controller trains up to, and the evaluations before and at that step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainer_kit.training.loops.intervals import all_due
 
 @dataclass(frozen=True)
 class Goal:
-    """What a controller is asked to do.
+    """The last step of a training run and its evaluations.
 
     Attributes:
-      step: the global step to train up to; -1: until the data ends.
-      eval_steps: batches in an evaluation; -1: all.
-      intervals: the steps between evaluations of each validation set; None: only at the end. Empty: no evaluations.
-      saves_last: whether the last step is saved in any case.
+      step: The global step to train up to; -1: until the data ends.
+      eval_steps: The number of batches in an evaluation; -1: all.
+      intervals: The steps between evaluations of each validation set; None: only at the end. Empty: no evaluations.
+      saves_last: Whether the last step is always saved.
     """
 
     step: int
@@ -26,13 +26,13 @@ class Goal:
     saves_last: bool
 
     def due(self, before: int, step: int, last: bool, asked: Collection[str]) -> list[str]:
-        """Returns the validation sets to evaluate at `step`, of a loop that began at `before`."""
+        """Returns the validation sets to evaluate at `step`, at the end of a loop that began at `before`."""
         due = {*all_due(before, step, step if last else self.step, self.intervals), *asked}
         return [name for name in self.intervals if name in due]
 
 
 def data_ended_early(step: int, total: int) -> DataError:
-    """Returns the error of a run whose data has ended at `step`, before its last one."""
+    """Returns the error of a run whose training data ended at `step`, before the last step `total`."""
     return DataError(
         f"task.train_data ended at step {step} of {total}; repeat the data (an ArraySource does with "
         "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "

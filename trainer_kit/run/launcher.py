@@ -1,4 +1,4 @@
-"""From a config to a finished run: devices, seeds, precision, strategy, task, run_experiment, in this order."""
+"""Runs a config: sets devices, seeds and precision, makes strategy and task, and calls run_experiment."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ def launch(
     before_task: Callable[[], None] = lambda: None,
     **arguments: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Runs `config` in a fresh process, or one whose devices are as the config has them.
+    """Runs `config` in a fresh process, or in one whose devices already match the config.
 
     Args:
-      config: of the experiment.
-      mode: one of modes.MODES.
-      model_dir: folder of the run.
-      before_task: called when the task's module has been imported, before the task is made.
-      **arguments: keyword arguments of run_experiment.
+      config: The experiment's config.
+      mode: One of modes.MODES.
+      model_dir: The folder of the run.
+      before_task: Called after the task's module is imported and before the task is made.
+      **arguments: Keyword arguments of run_experiment.
 
     Returns:
-      (model, logs) as run_experiment does.
+      (model, logs), as run_experiment returns them.
 
     Raises:
-      UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
-      PreemptedError: when a worker that this one trains with is gone.
+      UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot share a batch
+        equally.
+      PreemptedError: when another worker of this run is gone.
     """
     model_dir = follow_links(model_dir)
     task_type = task_class(config.task)
@@ -68,12 +69,13 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
     """Configures devices, seeds and precision, and returns the strategy.
 
     Args:
-      config: of the experiment.
-      threads: thread counts that the run was started with, if it was.
+      config: The experiment's config.
+      threads: The thread counts that the run was started with; None for a new run.
 
     Raises:
-      UsageError: when the machine is not what the runtime section asks for, or a batch does not divide.
-      StalledError: when another worker has not come within trainer.hang_timeout_seconds.
+      UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot share a batch
+        equally.
+      StalledError: when another worker did not start within trainer.hang_timeout_seconds.
     """
     runtime = config.runtime
     if mistakes := parameter_server_mistakes(runtime):

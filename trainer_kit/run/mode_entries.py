@@ -1,4 +1,4 @@
-"""What each mode has the controller of a run do."""
+"""The entry function of each mode, which drives the controller of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer_kit.evals.run_history import RunHistory
 
 @dataclass(frozen=True)
 class BuiltRun:
-    """What a mode's entry works with, once all is built and, to train, the newest checkpoint is restored.
+    """The parts of a run that a mode's entry uses. In modes that train, the newest checkpoint is restored.
 
     Attributes:
-      config: of the experiment.
-      controller: a Controller or an OrbitController.
-      checkpoint: the path that mode eval evaluates; "" for the weights as the task initializes them.
-      history: of the run.
-      sidecar: of mode continuous_eval.
+      config: The experiment's config.
+      controller: A Controller or an OrbitController.
+      checkpoint: The path that mode eval evaluates; "" for the weights as the task initializes them.
+      history: The history of the run.
+      sidecar: The view of the training run in mode continuous_eval; None in other modes.
     """
 
     config: ExperimentConfig
@@ -54,7 +54,7 @@ def _train_and_eval(run: BuiltRun) -> dict[str, Any]:
         return dict(logs)
     recorded = run.history.metrics_at(controller.run.step)  # evaluated before a restart
     sets = run.history.ledger.sets
-    if logs or sets:  # the record may have other validation sets, of a config before
+    if logs or sets:  # the record may have the validation sets of an earlier config
         recorded = {name: metrics for name, metrics in recorded.items() if name in sets}
     if recorded:
         controller.evaluator.add_best(recorded)

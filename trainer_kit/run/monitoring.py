@@ -1,4 +1,4 @@
-"""What watches over a run and shows it from threads of its own: signals, the watchdog, the activity, the reports."""
+"""Sets up what runs beside a run in other threads: signals, the watchdog, the shown activity, the report writers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trainer_kit.telemetry.report_writers import ReportWriters
 def guard(
     signals: StopSignals, options: TrainerConfig, trainer: Any, progress: Progress, directory: RunDirectory
 ) -> Watchdog:
-    """Lets signals stop the trainer from now on, and returns the watchdog for all that follows.
+    """Lets signals stop the trainer from now on, and returns the watchdog of the run.
 
     Raises:
-      PreemptedError, InterruptedRunError: when a signal came while the trainer was built.
+      PreemptedError, InterruptedRunError: when a signal arrived while the trainer was built.
     """
     progress.trainer = trainer
     signals.check(BEFORE_FIRST_STEP)
@@ -35,7 +35,7 @@ def guard(
 def show_activity(
     run: contextlib.ExitStack, progress: Progress, chief: bool, console: Writer | None
 ) -> tuple[Writer | None, Callable[[], None]]:
-    """Has the console show from now on what takes the run long, and returns it with what ends that."""
+    """Shows slow activities of the run on the console; returns the console and a function that ends the display."""
     console = (console or ConsoleWriter(sys.stdout)) if chief else None
     show = getattr(console, "show_activity", None)
     if show is None:
@@ -46,7 +46,7 @@ def show_activity(
 def open_writers(
     run: contextlib.ExitStack, progress: Progress, shown: tuple[Writer | None, Callable[[], None]], plan: RunPlan
 ) -> ReportWriters:
-    """Opens the writers of reports, and closes them with the run, when the console shows no more what it is doing."""
+    """Opens the report writers, and closes them at the end of the run, after the display of activities has ended."""
     console, end_showing = shown
     options = plan.options
     writers = ReportWriters.open(

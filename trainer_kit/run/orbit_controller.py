@@ -1,4 +1,4 @@
-"""OrbitController: a caller's orbit.Controller, driven by a run like our own Controller."""
+"""OrbitController: lets a run drive a caller's orbit.Controller like trainer_kit's Controller."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _LOG = logging.getLogger(__name__)
 
 
 class OrbitController:
-    """Has an orbit.Controller do what the modes of a run ask for.
+    """Drives an orbit.Controller through the modes of a run.
 
-    It keeps no ledger, goes back after no divergence, and stops between loops only. Callbacks of users are called
-    around training, after loops and after evaluations; what they ask for is not done, except to stop.
+    It keeps no ledger, does not rewind after a divergence, and stops between loops only. Users' callbacks are called
+    around training, after loops and after evaluations. Of their requests only a stop is carried out.
 
     Args:
-      kind: a subclass of orbit.Controller; its constructor restores the newest checkpoint.
-      trainer, evaluator, global_step, strategy: as of Controller.
-      checkpoint_manager: of the run's checkpoints.
-      callbacks: of users.
-      actions: of users; the controller calls them itself.
-      stopping: tells whether a stop was asked for.
-      **arguments: further ones of the class.
+      kind: A subclass of orbit.Controller; its constructor restores the newest checkpoint.
+      trainer, evaluator, global_step, strategy: As in Controller.
+      checkpoint_manager: The manager of the run's checkpoints.
+      callbacks: The users' callbacks.
+      actions: The users' actions; the orbit.Controller calls them.
+      stopping: Returns whether a stop was requested.
+      **arguments: Further arguments of the class.
     """
 
     phase = "start"
     running = (0, 0)
-    saves_after_errors = False  # what an error has left behind is not known
+    saves_after_errors = False  # the state after an error is not known
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class OrbitController:
         self._begun = 0  # the step at which the training loop under way began
         if wanting := [one.name for one in callbacks.members if one.every]:
             raise UsageError(
-                f"{kind.__name__} does not cut loops, which {', '.join(wanting)} asks for by `every`; give a "
-                "controller_cls that is a trainer_kit.run.controller.Controller, or remove `every`"
+                f"{kind.__name__} cannot end training loops at the steps that {', '.join(wanting)} sets by `every`; "
+                "give a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove `every`"
             )
         stop = [] if trainer is None else [StockLoops(trainer, lambda: stopping() or trainer.stop_requested)]
         self._inner = kind(
@@ -75,7 +75,7 @@ class OrbitController:
         )
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
-        """Restores a checkpoint; the newest one was restored by the constructor."""
+        """Restores a checkpoint; the constructor has already restored the newest one."""
         restored: str | None = self._inner.restore_checkpoint(path)
         return restored
 
@@ -96,12 +96,12 @@ class OrbitController:
     def evaluate_continuously(
         self, steps: int, timeout: float | None, timeout_fn: Callable[[], bool], **_: Any
     ) -> dict[str, Any]:
-        """Evaluates the checkpoints that appear in the folder; returns the logs of the last evaluation."""
+        """Evaluates the checkpoints that appear in the manager's folder; returns the logs of the last evaluation."""
         watch = self._inner.evaluate_continuously
         return self._until_stopped(lambda: watch(steps=steps, timeout=timeout, timeout_fn=timeout_fn))
 
     def save_checkpoint(self) -> None:
-        """Saves the state as it is."""
+        """Saves a checkpoint of the current step."""
         self._inner.save_checkpoint()
 
     def sync(self) -> None:
@@ -114,7 +114,7 @@ class OrbitController:
             return self._until_stopped(work)
 
     def _until_stopped(self, work: Callable[[], Any]) -> dict[str, Any]:
-        """Does the work; what an action stops is saved if the run trains, and not evaluated once more."""
+        """Calls `work`. When an action stops the run, saves a checkpoint if the run trains, without an evaluation."""
         try:
             return dict(work() or {})
         except StopTraining as stop:
@@ -124,7 +124,7 @@ class OrbitController:
             if not self._stopping():
                 self.run.stop_reason = str(stop)
                 kind = type(self._inner).__name__
-                _LOG.warning("%s has no evaluation at the end of a run that an action stops", kind)
+                _LOG.warning("%s does not evaluate at the end of a run that an action has stopped", kind)
             return {}
 
     def _loop_end(self, logs: Any) -> None:
@@ -141,7 +141,7 @@ class OrbitController:
         self._stop_if_asked()
 
     def _add_reported(self, logs: Any) -> None:
-        """Puts what callbacks have reported into the logs, which the controller writes as summaries after this."""
+        """Adds the values that callbacks reported to the logs, which the controller then writes as summaries."""
         reported, self.run.reported = self.run.reported, {}
         if isinstance(logs, dict):
             logs.update(reported)
@@ -149,6 +149,7 @@ class OrbitController:
     def _stop_if_asked(self) -> None:
         asked = self.callbacks.take_requests()
         if asked.save or asked.evaluate or asked.rewind is not None:
-            _LOG.warning("%s carries out no requests of callbacks but to stop", type(self._inner).__name__)
+            kind = type(self._inner).__name__
+            _LOG.warning("%s ignores the requests of callbacks to save, evaluate or rewind; it can only stop", kind)
         if self.run.stop_reason:
             raise StopTraining(self.run.stop_reason)

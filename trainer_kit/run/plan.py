@@ -1,4 +1,4 @@
-"""RunPlan: what is known of a run before anything is built: its mode, its folder, its options."""
+"""RunPlan: the mode, folder, config and options of a run, checked before anything is built."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of run_experiment, by the names and with the meanings that they have there."""
+    """The options of run_experiment, with the same names and meanings."""
 
     run_post_eval: bool = False
     save_summary: bool = True
@@ -61,18 +61,18 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is known of a run before anything is built.
+    """A run that is checked and not yet built.
 
     Attributes:
-      mode: its name.
-      kind: what the mode needs.
-      config: of the experiment; of a sidecar, with the validation sets that it evaluates.
-      options: of run_experiment.
-      strategy: of the run.
-      directory: of the run.
-      checkpoint: what mode eval evaluates: a path, or "" for the weights as the task initializes them.
-      train_actions, eval_actions: as given, as lists.
-      callbacks: those of the config, and then those given.
+      mode: The name of the mode.
+      kind: The properties of the mode.
+      config: The experiment's config; in continuous_eval, with only the validation sets that it evaluates.
+      options: The options of run_experiment.
+      strategy: The strategy of the run.
+      directory: The directory of the run.
+      checkpoint: The path that mode eval evaluates; "" for the weights as the task initializes them.
+      train_actions, eval_actions: The caller's actions, as lists.
+      callbacks: The callbacks of the config, then the caller's.
     """
 
     mode: str
@@ -102,12 +102,12 @@ class RunPlan:
         return is_chief(self.strategy)
 
     def lock(self, progress: Progress) -> AbstractContextManager[Any]:
-        """Returns what makes this process the only trainer in model_dir, or the only sidecar of its name.
+        """Returns the lock that makes this process the only trainer in model_dir, or the only sidecar of its name.
 
         The lock file is removed if the process ends before it has recorded a run or an evaluation.
 
         Raises:
-          UsageError: for a sidecar of several workers: each would choose its checkpoints by itself.
+          UsageError: for a sidecar with several workers, since each would choose its checkpoints by itself.
         """
         directory, stop = self.directory, progress.request_stop
         if self.mode == "continuous_eval":
@@ -125,11 +125,11 @@ class RunPlan:
 def plan_run(
     strategy: tf.distribute.Strategy | None, mode: str, config: ExperimentConfig, model_dir: str, options: RunOptions
 ) -> RunPlan:
-    """Checks what can be checked before anything is built, and returns the plan of the run; changes nothing.
+    """Makes all checks that need no model, and returns the plan of the run; changes no file.
 
     Raises:
-      UsageError: for an unknown mode, actions or callbacks that are none, or a missing checkpoint.
-      ConfigError: when the run in model_dir was started with another config, or no steps of `profile` are trained.
+      UsageError: for an unknown mode, a missing checkpoint, or objects that are not actions or callbacks.
+      ConfigError: when the run in model_dir was started with another config, or the mode trains no steps to profile.
     """
     kind = _single_mode(mode, options.profile)
     config = with_chosen_sets(config) if mode == "continuous_eval" else config
@@ -147,12 +147,12 @@ def plan_run(
 
 
 def _single_mode(mode: str, profile: str | None) -> Mode:
-    """Returns the mode, which has to be one of a single run, and one that trains if steps are to be profiled."""
+    """Returns the mode; raises when it starts several runs, or when `profile` names steps and it does not train."""
     kind = lookup_mode(mode)
     if not kind.single:
         raise UsageError(
-            f"mode {mode} needs a new task for each checkpoint: start it by trainer_kit.launch(config, {mode!r}, "
-            "model_dir), or by python -m trainer_kit.train"
+            f"mode {mode} needs a new task for each checkpoint: start it with trainer_kit.launch(config, {mode!r}, "
+            "model_dir) or with python -m trainer_kit.train"
         )
     if mistakes := profile_mistakes(profile, mode):
         raise ConfigError(mistakes)

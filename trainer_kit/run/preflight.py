@@ -1,4 +1,4 @@
-"""What can be told about a run before TensorFlow is imported: from flags, files, the config and model_dir."""
+"""Checks flags, files, config and model_dir of a run before TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from trainer_kit.telemetry.profile_window import profile_steps
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is asked for; the attributes are those of the flags.
+    """A requested run; the attributes are the values of the flags.
 
     Attributes:
-      experiment, mode, model_dir: what to run, how, and where its files go; None when not given.
-      sources: of config values.
-      import_modules: modules to import first.
-      allow_config_change: paths of values that may differ from the run in model_dir.
-      checkpoint: what mode eval evaluates.
-      eval_name: of a continuous_eval sidecar.
-      from_step: of the checkpoint to go on from; None: the newest.
-      profile: steps to trace, as "10:20"; None: none.
+      experiment, mode, model_dir: The experiment, the mode and the folder of the run; None without the flag.
+      sources: The sources of config values.
+      import_modules: The modules to import first.
+      allow_config_change: Paths of config values that may differ from the run in model_dir.
+      checkpoint: The checkpoint that mode eval evaluates.
+      eval_name: The name of a continuous_eval sidecar.
+      from_step: The step to resume from; None: the newest checkpoint.
+      profile: The steps to trace, as "10:20"; None: no trace.
     """
 
     experiment: str | None
@@ -51,13 +51,13 @@ class Request:
 
 
 def check_request(request: Request) -> Resolved:
-    """Returns the config of the run that is asked for, from all that can be known without TensorFlow.
+    """Returns the config of the requested run, after all checks that need no TensorFlow.
 
     Raises:
       ConfigError: with every mistake in flags, files and config.
       UsageError: when model_dir holds another run, or nothing to evaluate.
       StorageError: when model_dir cannot be written.
-      ModelDirInUseError: when another trainer works there.
+      ModelDirInUseError: when another process trains in model_dir.
     """
     mistakes = list(_flag_mistakes(request))
     resolved: Resolved | None = None
@@ -85,9 +85,9 @@ def check_request(request: Request) -> Resolved:
 
 
 def _with_chosen_fuse_steps(mistakes: Sequence[Mistake], model_dir: str | None) -> list[Mistake]:
-    """Returns the mistakes; one about trainer.fuse_steps names the number that a run begun with auto has chosen."""
+    """Returns the mistakes; for fuse_steps=auto the advice names the number that the run in model_dir has chosen."""
     kept = kept_fuse_steps(model_dir) if model_dir else None
-    advice = f"set trainer.fuse_steps={kept}, which this run was started with"
+    advice = f"set trainer.fuse_steps={kept}, the value that this run was started with"
     return [
         replace(one, advice=advice) if kept and one.path == "trainer.fuse_steps" and "'auto'" in one.problem else one
         for one in mistakes
@@ -95,17 +95,17 @@ def _with_chosen_fuse_steps(mistakes: Sequence[Mistake], model_dir: str | None) 
 
 
 def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
-    """Returns why a run of this mode could not be stopped early although its config asks for it; [] when it can."""
+    """Returns a mistake when the config has early stopping but the mode evaluates nothing during training, else []."""
     early = options.early_stopping
     if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
         return []
-    problem = f"the mode {mode} evaluates nothing while it trains"
+    problem = f"the mode {mode} does not evaluate during training"
     advice = "use train_and_eval, name a sidecar in trainer.early_stopping.eval_name, or remove trainer.early_stopping"
     return [Mistake("trainer.early_stopping", problem, advice)]
 
 
 def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
-    """Returns why a run of this mode cannot trace the steps that `profile` names; [] when it can."""
+    """Returns a mistake when `profile` is malformed or the mode does not train, else []."""
     if profile is None:
         return []
     try:
@@ -113,7 +113,7 @@ def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
     except UsageError as error:
         return [Mistake("--profile", str(error))]
     if mode in MODES and not MODES[mode].trains:
-        return [Mistake("--profile", f"traces training steps, and the mode {mode} does not train", "leave it out")]
+        return [Mistake("--profile", f"it traces training steps, but the mode {mode} does not train", "leave it out")]
     return []
 
 
@@ -136,21 +136,21 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
 
 def _from_step_mistake(mode: str, step: int) -> Mistake:
     if mode == CONTINUOUS_FINETUNE:
-        advice = "remove metrics-<step>.json and finetune-<step>/ of what is to be done again"
-        return Mistake("--from_step", f"is of one run, and {mode} has one for each checkpoint", advice)
+        advice = "to repeat a fine-tuning, remove its metrics-<step>.json and finetune-<step>/"
+        return Mistake("--from_step", f"it belongs to a single run, but {mode} starts one for each checkpoint", advice)
     instead = f"--checkpoint={step} evaluates that step" if mode == "eval" else "leave it out"
-    return Mistake("--from_step", f"is where training goes on, and the mode {mode} does not train", instead)
+    return Mistake("--from_step", f"training resumes from this step, but the mode {mode} does not train", instead)
 
 
 def _path_mistakes(request: Request, resolved: Resolved) -> list[Mistake]:
-    """What --allow_config_change names has to be in this config, or in that of the run in model_dir."""
+    """Returns a mistake for each path of --allow_config_change that neither this config nor the recorded one has."""
     directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
     old = _text(directory.params) if request.model_dir else ""
     return unknown_paths(request.allow_config_change, resolved.config, old)
 
 
 def _service_mistakes(resolved: Resolved) -> list[Mistake]:
-    """The flag is for tasks with a data section of another framework, whose readers use it; ours do not."""
+    """Returns a mistake when --tf_data_service is used with a DataConfig, whose readers do not use the service."""
     flag, data = "--tf_data_service", getattr(resolved.config.task, "train_data", None)
     if flag not in resolved.origins.values() or not isinstance(data, DataConfig):
         return []
@@ -163,7 +163,7 @@ def _text(path: str) -> str:
         with open(path, encoding="utf-8") as stream:
             return stream.read()
     except (OSError, ValueError):
-        return ""  # there is no run yet, or check_model_dir tells what is wrong with it
+        return ""  # there is no run yet, or check_model_dir reports what is wrong with it
 
 
 def _check_directory(request: Request, resolved: Resolved) -> None:
@@ -171,7 +171,7 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)
         runtime = resolved.config.runtime
-        if worker_number(runtime.worker_hosts, runtime.task_index) == 0:  # another one takes no lock
+        if worker_number(runtime.worker_hosts, runtime.task_index) == 0:  # other workers take no lock
             check_not_held(model_dir)
         if request.from_step:
             require_step(request.from_step, complete_checkpoints(model_dir))
@@ -183,4 +183,4 @@ def _check_directory(request: Request, resolved: Resolved) -> None:
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another --model_dir, or "
                 "--checkpoint=initial for the weights as the task initializes them"
             )
-    files.check_writable(model_dir)  # for what the evaluation finds
+    files.check_writable(model_dir)  # for the records of the evaluation

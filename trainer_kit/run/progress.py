@@ -1,4 +1,4 @@
-"""Where a run is, as its heartbeat and its watchdog ask from their threads, and what is saved when time runs out."""
+"""The phase and step of a run, for its heartbeat and watchdog, and the late save at the end of the grace time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trainer_kit.process.signals import StopSignals
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
-BETWEEN = "report"  # the phase between loops: actions, reports, and what decides how to go on
+BETWEEN = "report"  # the phase between loops: actions, reports and decisions
 _LOG = logging.getLogger(__name__)
 
 
 class Phases:
-    """What the main thread of a run is doing, and how long it did what.
+    """The phase of a run's main thread, and the time spent in each phase.
 
     Args:
-      times: counts the time of each phase.
+      times: The ledger that adds up the time of each phase.
 
     Attributes:
-      now: start, train, evaluate, save, wait (for a checkpoint), report (between loops) or end.
-      times: as given.
+      now: The phase: start, train, evaluate, save, wait (for a checkpoint), report (between loops) or end.
+      times: The ledger.
     """
 
     def __init__(self, times: TimeLedger) -> None:
@@ -32,7 +32,7 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Sets the phase; after an error it stays, to tell where that came from."""
+        """Sets the phase for a block; after an error the phase stays, to show where the error came from."""
         before, self.now = self.now, phase
         with self.times.during(phase):
             yield
@@ -40,7 +40,7 @@ class Phases:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Names the phase between loops, and that after all of them."""
+        """Sets the phase between loops for a block, and the phase "end" after it."""
         self.times.end_start()
         self.now = BETWEEN
         with self.times.during(BETWEEN):
@@ -49,16 +49,16 @@ class Phases:
 
 
 class Progress:
-    """Tells phase and step; before there is a controller, that the run is starting.
+    """Reports the phase and step of a run; the phase is "start" until there is a controller.
 
     Args:
-      release: gives back the locks of a run that is still being built.
+      release: Releases the locks of a run that is still being built.
 
     Attributes:
-      controller: set once it is made.
-      trainer: set with it.
-      times: what the run spends its time on, from now on.
-      doing: what it does before its first loop or evaluation, in words.
+      controller: The controller; None until it is made.
+      trainer: The trainer; None until it is made.
+      times: The time ledger of the run, which begins now.
+      doing: A text that says what the run does before its first loop or evaluation.
     """
 
     def __init__(self, release: Callable[[], None] = lambda: None) -> None:
@@ -70,27 +70,27 @@ class Progress:
         self._has_trained = False
 
     def follow(self, controller: Any, trainer: Any) -> None:
-        """Tells of a run from now on."""
+        """Reports on this controller and trainer from now on."""
         self.trainer, self.controller = trainer, controller
         self.doing = "preparing the data"
 
     def stop_signals(self, grace_seconds: float | None) -> StopSignals:
-        """Returns what stops the run by a signal; for each moment of it, its building included."""
+        """Returns the handler of stop signals for the whole run, its building included."""
         return StopSignals(self.stop, grace_seconds, self.save_late, self.withdraw)
 
     def withdraw(self) -> bool:
-        """Gives the locks back if the run is still being built; returns whether it is, and the process may end."""
+        """Releases the locks if the run is still being built; returns whether it is, so that the process may end."""
         if self.controller is None:
             self._release()
         return self.controller is None
 
     def stop(self) -> None:
-        """Makes the trainer stop before its next step; without one, whoever builds it looks at the signals."""
+        """Makes the trainer stop before its next step; before there is one, the builder checks the signals itself."""
         if self.trainer is not None:
             self.trainer.request_stop()
 
     def request_stop(self) -> None:
-        """Ends the running loop or evaluation before its next step; from any thread."""
+        """Ends the current loop or evaluation before its next step; callable from any thread."""
         if self.controller is not None:
             self.trainer.request_stop()
 
@@ -118,11 +118,11 @@ class Progress:
         return 0 if batches is None else int(batches.numpy())
 
     def of_activity(self) -> tuple[str, int, int, int]:
-        """Returns what the run is doing, for the console; see CurrentActivity.
+        """Returns the activity of the run, for the console; see CurrentActivity.
 
         Returns:
-          (what, the global step at which it began, the global step now, batches evaluated so far); `what` is "" where
-          nothing needs showing.
+          (activity, the global step at which it began, the global step now, batches evaluated so far); the activity is
+          "" when there is nothing to show.
         """
         phase = self._phase
         what = {"start": self.doing, "evaluate": EVALUATING, "train": TRAINING, "save": "saving"}.get(phase, "")
@@ -132,11 +132,11 @@ class Progress:
         begun = self.controller.running[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
             self._has_trained = step > begun
-            what = TRAINING if self._has_trained else "compiling the training loop, and its first step"
+            what = TRAINING if self._has_trained else "compiling the training loop and running its first step"
         return what, begun, step, self._evaluated()
 
     def total_of(self, what: str) -> int | None:
-        """Returns how many batches an evaluation has, or steps the run, as far as that is known."""
+        """Returns the number of batches of an evaluation, or of steps of the run; None when it is not known."""
         if self.controller is None:
             return None
         if what == EVALUATING:
@@ -145,24 +145,24 @@ class Progress:
         return self.controller.run.total if what == TRAINING else None
 
     def save_late(self) -> bool:
-        """Saves what can be saved while the main thread does not come back; in another thread.
+        """Saves a checkpoint from another thread when the main thread does not stop in time.
 
-        Between training loops the variables hold still: what an evaluation changes is put back first. In the middle of
-        a training step nothing can be saved.
+        Between training loops the variables do not change, and averaged weights of an evaluation are swapped back
+        first. In the middle of a training step nothing can be saved.
 
         Returns:
-          Whether all is saved, and nothing is left to wait for.
+          Whether all steps are saved, so that the process may end.
         """
         controller, trainer = self.controller, self.trainer
         if self._phase not in ("train", "evaluate", BETWEEN):
             return False
         if trainer.stop_agreed is not None:
-            _LOG.warning("the workers have not come to the end of a step together: only the checkpoints there are stay")
+            _LOG.warning("the workers have not finished a step together, so no checkpoint is saved now")
             return False  # a save takes all workers
         step, saved = int(trainer.global_step.numpy()), controller.checkpoint_manager.saved_step
         if controller.phase == "train":
             if step > max(saved, 0):
-                _LOG.warning("a training step takes long: if it takes longer, the steps after %d are lost", saved)
+                _LOG.warning("a training step takes long: unless it ends in time, the steps after %d are lost", saved)
             return False
         trainer.end_averaging()
         if step > max(saved, 0):

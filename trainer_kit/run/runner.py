@@ -1,4 +1,4 @@
-"""run_experiment: the story of a run, read top to bottom."""
+"""run_experiment: builds a run, restores its newest checkpoint and runs one mode; read it from top to bottom."""
 
 from __future__ import annotations
 
@@ -68,39 +68,42 @@ def run_experiment(
     """Runs an experiment in one mode. Eager, on every worker.
 
     Args:
-      distribution_strategy: of `distribution.strategy.create_strategy`; None: the current one.
-      task: what is learned, made in the scope of the strategy.
-      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval (continuous_train_and_eval: `launch`).
-      params: the experiment's config.
-      model_dir: where the run keeps its files.
-      run_post_eval: evaluate once more at the end, if the mode does not do just that.
-      save_summary: whether TensorBoard summaries are written.
-      train_actions: called with the logs of each training loop.
-      eval_actions: called with the logs of each evaluation.
-      trainer: a ready-made trainer_kit.Trainer, made in the scope of the strategy.
-      controller_cls: drives the trainer: a Controller, or any orbit.Controller.
-      summary_manager: in place of the one for `model_dir/train`.
-      eval_summary_manager: in place of the one for the validation summaries.
-      enable_async_checkpointing: save in the background.
-      callbacks: called around training steps, after those of params.trainer.callbacks.
-      checkpoint: what mode eval evaluates: latest, best, initial (as the task initializes them), a step or a path.
-      eval_name: of a continuous_eval sidecar; names its files.
-      experiment: its registered name, for the record.
-      allow_config_change: paths of values that may differ from those that the run in model_dir was started with.
-      from_step: the checkpoint to go on from, in place of the newest; later ones are moved to archived/. 0: anew.
-      allow_partial_restore: restore what fits of a checkpoint of another model, and list what does not.
-      records: returns further files, name -> text, to be written with params.yaml.
-      console: where progress is shown; default: the standard output.
-      profile: the first and the last step of those to trace for TensorBoard, as "10:20", into `model_dir/train`.
+      distribution_strategy: The strategy, as from `distribution.strategy.create_strategy`; None: the current one.
+      task: The task to train, made in the scope of the strategy.
+      mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval. (`launch` also runs
+        continuous_train_and_eval.)
+      params: The experiment's config.
+      model_dir: The folder of the run's files.
+      run_post_eval: Whether to evaluate once more at the end; a mode that does so anyway does it once.
+      save_summary: Whether TensorBoard summaries are written.
+      train_actions: Functions that are called with the logs of each training loop.
+      eval_actions: Functions that are called with the logs of each evaluation.
+      trainer: A ready-made trainer_kit.Trainer, made in the scope of the strategy.
+      controller_cls: The class that drives the trainer: Controller, a subclass, or any orbit.Controller.
+      summary_manager: Replaces the summary manager of `model_dir/train`.
+      eval_summary_manager: Replaces the manager of the validation summaries.
+      enable_async_checkpointing: Whether checkpoints are saved in the background.
+      callbacks: Callbacks of the run, called after those of params.trainer.callbacks.
+      checkpoint: The checkpoint that mode eval evaluates: latest, best, a step, a path, or initial for the weights as
+        the task initializes them.
+      eval_name: The name of a continuous_eval sidecar and of its files.
+      experiment: The registered name of the experiment, for the manifest.
+      allow_config_change: Paths of config values that may differ from those that the run was started with.
+      from_step: The step to resume from instead of the newest checkpoint; later ones move to archived/. 0: start again.
+      allow_partial_restore: Whether to restore the variables that fit from a checkpoint of another model, and to list
+        the others.
+      records: Returns further files, name -> text, that are written with params.yaml.
+      console: The writer that shows progress; None: the standard output.
+      profile: The first and last step to trace for TensorBoard, as "10:20"; the trace goes to `model_dir/train`.
 
     Returns:
       (model, logs): the logs of the last evaluation, if the mode evaluates or run_post_eval is set, else {}.
 
     Raises:
-      UsageError: for an unknown mode, a missing checkpoint, a config that does not fit the run in model_dir, steps to
-        profile that there are none of.
+      UsageError: when the mode is unknown, the checkpoint is missing, the config does not fit the run in model_dir, or
+        the steps to profile are not trained.
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
-      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run; it has saved.
+      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
     options = RunOptions(
         run_post_eval, save_summary, train_actions, eval_actions, trainer, controller_cls, summary_manager,
@@ -153,9 +156,9 @@ def run_experiment(
 
 
 def _log_start(plan: RunPlan, trainer: Any) -> int:
-    """Logs what is about to be done, and returns the step that it begins with."""
+    """Logs the mode, its first step and the model's size; returns that step."""
     start = int(trainer.global_step.numpy())
     evaluated = f"of {plan.checkpoint or 'the initial weights'}"
-    what = {"eval": evaluated, "continuous_eval": "of what is there and what comes"}.get(plan.mode)
+    what = {"eval": evaluated, "continuous_eval": "of the checkpoints that exist and will come"}.get(plan.mode)
     _LOG.info("%s %s; %s", plan.mode, what or f"from step {start}", count_parameters(trainer.model))
     return start

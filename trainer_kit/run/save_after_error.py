@@ -1,4 +1,4 @@
-"""Saves what an error has left sound, so that the same command goes on from there."""
+"""Saves a sound state after an error, so that the same command resumes from there."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def saved_after_errors(controller: Any) -> Iterator[None]:
-    """Saves what an error, or the user's sys.exit, has left sound, then lets it go on.
+    """Saves the state after an error or the user's sys.exit, if it is sound; then raises the error again.
 
     Raises:
-      TrainerKitError: when something else than a callback or an action has raised StopTraining.
+      TrainerKitError: when code other than a callback or an action raised StopTraining.
     """
     try:
         with exits_as_errors():
             yield
     except StopTraining as stop:
         raise TrainerKitError(
-            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; only callbacks, train_actions "
-            "and eval_actions, which are called after them, can end a run"
+            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; raise it in a callback, or in "
+            "train_actions or eval_actions, which run after a loop or an evaluation"
         ) from stop
     except Exception as error:
         if not isinstance(error, (DivergedError, StorageError)):
@@ -40,15 +40,15 @@ def saved_after_errors(controller: Any) -> Iterator[None]:
 
 
 def _save_what_is_sound(controller: Any, error: Exception, alone: bool) -> None:
-    """Saves after an error if the state is that of a step's end, and the weights are finite.
+    """Saves after an error if the state is that of a step's end and the weights are finite.
 
-    After an error inside a step it saves only if that step has written no variable. Else it logs the checkpoint
+    After an error inside a step it saves only if that step has written no variable. Otherwise it logs the checkpoint
     that the run resumes from, and how many steps are lost.
 
     Args:
-      controller: a Controller; an orbit.Controller of the caller's saves nothing.
-      error: that ends the run.
-      alone: False: one of several workers, which can save only together. The others would not come, or are gone.
+      controller: The controller of the run; with a caller's orbit.Controller nothing is saved.
+      error: The error that ends the run.
+      alone: Whether the run has a single worker. Several workers can save only together, and the others may be gone.
     """
     trainer, manager, step = controller.trainer, controller.checkpoint_manager, controller.run.step
     if not controller.saves_after_errors or trainer is None or trainer.sound is False:
@@ -67,4 +67,4 @@ def _save_what_is_sound(controller: Any, error: Exception, alone: bool) -> None:
         trainer.sound = None
     controller.save_checkpoint()
     controller.sync()
-    _LOG.info("saved step %d after the error; the same command goes on from there", step)
+    _LOG.info("saved step %d after the error; the same command resumes from there", step)

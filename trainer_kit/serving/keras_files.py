@@ -1,4 +1,4 @@
-"""Weights in files of Keras: `.weights.h5`, `.h5` and `.keras`, which Keras's own loaders read."""
+"""Loads weights from Keras files (`.weights.h5`, `.h5` and `.keras`) with Keras's own loaders."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _ENDINGS = (".keras", ".h5", ".hdf5")
 
 
 def is_keras_file(path: str) -> bool:
-    """Whether this is a file that Keras reads, by its name."""
+    """Whether Keras reads files with this name."""
     return path.endswith(_ENDINGS)
 
 
 def load_keras_file(model: Any, path: str) -> tuple[int, int]:
-    """Loads the weights in a file of Keras into `model`; returns how many variables and parameters it has.
+    """Loads the weights in a Keras file into `model`; returns its numbers of variables and parameters.
 
     Eager, in cross-replica context.
 
     Raises:
-      UsageError: when there is no such file, or it does not fit: with what Keras says. The model is as it was.
-      StorageError: when it is damaged.
+      UsageError: when there is no such file, or it does not fit; with Keras's message. The model is unchanged.
+      StorageError: when the file is damaged.
     """
     if not os.path.isfile(path):
         raise UsageError(f"there is no file {path}")
     if not hasattr(model, "load_weights"):
-        raise UsageError(f"{path} is a file of Keras, and {type(model).__name__} is no Keras model")
+        raise UsageError(f"{path} is a Keras file, but {type(model).__name__} is not a Keras model")
     variables = list(model.variables)
     before = [variable.numpy() for variable in variables]
     try:
@@ -43,18 +43,18 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
             raise
         reason = "\n".join(f"  {line}" for line in str(error).splitlines()[:24])
         if isinstance(error, OSError):
-            raise StorageError(f"{path} cannot be read as a file of Keras:\n{reason}") from error
+            raise StorageError(f"{path} cannot be read as a Keras file:\n{reason}") from error
         raise UsageError(
-            f"{path} does not fit the model {type(model).__name__}; build the model as it was built when this was "
+            f"{path} does not fit the model {type(model).__name__}; build the model as it was when the file was "
             f"saved; no weight was changed:\n{reason}"
         ) from error
     return len(variables), sum(int(value.size) for value in before)
 
 
 def _load_all(model: Any, path: str, before: list[Any]) -> None:
-    """Has Keras load; raises ValueError when it leaves out a variable, which it may do with no more than a warning.
+    """Loads with Keras; raises ValueError for variables that Keras leaves out, perhaps with only a warning.
 
-    What is no number first, and still is none afterwards, was left out.
+    All variables are set to NaN first; those that are still NaN afterwards were left out.
     """
     numbers = [(v, old) for v, old in zip(model.variables, before, strict=True) if old.dtype.kind == "f"]
     for variable, old in numbers:

@@ -1,4 +1,4 @@
-"""Weights leave a run, or come from elsewhere: `load_model` and `load_weights`."""
+"""Loads models and weights from runs and from other files: `load_model` and `load_weights`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _Loaded = TypeVar("_Loaded")
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What `load_weights` has loaded.
+    """The result of `load_weights`.
 
     Attributes:
-      path: of the file, or the prefix of the checkpoint.
-      part: the attribute of the checkpoint that held the model; "" is the root, or a file of Keras.
-      variables: how many were loaded.
-      parameters: how many numbers they are.
-      averaged: whether moving averages were loaded in place of weights.
-      unused: names of what else a TensorFlow checkpoint holds; of a file of Keras it is always empty.
+      path: The path of the file, or the prefix of the checkpoint.
+      part: The attribute of the checkpoint that holds the model; "" is the root, or a Keras file.
+      variables: The number of loaded variables.
+      parameters: The number of values in them.
+      averaged: Whether moving averages were loaded instead of weights.
+      unused: The names of other variables in a TensorFlow checkpoint; always empty for a Keras file.
     """
 
     path: str
@@ -56,19 +56,19 @@ class LoadedWeights:
 
 
 def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", import_modules: Sequence[str] = ()) -> Any:
-    """Returns the model of a run with its weights, as the run evaluates them: their moving average, if it keeps one.
+    """Returns the model of a run with the weights that the run evaluates: their moving average, if it keeps one.
 
-    The model is built by the run's own task from params.yaml and manifest.json. Nothing is trained, and nothing is
-    written into the folder. The run may go on meanwhile. Eager, outside of a strategy.
+    The run's own task builds the model from params.yaml and manifest.json. This trains nothing and writes nothing into
+    the folder; the run may continue meanwhile. Eager, outside of a strategy.
 
     Args:
-      run_dir: folder of the run.
+      run_dir: The folder of the run.
       which: "best", "best:NAME" for one of trainer.best_checkpoints, "latest", a step, as a number or as
         "ckpt-<step>", or a path.
-      import_modules: to import before the experiment is looked for; none: those that the run was started with.
+      import_modules: The modules to import before the experiment is looked up; empty: those of the run's command.
 
     Raises:
-      UsageError: when there is no such run or checkpoint, or its experiment is not known.
+      UsageError: when there is no such run or checkpoint, or the experiment is not known.
       StorageError: when the files are damaged.
     """
     folder = run_folder(run_dir)
@@ -91,21 +91,22 @@ def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", impor
 def load_weights(
     model: Any, path: str | os.PathLike[str], part: str | None = None, averaged: bool = True
 ) -> LoadedWeights:
-    """Loads weights into a model, whoever wrote them; prints what was loaded, and returns it.
+    """Loads weights of any program into a model; prints a summary and returns it.
 
     All variables of the model get their values, or, after an error, none. Eager, in cross-replica context.
 
     Args:
-      model: built: of Keras 3, tf_keras or a tf.Module.
-      path: the prefix of a TensorFlow checkpoint, of trainer_kit or any other program; a folder of them, of which the
-        newest is taken, of a folder of best weights the best; a run's folder; a `.weights.h5`, `.h5` or `.keras` file.
-      part: the attributes that lead to the model in the checkpoint, such as "net" in `tf.train.Checkpoint(net=model)`;
-        None: to be found.
-      averaged: whether the moving averages that a run has kept beside the weights are taken in their place.
+      model: A built Keras 3 model, tf_keras model or tf.Module.
+      path: The prefix of a TensorFlow checkpoint of trainer_kit or any other program; a folder of checkpoints, of which
+        the newest is loaded, or the best in a folder of best weights; a run's folder; or a `.weights.h5`, `.h5` or
+        `.keras` file.
+      part: The attributes that lead to the model in the checkpoint, such as "net" in `tf.train.Checkpoint(net=model)`;
+        None searches for the model.
+      averaged: Whether to load the moving averages of a run instead of its weights, if the checkpoint holds them.
 
     Raises:
-      UsageError: when there is no such file, or it lacks a variable of the model or has it in another shape: a table
-        lists all. The model is as it was.
+      UsageError: when there is no such file, or variables of the model are missing or have another shape; a table
+        lists all. The model is unchanged.
       StorageError: when the file is damaged.
     """
     check_built(model)
@@ -119,13 +120,13 @@ def load_weights(
 
 
 def check_built(model: Any) -> None:
-    """Raises UsageError unless the variables of `model` are made."""
+    """Raises UsageError unless `model` has created its variables."""
     try:
         built = bool(model.variables) and getattr(model, "built", True)
-    except ValueError:  # what a Sequential of Keras 2 says as long as it has none
+    except ValueError:  # raised by a Sequential of Keras 2 without variables
         built = False
     except AttributeError:
-        raise UsageError(f"model: {model!r} is no model: it has no variables") from None
+        raise UsageError(f"model: {model!r} is not a model: it has no variables") from None
     if not built:
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet; call it on a batch first, or build it with "
@@ -138,7 +139,7 @@ def _load(model: Any, prefix: str, part: str | None, averaged: bool) -> LoadedWe
     found = match(model, graph, part, averaged)
     used = {key for _, key in found.pairs}
     _check(model, graph, found, used)
-    values = [graph.value(key) for _, key in found.pairs]  # all are read before the first is assigned
+    values = [graph.value(key) for _, key in found.pairs]  # reads all values before it assigns the first
     for (variable, _), value in zip(found.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
     unused = tuple(sorted(readable(key) for key in graph.shapes.keys() - used))
@@ -154,13 +155,13 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
         )
         rows = sorted(found.misfits, key=lambda row: row[0].rpartition("/"))
         raise UsageError(
-            f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the model as it was built "
-            f"when this was saved; no weight was changed:\n{differences_table(rows)}"
+            f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the model as it was when "
+            f"the checkpoint was saved; no weight was changed:\n{differences_table(rows)}"
         )
     parts = {id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model}.values()
     unbuilt = [type(one).__name__ for one in parts if hasattr(one, "built") and not one.built]
     left = sorted(readable(key) for key in graph.below(found.node) - used)
-    if unbuilt and left and not found.averaged:  # else what is left are the weights that the averages are of
+    if unbuilt and left and not found.averaged:  # after averages were loaded, the rest are the weights themselves
         raise UsageError(
             f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and its layer "
             f"{unbuilt[0]} is not built; call the model on a batch first; no weight was changed"
@@ -168,7 +169,7 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
 
 
 def _prefix(path: str) -> str:
-    """Returns the prefix of the checkpoint that a path stands for."""
+    """Returns the prefix of the checkpoint at a path."""
     if tf.io.gfile.exists(f"{path}.index"):
         return path
     if tf.io.gfile.isdir(path):
@@ -183,11 +184,11 @@ def _prefix(path: str) -> str:
     beside = Path(path).parent
     known = sorted({_FILE.sub("", one.name) for one in beside.glob("*")}) if beside.is_dir() else []
     near = suggestion(Path(path).name, known) if known else "there is nothing"
-    raise UsageError(f"there is no checkpoint {path}; in {beside} {near}")
+    raise UsageError(f"there is no checkpoint {path}; in {beside}: {near}")
 
 
 def _retried(find: Callable[[], str], load: Callable[[str], _Loaded]) -> tuple[str, _Loaded]:
-    """Loads what `find` returns, again if a run has rotated it away meanwhile and there is a newer one."""
+    """Loads the checkpoint that `find` returns; tries again if the run has meanwhile replaced it by a newer one."""
     prefix = find()
     while True:
         try:
@@ -199,7 +200,7 @@ def _retried(find: Callable[[], str], load: Callable[[str], _Loaded]) -> tuple[s
 
 
 def _by_section(names: Sequence[str]) -> str:
-    """Names, those that begin alike together: "optimizer (9), global_step"."""
+    """Returns the names as text, grouped by their first part: "optimizer (9), global_step"."""
     sections: dict[str, list[str]] = {}
     for name in names:
         sections.setdefault(name.split("/")[0], []).append(name)

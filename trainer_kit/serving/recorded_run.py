@@ -1,4 +1,4 @@
-"""A run as its folder records it: the experiment and its config. No TensorFlow, unless a user's module imports it."""
+"""Reads the experiment and the config of a run from its folder. No TensorFlow, unless a user's module imports it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FLAG = "--import_module"
 
 
 def run_folder(run_dir: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a run that has been recorded.
+    """Returns the folder of a recorded run.
 
     Raises:
-      UsageError: when there is none, with the runs that are in it.
+      UsageError: when this is not a run's folder; the message lists the runs in it.
     """
     folder = Path(run_dir)
     if (folder / "params.yaml").is_file():
@@ -34,24 +34,24 @@ def run_folder(run_dir: str | os.PathLike[str]) -> Path:
         raise UsageError(f"there is no folder {folder}; {suggestion(folder.name, beside)}")
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
     inside = f"runs in it: {', '.join(runs[:12])}" if runs else f"it holds: {', '.join(os.listdir(folder)[:12])}"
-    raise UsageError(f"{folder} is no folder of a run: it has no params.yaml; {inside}")
+    raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")
 
 
 def recorded_experiment(folder: Path) -> str:
-    """Returns the name of the experiment that manifest.json tells; "" if it tells none."""
+    """Returns the name of the experiment in manifest.json; "" if there is none."""
     name = (files.read_json(folder / "manifest.json") or {}).get("experiment")
     return name if isinstance(name, str) else ""
 
 
 def recorded_config(folder: Path, import_modules: Sequence[str] = ()) -> ExperimentConfig:
-    """Returns the config of a run, on one device: what its weights are depends on no other.
+    """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
 
     Args:
-      folder: of the run.
-      import_modules: to import before the experiment is looked for; none: those that the run was started with.
+      folder: The run's folder.
+      import_modules: The modules to import before the experiment is looked up; empty: those of the run's command.
 
     Raises:
-      UsageError: when its experiment is not told or not known.
+      UsageError: when the experiment is not recorded or not known.
     """
     name = recorded_experiment(folder)
     if not name:
@@ -70,7 +70,7 @@ def recorded_config(folder: Path, import_modules: Sequence[str] = ()) -> Experim
 
 
 def _modules(command: Sequence[Any]) -> list[str]:
-    """The modules that a command line imports first."""
+    """Returns the modules that a command line imports first."""
     words = [str(word) for word in command]
     joined = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
     return joined + [following for word, following in itertools.pairwise(words) if word == _FLAG]

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is meant."""
+"""Finds a checkpoint of a run by its name or step."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _BEST = "best:"
 
 
 def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Callable[[str], str]) -> str:
-    """Returns the prefix of the checkpoint of a run that is meant.
+    """Returns the prefix of a run's checkpoint.
 
     Args:
-      folder: of the run.
+      folder: The run's folder.
       which: "best", "best:NAME", "latest", a step, as a number or as "ckpt-<step>", or a path.
-      options: of the run.
-      at_path: returns the prefix for a path.
+      options: The run's trainer config.
+      at_path: Returns the prefix for a path.
 
     Raises:
-      UsageError: when there is none, with those that there are.
-      StorageError: when all are damaged.
+      UsageError: when there is no such checkpoint; the message lists the existing ones.
+      StorageError: when all checkpoints are damaged.
     """
     which = which.removeprefix("ckpt-") if isinstance(which, str) else which
     there = complete_checkpoints(os.fspath(folder))
@@ -43,7 +43,7 @@ def run_checkpoint(folder: Path, which: Any, options: TrainerConfig, at_path: Ca
     if which == "best" or str(which).startswith(_BEST):
         return _best(folder, str(which), options)
     if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
-        raise UsageError(f"which: {which!r} is no checkpoint; {_advice(which, options)}; {listed}")
+        raise UsageError(f"which: {which!r} is not a checkpoint; {_advice(which, options)}; {listed}")
     if int(which) not in there:
         raise UsageError(f"there is no checkpoint of step {which}; {listed}{_bests(folder)}")
     return there[int(which)]
@@ -61,7 +61,8 @@ def _best(folder: Path, which: str, options: TrainerConfig) -> str:
     directory = RunDirectory(os.fspath(folder), options)
     name = which.removeprefix("best").removeprefix(":")
     if name and name not in options.best_checkpoints:
-        raise UsageError(f"the run keeps no best {name!r}; {suggestion(name, list(options.best_checkpoints))}")
+        known = suggestion(name, list(options.best_checkpoints))
+        raise UsageError(f"the run keeps no best checkpoint named {name!r}; {known}")
     place = os.path.join(directory.own_named_bests, name) if name else directory.best
     found = checkpoint_of_folder(place)
     if found is None:
@@ -70,7 +71,7 @@ def _best(folder: Path, which: str, options: TrainerConfig) -> str:
 
 
 def _bests(folder: Path) -> str:
-    """Tells the best weights that a run and its sidecars keep, for a message."""
+    """Lists the best weights that a run and its sidecars keep, for a message."""
     patterns = ("*", f"{BEST_CHECKPOINTS}/*", "evals/*/*", f"evals/*/{BEST_CHECKPOINTS}/*")
     files = [path for pattern in patterns for path in folder.glob(f"{pattern}/{INFO}")]
     places = [path.parent for path in files if read_info(str(path.parent), quiet=True)]

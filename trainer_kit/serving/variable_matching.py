@@ -1,8 +1,8 @@
-"""Which value of a checkpoint belongs to which variable of a model, whoever wrote the checkpoint.
+"""Matches the values of a checkpoint of any program to the variables of a model.
 
-A checkpoint leads to values by the names of attributes. A model offers several sets of names: those that trainer_kit
-gives variables, those that TensorFlow finds in the objects, and those that Keras 2 wrote. Each is tried on each object
-of the checkpoint that may be the model, and what fits most is taken.
+In a checkpoint, names of attributes lead to values. A model has several sets of names: those that trainer_kit gives
+variables, those that TensorFlow finds in the objects, and those that Keras 2 wrote. Each set is tried on each object of
+the checkpoint that may be the model, and the best match is used.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Children = Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Match:
-    """What one object of a checkpoint has for a model.
+    """The match between one object of a checkpoint and a model.
 
     Attributes:
-      part: the attributes that lead to the object; "" is the root.
-      node: of the object.
-      pairs: each variable with a value of its shape, and the value's key.
-      misfits: (name, what is wrong, shape in the file, shape here) of the variables that need a value and have none.
-      averaged: whether the values are moving averages, where there are some.
+      part: The attributes that lead to the object; "" is the root.
+      node: The object's node.
+      pairs: (variable, key of its value) for each variable with a value of its shape.
+      misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value.
+      averaged: Whether the values are moving averages, as far as there are any.
     """
 
     part: str
@@ -51,10 +51,10 @@ def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged:
     """Returns the match that leaves the fewest variables without a value.
 
     Args:
-      model: built.
-      graph: of the checkpoint.
-      part: the attributes of the checkpoint that lead to the model, such as "net"; None: to be found.
-      averaged: whether the moving averages that a run has kept beside the weights are taken in their place.
+      model: The built model.
+      graph: The graph of the checkpoint.
+      part: The attributes that lead to the model in the checkpoint, such as "net"; None searches for it.
+      averaged: Whether to use the moving averages of a run instead of its weights, if there are any.
 
     Raises:
       UsageError: when there is no such part, or several parts fit.
@@ -72,13 +72,13 @@ def match(model: Any, graph: CheckpointGraph, part: str | None = None, averaged:
     whole = {one.node: one.part or "the root" for one in found if not one.misfits}
     if part is None and not best.misfits and best.part != "model" and len(whole) > 1:
         raise UsageError(
-            f"{graph.prefix} has several parts that fit: {', '.join(sorted(whole.values()))}; give part= one of them"
+            f"{graph.prefix} has several parts that fit: {', '.join(sorted(whole.values()))}; give one of them as part="
         )
     return _with_averages(model, graph, best) if averaged and best.part == "model" else best
 
 
 def _distance(found: Match) -> tuple[int, int, bool, int]:
-    """What decides between matches: variables without a value, those without a name too, and where they were found."""
+    """Returns the key that ranks matches: variables without a value, those missing entirely, and the object's place."""
     missing = sum(saved is None for _, _, saved, _ in found.misfits)
     return len(found.misfits), missing, found.part != "model", found.part.count("/")
 
@@ -121,7 +121,7 @@ def _walk(
 
 
 def _views(model: Any) -> list[Children]:
-    """The names that a model's variables may have in a file; each function returns the children of one object."""
+    """Returns the sets of names that a model's variables may have; each function maps an object to its children."""
     named = model_variables(model)
     tracked = _remembering(tf.train.TrackableView.children)
     if named is model:
@@ -134,7 +134,7 @@ def _views(model: Any) -> list[Children]:
 
 
 def _keras_two_children(model: Any) -> dict[str, Any]:
-    """The layers as Keras 2 numbered them in its TensorFlow format, and those that are attributes by their names."""
+    """Returns the layers by number, as in Keras 2's TensorFlow format, or by the names of attributes."""
     weighted = [layer for layer in model.layers if layer.weights]
     numbered = {f"layer_with_weights-{number}": layer for number, layer in enumerate(weighted)}
     if isinstance(model, (keras.Sequential, _functional())):
@@ -144,7 +144,7 @@ def _keras_two_children(model: Any) -> dict[str, Any]:
 
 @functools.cache
 def _functional() -> type[keras.Model]:
-    """Returns the class of models that are made from inputs and outputs, which Keras gives no public name."""
+    """Returns the class of functional models, which has no public name in Keras."""
     inputs = keras.Input((1,), name="inputs")
     return type(keras.Model(inputs, inputs, name="functional"))
 
@@ -161,7 +161,7 @@ def _remembering(children_of: Children) -> Children:
 
 
 def _with_averages(model: Any, graph: CheckpointGraph, found: Match) -> Match:
-    """Takes the averages of a run, where there are some, in place of the weights that they are of."""
+    """Replaces the weights in a match by the run's moving averages, if there are any."""
     saved = graph.children(graph.children(ROOT).get(_AVERAGE))
     if not saved:
         return found
@@ -173,8 +173,8 @@ def _with_averages(model: Any, graph: CheckpointGraph, found: Match) -> Match:
             pairs = [(variable, keys.get(id(variable)) or key) for variable, key in found.pairs]
             return Match(found.part, found.node, pairs, found.misfits, averaged=True)
     raise UsageError(
-        f"{graph.prefix} holds moving averages of other variables than this model has; build the model as the run did, "
-        "or give averaged=False for the weights themselves"
+        f"the moving averages in {graph.prefix} belong to other variables than those of this model; build the model as "
+        "the run did, or give averaged=False to load the weights themselves"
     )
 
 

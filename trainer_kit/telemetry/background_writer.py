@@ -1,4 +1,4 @@
-"""Writes reports in a thread of its own, so that the training loop pays for a hand-over only."""
+"""Writes reports in a separate thread, so that the training loop only hands them over."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Hands reports to `writers`, in order, in one daemon thread, a fifth of a second after they came at the latest.
+    """Passes reports to `writers`, in order, in one daemon thread, by default within a fifth of a second.
 
-    An error of a writer costs that writer the report it failed on; the other writers go on, and so does the writer
-    itself with the next report. The first error is raised as it is, once, by the next call of `write`, `flush` or
-    `close`; errors that come while one is waiting to be raised are logged.
+    A writer that fails loses only the report it failed on; it and the other writers continue with the next report. The
+    next call of `write`, `flush` or `close` raises the first error, unchanged and once; further errors until then are
+    logged.
 
     Args:
-      writers: each gets every report. They are used in the thread only, `close` included, but for those with a true
-        attribute `in_caller_thread`: these are called at once by `write`, `flush` and `close`.
-      capacity: reports that may wait. When as many do, `write` waits: none is ever dropped.
-      together: seconds that a report waits for others, unless half as many wait as may: to wake the thread for each
-        one costs a loop of 20 ms 4 %.
+      writers: The writers that get every report. They are called only in the thread, `close` included, except those
+        with a true attribute `in_caller_thread`: `write`, `flush` and `close` call these directly.
+      capacity: The number of reports that may wait. When the queue is full, `write` waits: no report is dropped.
+      together: The seconds that a report waits for others, unless the queue is half full. Waking the thread for each
+        report would cost 4 % of a loop of 20 ms.
     """
 
     def __init__(self, writers: Sequence[Writer], capacity: int = 256, together: float = 0.2) -> None:
@@ -40,11 +40,11 @@ class BackgroundWriter:
         self._error_lock = threading.Lock()
 
     def write(self, report: Report) -> None:
-        """Hands `report` over and returns, as a rule within microseconds. The report is kept even if this raises.
+        """Queues `report` and returns, usually within microseconds. The report is queued even if this raises.
 
         Raises:
           RuntimeError: after `close`.
-          Exception: what a writer raised since the last call.
+          Exception: the first error of a writer since the last call.
         """
         self._put(report)
         for writer in self._at_once:
@@ -52,28 +52,28 @@ class BackgroundWriter:
         self._raise_error()
 
     def flush(self) -> None:
-        """Waits until every report handed over has been written and flushed by all writers.
+        """Waits until all writers have written and flushed every queued report.
 
         Raises:
           RuntimeError: after `close`.
-          Exception: what a writer raised since the last call.
+          Exception: the first error of a writer since the last call.
         """
         self._ask(lambda writer: writer.flush())
         self._raise_error()
 
     def settle(self) -> None:
-        """Waits as `flush` does, in any thread; what a writer raises is for the next call of another method.
+        """Waits like `flush`, in any thread; the next call of another method raises errors of writers.
 
-        Leaves out those with a true `in_caller_thread`. Returns at once after `close`.
+        Writers with a true `in_caller_thread` are left out. Returns at once after `close`.
         """
         if not self._closed:
             self._ask(lambda writer: writer.flush(), in_thread_only=True)
 
     def close(self) -> None:
-        """Writes what waits, closes all writers and ends the thread; a second call does nothing.
+        """Writes all waiting reports, closes all writers and ends the thread; a second call does nothing.
 
         Raises:
-          Exception: what a writer raised since the last call, or in its own `close`, when all have been closed.
+          Exception: the first error of a writer since the last call or in its `close`, after all were closed.
         """
         if not self._closed:
             self._ask(lambda writer: writer.close(), last=True)
@@ -98,7 +98,7 @@ class BackgroundWriter:
         self._put(request)
         for writer in () if in_thread_only else self._at_once:
             self._guard(action, writer)
-        # Ctrl-C in an earlier close() may have left a thread that came to its end since.
+        # Ctrl-C in an earlier close() may have left a thread that has ended since.
         while not request.done.wait(0.5) and self._thread is not None and self._thread.is_alive():
             pass
 
@@ -126,19 +126,19 @@ class BackgroundWriter:
                 return
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> None:
-        # SystemExit and the like too: a thread that ended here would leave the training loop waiting for ever.
+        # BaseException too (SystemExit): if this thread ended here, the training loop would wait forever.
         try:
             call(*arguments)
         except BaseException as error:
             with self._error_lock:
                 waiting = self._error
                 self._error = waiting or error
-            if waiting is not None and str(waiting) != str(error):  # each writer of a lost folder says the same
-                _LOG.error("a further error while reports were written: %r", error)
+            if waiting is not None and str(waiting) != str(error):  # all writers of a lost folder raise the same error
+                _LOG.error("another error occurred while reports were written: %r", error)
 
 
 class _Request:
-    """Something to be done by every writer when all reports before it have been written."""
+    """An action that every writer carries out after all earlier reports were written."""
 
     def __init__(self, action: Callable[[Writer], None], last: bool) -> None:
         self.action = action

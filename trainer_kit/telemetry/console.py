@@ -1,4 +1,4 @@
-"""Reports for people: a progress display on a terminal, one line per report in a pipe or a file."""
+"""Shows reports to people: a progress display on a terminal, one line per report in a pipe or a file."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _LOOP_AFTER = 1.0  # seconds after which a terminal shows a training loop
 class ConsoleWriter:
     """Shows reports on `stream`.
 
-    On a terminal: step, of how many, time left, steps/s, examples/s, metrics and the best so far, drawn over in place;
-    evaluations and messages are printed above it. Elsewhere: one line per report, flushed at once, no control
-    characters. When the stream is gone (a closed pipe or terminal) nothing more is shown and the run goes on.
+    On a terminal, a display that is redrawn in place shows step, total steps, time left, steps/s, examples/s, metrics
+    and the best so far; evaluations and messages are printed above it. Elsewhere each report is one line without
+    control characters, flushed at once. When the stream is closed (a pipe or a terminal) the run continues silently.
 
     Args:
-      stream: where to print, e.g. `sys.stdout`.
-      interactive: whether to draw; None asks the stream whether it is a terminal that can.
-      clock: seconds that only go up; the time left runs by it between two reports.
-      activity_after: seconds after which it is shown what the run is doing: building, compiling, a training loop, an
-        evaluation. What is over before is never shown.
-      activity_every: seconds between two lines about it where nothing is drawn.
+      stream: The stream to print to, e.g. `sys.stdout`.
+      interactive: Whether to draw a display; None checks whether the stream is a terminal that can show one.
+      clock: A monotonic clock in seconds, which updates the time left between two reports.
+      activity_after: The seconds after which an activity (building, compiling, a training loop, an evaluation) is
+        shown. Shorter activities are never shown.
+      activity_every: The seconds between two lines about an activity where no display is drawn.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ConsoleWriter:
             self.log("\n".join(lines.report_lines(report)))
 
     def log(self, text: str) -> None:
-        """Prints `text` on a line of its own, above the display if there is one. Several lines stay several.
+        """Prints `text` on a separate line, above the display if there is one. Line breaks are kept.
 
         May be called from any thread. Control characters become spaces.
         """
@@ -95,10 +95,10 @@ class ConsoleWriter:
                 self._output.flush()
 
     def show_activity(self, activity: Activity | None) -> None:
-        """Shows what the run is doing if it takes long: below the display, or by a line now and then.
+        """Shows a long activity of the run: below the display, or as a line from time to time.
 
-        A training loop is shown on a terminal as soon as it has lasted a second. To be called again and again, from one
-        thread; with None when the activity is over.
+        A terminal shows a training loop after one second. Call this repeatedly from one thread, and with None when the
+        activity is over.
         """
         with self._lock:
             before = self._activity
@@ -113,29 +113,29 @@ class ConsoleWriter:
                 self._activity = activity
                 self.log(lines.activity_line(activity))
         if activity is None and before is not None and self._newest is None:
-            self.close()  # there was nothing else to draw
+            self.close()  # the display showed nothing else
 
     def _after(self, activity: Activity) -> float:
         first = self._activity_after
         return min(first, _LOOP_AFTER) if self._interactive and activity.what == TRAINING else first
 
     def flush(self) -> None:
-        """Brings the display up to date."""
+        """Updates the display."""
         if self._live is not None:
             self._live.refresh()
         self._output.flush()
 
     def close(self) -> None:
-        """Leaves the display as it is and gives the terminal back; a second call does nothing."""
+        """Stops updating the display and releases the terminal; a second call does nothing."""
         with self._lock:
             live, self._live = self._live, None
         if live is not None:
-            live.transient = self._newest is None  # what was drawn was an activity only, which is over
+            live.transient = self._newest is None  # only an activity was drawn, which is over
             live.stop()
             atexit.unregister(live.stop)
 
     def _start(self) -> Live:
-        # What else goes to this terminal, print() for one, has to come out above the display.
+        # Other output to this terminal, such as print(), has to appear above the display.
         ours = self._stream in (sys.stdout, sys.stderr)
         live = Live(
             console=self._console,
@@ -161,7 +161,7 @@ class ConsoleWriter:
 
 
 class _Output:
-    """A stream that can go away: what is written after that is dropped, with one warning."""
+    """A stream that may be closed by others: later output is dropped, with one warning."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -190,7 +190,7 @@ class _Output:
         # ValueError is what a closed Python file raises.
         except (OSError, ValueError) as error:
             self._gone = True
-            _LOG.warning("no more progress is shown: the output is gone (%s)", error)
+            _LOG.warning("progress is no longer shown: the output is closed (%s)", error)
 
 
 def _can_draw(stream: TextIO) -> bool:
@@ -199,7 +199,7 @@ def _can_draw(stream: TextIO) -> bool:
 
 
 def _display(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
-    """The report as a bar over its figures, `elapsed` seconds after it came."""
+    """Returns the report as a bar above its figures, `elapsed` seconds after it came."""
     cells: list[Text | ProgressBar] = [Text(report.kind, style="bold"), Text(f"step {lines.progress_text(report)}")]
     grid = Table.grid(padding=(0, 2, 0, 0), expand=report.total_steps is not None)
     grid.add_column(no_wrap=True)

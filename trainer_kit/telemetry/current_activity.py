@@ -1,4 +1,4 @@
-"""Looks now and then, from a thread of its own, at what takes the run's main thread long, so that it can be shown."""
+"""Watches the run's main thread from a separate thread, so that long activities can be shown."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Look = Callable[[], tuple[str, int, int, int]]
 
 
 class CurrentActivity:
-    """While entered, shows what the run is doing; the run itself does nothing for it.
+    """While entered, shows the run's current activity, without any work of the main thread.
 
-    An error is logged once, and nothing more is shown.
+    After an error, which is logged once, nothing more is shown.
 
     Args:
-      look: returns (what the run is doing, the global step at which that began, the global step now, the batches
-        evaluated in the life of this process); "" while it does nothing that is worth showing.
-      total: returns of how many batches an evaluation, or steps a training run, consists; None where that is not known.
-      show: takes the activity, at each look; None when it is over.
-      poll_seconds: between two looks.
-      clock: seconds that only go up.
+      look: Returns (the activity's name, the global step at which it began, the global step now, the number of batches
+        that this process has evaluated); the name is "" while there is no activity to show.
+      total: Returns the number of batches of an evaluation, or of steps of a training run; None if it is not known.
+      show: Called with the activity at each poll, and with None when it is over.
+      poll_seconds: The seconds between two polls.
+      clock: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class CurrentActivity:
         self.leave()
 
     def leave(self) -> None:
-        """Shows nothing more; a second call does nothing."""
+        """Stops showing activities; a second call does nothing."""
         self._left.set()
         self._thread.join()
 
     def look(self) -> None:
-        """Looks once, and shows what there is to be seen."""
+        """Polls once and shows the activity, if there is one."""
         what, begun, step, batches = self._look()
         if self._since is not None and (what, begun) != self._since[:2]:
             self._since, self._known, self._before = None, None, batches
@@ -80,4 +80,4 @@ class CurrentActivity:
                 self.look()
             self._show(None)
         except Exception as error:
-            _LOG.warning("what the run is doing is no longer shown: %r", error)
+            _LOG.warning("the run's current activity is no longer shown: %r", error)

@@ -1,4 +1,4 @@
-"""How many floating-point operations a model takes for one example."""
+"""Counts the floating-point operations of a model for one example."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.distribution.tensorflow_internals import functions_called
 from trainer_kit.telemetry.flops_graph import CALLS, with_calls_inlined
 from trainer_kit.telemetry.model_stats import count_parameters
 
-# Operations whose work is in another function, which the profiler does not look into.
+# Operations whose work is in another function, which the profiler does not count.
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum")
 
@@ -27,8 +28,8 @@ class FlopsResult:
     """The floating-point operations of one forward pass for one example.
 
     Attributes:
-      flops: their number, a multiplication and its addition counted as 2; None if they could not be counted.
-      problem: why they could not, or what is missing in the number; empty when nothing is.
+      flops: The number of operations, with a multiplication and its addition counted as 2; None if it is not known.
+      problem: Why the number is not known, or what it leaves out; empty without a problem.
     """
 
     flops: int | None
@@ -43,15 +44,15 @@ class FlopsResult:
 def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     """Counts the operations of one forward pass of `model` on a batch of 1, in inference.
 
-    TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, and the elementwise
-    operations it knows (bias, softmax, normalisation) are added; `Einsum`, which it does not know by itself, is 2
-    for each combination of its indices. The bodies of loops and branches are not counted; `problem` says so. Traces
-    the model: seconds for a large one. Runs eagerly on the host and never raises: whatever fails is told in `problem`.
+    TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, plus the elementwise
+    operations it knows (bias, softmax, normalisation). `Einsum`, which it does not know, counts as 2 for each
+    combination of its indices. The bodies of loops and branches are not counted; `problem` says so. Traces the model,
+    which takes seconds for a large one. Runs eagerly on the host and never raises: `problem` reports any failure.
 
     Args:
-      model: called with the inputs, and with training=False if it takes that.
-      inputs_spec: a tensor spec, or any structure of them, as a data set's `element_spec` for the features. The first
-        dimension is taken as 1, the others have to be known.
+      model: The model, called with the inputs, and with training=False if it has that argument.
+      inputs_spec: A tensor spec, or any structure of them, such as a data set's `element_spec` for the features. The
+        first dimension is set to 1; the others must be known.
     """
     if not getattr(model, "built", True):
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
@@ -62,8 +63,27 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
         return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
 
 
+def count_loop_flops(graph: tf.Graph, batch_size: int) -> FlopsResult:
+    """Counts the operations of one pass through the body of a traced loop, such as one training step.
+
+    Counts like `count_flops`. Eager, on the host; never raises: `problem` reports any failure.
+
+    Args:
+      graph: The graph of a function with one tf.while_loop that reads an element of an iterator in each pass.
+      batch_size: The number of examples in an element, used where its first dimension is not known.
+    """
+    try:
+        loops = [one for one in graph.get_operations() if one.type in ("While", "StatelessWhile")]
+        bodies = [functions_called(graph).get(loop.get_attr("body").name) for loop in loops]
+        if len(bodies) != 1 or bodies[0] is None:
+            return FlopsResult(None, f"the graph has {len(loops)} loops instead of one")
+        return _count(with_calls_inlined(bodies[0], batch_size))
+    except Exception as error:
+        return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
+
+
 def _plain(text: str, longest: int = 300) -> str:
-    """One line without the colours that Keras puts into its messages."""
+    """Returns the text as one line, without the colours of Keras's messages."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:longest]
 
 
@@ -90,7 +110,7 @@ def _takes_training(model: Any) -> bool:
 def _count(graph: tf.Graph) -> FlopsResult:
     node = _profile(graph)
     operations = graph.get_operations()
-    # Model Garden teaches the profiler a rule for Einsum when it is imported: the number must not depend on that.
+    # Importing Model Garden adds a rule for Einsum to the profiler; the number must not depend on that.
     total = int(node.total_float_ops) - _profiled(node, "Einsum")
     total += sum(_einsum_flops(operation) for operation in operations if operation.type == "Einsum")
     left_out = Counter(op.type for op in operations if op.type in CALLS + _CONTROL_FLOW or _is_unknown(op))
@@ -109,7 +129,7 @@ def _profile(graph: tf.Graph) -> Any:
 
 
 def _profiled(node: Any, name: str) -> int:
-    """The operations of type `name` that the profiler counted, below `node`."""
+    """Returns the operations of type `name` that the profiler counted below `node`."""
     return sum((int(child.float_ops) if child.name == name else 0) + _profiled(child, name) for child in node.children)
 
 
@@ -119,7 +139,7 @@ def _is_unknown(operation: tf.Operation) -> bool:
 
 
 def _einsum_flops(operation: tf.Operation) -> int:
-    """2 for each combination of the indices of a product; an ellipsis stands for the dimensions it covers."""
+    """Returns 2 for each combination of a product's indices; an ellipsis stands for the dimensions it covers."""
     shapes = [tensor.shape for tensor in operation.inputs]
     if len(shapes) < 2 or _is_unknown(operation):
         return 0
@@ -140,7 +160,7 @@ def _labels(term: str, rank: int) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    # The profiler's own use of old functions makes TensorFlow warn, once, of something a user cannot change.
+    # The profiler uses old functions; the user cannot change that, so TensorFlow's warning is suppressed.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -151,9 +171,9 @@ def _quiet() -> Iterator[None]:
 
 
 def model_cost(trainer: Any) -> str:
-    """Returns the size of the trainer's model and, once it was trained, what one example costs, for the log.
+    """Returns the size of the trainer's model and, after training, its FLOPs for one example, for the log.
 
-    Traces the model once more, so it comes last.
+    It traces the model again, so call it last.
     """
     parameters, spec = str(count_parameters(trainer.model)), trainer.batch_spec
     if spec is None:

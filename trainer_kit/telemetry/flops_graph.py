@@ -1,4 +1,4 @@
-"""Puts the bodies of called functions in the place of their calls: the graph then shows all its operations."""
+"""Replaces calls in a graph by the bodies of the called functions, so that the graph shows all operations."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ import tensorflow as tf
 from trainer_kit.distribution.tensorflow_internals import functions_called
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_ELEMENTS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 _NOTES = ("_class", "_output_shapes")  # attributes that name other nodes, or shapes that the body may know better
 
 
-def with_calls_inlined(graph: Any) -> tf.Graph:
-    """Returns a graph that calls no functions, to be looked at and not to be run; `graph` itself if it has no calls.
+def with_calls_inlined(graph: Any, batch_size: int | None = None) -> tf.Graph:
+    """Returns a graph without function calls, for inspection only; `graph` itself if it has no calls.
 
-    Eager, on the host. A layer with a tf.function and a loaded SavedModel are calls. Variables are handles that know
-    their shapes, so no weight is copied. Control dependencies are left out. A call whose function has no Python graph
-    stays a call.
+    Eager, on the host. Calls come from layers with a tf.function and from loaded SavedModels. Variables become handles
+    with known shapes, so no weight is copied. Control dependencies are left out. A call whose function has no Python
+    graph stays a call.
 
     Args:
-      graph: of a concrete function.
+      graph: The graph of a concrete function.
+      batch_size: The first dimension of the elements of iterators, where it is not known; None leaves it unknown.
     """
-    if not any(operation.type in CALLS for operation in graph.get_operations()):
+    if batch_size is None and not any(operation.type in CALLS for operation in graph.get_operations()):
         return graph
     definition = tf.compat.v1.GraphDef()
     definition.library.CopyFrom(graph.as_graph_def().library)
     definition.node.extend(_nodes(graph, "", {}, {}))
     _know_shapes(definition, graph)
+    if batch_size is not None:
+        _know_batches(definition, batch_size)
     result = tf.Graph()
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
@@ -36,7 +40,7 @@ def with_calls_inlined(graph: Any) -> tf.Graph:
 
 
 def _know_shapes(definition: Any, graph: Any) -> None:
-    """Makes the placeholders of variables handles that have a dtype and a shape."""
+    """Replaces the placeholders of variables by handles with a dtype and a shape."""
     around = [graph, *functions_called(graph).values()]
     variables = {id(variable.handle): variable for one in around for variable in one.variables}
     captured = {inner.op.name: variables.get(id(outer)) for outer, inner in graph.captures}
@@ -47,14 +51,23 @@ def _know_shapes(definition: Any, graph: Any) -> None:
             node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
 
 
+def _know_batches(definition: Any, batch_size: int) -> None:
+    """Sets the first dimension of the elements of iterators where it is unknown."""
+    for node in definition.node:
+        if node.op in _ELEMENTS:
+            for shape in node.attr["output_shapes"].list.shape:
+                if shape.dim and shape.dim[0].size < 0:
+                    shape.dim[0].size = batch_size
+
+
 def _nodes(graph: Any, prefix: str, given: dict[str, str], known: dict[str, tf.Graph]) -> Iterator[Any]:
-    """Yields the NodeDefs of a graph and, in the place of its calls, those of the functions it calls.
+    """Yields the NodeDefs of a graph and, instead of its calls, those of the called functions.
 
     Args:
-      graph: of a function.
-      prefix: of the names of its nodes.
-      given: the name of an input of the function -> the tensor that the call gives it.
-      known: name -> graph of the functions that are known around it.
+      graph: The graph of a function.
+      prefix: The prefix for the names of its nodes.
+      given: The name of each input of the function -> the tensor that the call passes.
+      known: name -> graph of the functions that are known in the surrounding graphs.
     """
     known, given = {**known, **functions_called(graph)}, dict(given)
     inputs = set(given)
@@ -79,6 +92,6 @@ def _nodes(graph: Any, prefix: str, given: dict[str, str], known: dict[str, tf.G
 
 
 def _renamed(source: str, prefix: str, given: dict[str, str]) -> str:
-    """Returns the name by which a tensor of a function is known outside."""
+    """Returns the name of a function's tensor in the resulting graph."""
     name = source if ":" in source else f"{source}:0"
     return given.get(name, f"{prefix}{name}")

@@ -1,16 +1,16 @@
-"""metrics.jsonl: one line per report in the order of the steps, the same after kills and restarts as without them.
+"""metrics.jsonl: one line per report in the order of the steps, the same with kills and restarts as without them.
 
 A line is strict JSON: a metric that is NaN or infinite is written as the text "nan", "inf" or "-inf" and read back as
-a float. A (kind, step) is written once: an evaluation that comes again after a restart gives the same numbers. A run
+a float. A (kind, step) is written once: an evaluation that is repeated after a restart gives the same numbers. A run
 that goes back to step N moves the lines of later steps to metrics.superseded.jsonl, after a line {"kind": "resume",
-"step": N, "superseded": how many}: first they are there, then metrics.jsonl is replaced, so that a kill between the two
-leaves some of them twice there and none is lost. Files of earlier versions, which say {"kind": "resume", "step": N}
-in place, are read as they were meant, and brought to this form by the next resume.
+"step": N, "superseded": how many}. It copies them first and then replaces metrics.jsonl, so that a kill in between may
+leave duplicates there, but loses nothing. Files of earlier versions, with {"kind": "resume", "step": N} between the
+reports, are read with that meaning and converted by the next resume.
 
-Every line is handed to the operating system when it is written, so that the death of the process loses no more than a
-BackgroundWriter holds back. It is not forced to the disk one by one: that would cost milliseconds each, and a power
-failure takes the steps since the last checkpoint anyway. `flush` does force it; called before a checkpoint is
-written, it makes the history at least as new as the checkpoint, which a run goes on from even if it has no record yet.
+Every line is passed to the operating system at once, so that the death of the process loses no more than the queue of
+a BackgroundWriter. Lines are not forced to the disk one by one: that would cost milliseconds each, and a power failure
+loses the steps since the last checkpoint anyway. `flush` forces them; called before a checkpoint is written, it makes
+the history at least as new as the checkpoint, from which a run can resume even before its record exists.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_jso
 
 _LOG = logging.getLogger(__name__)
 RESUME = "resume"
-WALL_CLOCK_FIELDS = ("steps_per_second", "examples_per_second", "seconds")  # of a line: what no two runs have alike
+WALL_CLOCK_FIELDS = ("steps_per_second", "examples_per_second", "seconds")  # fields that differ between equal runs
 _MARKER = b'"kind": "resume"'  # as earlier versions wrote it between the reports
 
 
 class JsonLinesWriter:
-    """Appends reports to a file of JSON lines; makes the file and its folder with the first one.
+    """Appends reports to a file of JSON lines; creates the file and its folder with the first one.
 
     Args:
-      path: local.
+      path: The local file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -54,9 +54,9 @@ class JsonLinesWriter:
     def write(self, report: Report) -> None:
         """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
 
-        `metrics` are the report's scalars, groups and names joined by "/". A report whose (kind, step) is in the file
-        is left out, and the first one stays. A training report for an earlier step than a line before is a resume that
-        was not announced, and treated as one; an evaluation of an earlier step is put in its place, by a new file.
+        `metrics` are the report's scalars, with groups and names joined by "/". A report whose (kind, step) is already
+        in the file is left out. A training report for an earlier step than the last line is treated as a resume; an
+        evaluation of an earlier step is inserted in its place, by rewriting the file.
 
         Raises:
           StorageError: when the file cannot be written.
@@ -77,12 +77,12 @@ class JsonLinesWriter:
     def resume(self, step: int) -> None:
         """Moves the lines of steps after `step`, and a last line that was cut, to metrics.superseded.jsonl.
 
-        Call it at every start and rollback, with 0 for a start from nothing, when no report is on its way (flush a
-        BackgroundWriter first). Lines of `step` itself stay. When nothing is to be moved nothing is written; the end
-        of the file tells.
+        Call it at every start and rollback, with 0 for a run without a checkpoint, while no report is waiting (flush a
+        BackgroundWriter first). Lines of `step` itself stay. If there is nothing to move, nothing is written, and only
+        the end of the file is read.
 
         Raises:
-          StorageError: when a file cannot be written; metrics.jsonl is as it was then.
+          StorageError: when a file cannot be written; metrics.jsonl is then unchanged.
         """
         self.close()
         kept, moved = _split(self.path, int(step))
@@ -91,7 +91,7 @@ class JsonLinesWriter:
             files.write_text(self.path, kept.decode(errors="replace"), point="history")
 
     def flush(self) -> None:
-        """Forces what was written to the disk.
+        """Forces the written lines to the disk.
 
         Raises:
           StorageError: when that fails.
@@ -111,13 +111,13 @@ class JsonLinesWriter:
         finally:
             stream, self._stream = self._stream, None
             self._last_step = None
-            # What closing can fail on, flush has told already.
+            # flush has already raised any error that closing could raise.
             with contextlib.suppress(Exception):
                 if stream is not None:
                     stream.close()
 
     def _last(self) -> int:
-        """The step of the last line; -1 if there is none."""
+        """Returns the step of the last line; -1 if there is none."""
         if self._last_step is None:
             with _mapped(self.path) as data:
                 self._last_step = next((record["step"] for _, _, record in _from_end(data)), -1)
@@ -139,7 +139,7 @@ class JsonLinesWriter:
         self._last_step = record["step"]
 
     def _warn_of_loss(self, stream: IO[bytes]) -> None:
-        """Says so when somebody has cut or removed the file since the last report; a new one is made then."""
+        """Warns when somebody has truncated or removed the file since the last report; recreates a removed file."""
         found = os.fstat(stream.fileno())
         if found.st_nlink and found.st_size >= self._size:
             return
@@ -158,17 +158,18 @@ class JsonLinesWriter:
 
 
 class History(list[dict[str, Any]]):
-    """Records of reports in the order of their steps, each as it is in the file; every metric is a float."""
+    """The records of reports in the order of their steps, with the content of the file; every metric is a float."""
 
     def get_history(self, name: str, kind: str | None = None) -> list[tuple[int, float]]:
-        """Returns (step, value) of the metric `name` wherever it was reported, in the order of the steps.
+        """Returns (step, value) of the metric `name` for all reports that have it, in the order of the steps.
 
         Args:
-          name: a metric, as "group/name" if it is in a group; or "steps_per_second", "examples_per_second", "seconds".
-          kind: "train" or "validation" to look at these reports only.
+          name: The metric, as "group/name" if it is in a group; or "steps_per_second", "examples_per_second",
+            "seconds".
+          kind: "train" or "validation" to use only these reports.
 
         Raises:
-          UsageError: when no report has it, with the nearest names.
+          UsageError: when no report has the metric; the message has the nearest names.
         """
         records = [record for record in self if kind in (None, record["kind"])]
         values = [(record["step"], _named(record)[name]) for record in records if name in _named(record)]
@@ -181,33 +182,32 @@ class History(list[dict[str, Any]]):
         """Returns the newest value of the metric `name`.
 
         Raises:
-          UsageError: when no report has it, with the nearest names.
+          UsageError: when no report has the metric; the message has the nearest names.
         """
         return self.get_history(name, kind)[-1][1]
 
 
 def active_history(path: str | os.PathLike[str]) -> History:
-    """Returns the reports in the file at `path` that count: no (kind, step) twice, steps never going back.
+    """Returns the reports in the file at `path` that count: each (kind, step) once, in the order of steps.
 
-    A resume at step N, as earlier versions noted it, takes away what was reported for later steps; so does a training
-    report for a step before the last one, which is a resume that was not noted. An evaluation of an earlier step takes
-    its place among the others. Of two reports for one step of one kind, which only earlier versions wrote, the later
-    counts. Lines that a crash cut, and what is no report, are left out. There is no history, and no error, where there
-    is no file.
+    A resume at step N in a file of an earlier version supersedes reports of later steps. So does a training report for
+    a step before the last one: the resume was not recorded. An evaluation of an earlier step is inserted in its place.
+    Of two reports of one kind and step, which only earlier versions wrote, the later counts. Lines that a crash cut,
+    and lines without a report, are left out. Without a file the history is empty.
     """
     return _active(record for record in files.read_lines(path) if _is_report(record))
 
 
 def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
-    """Whether the history at `path` has a line of this kind for this step; one that was superseded is none.
+    """Whether the history at `path` has a line of this kind for this step; superseded lines do not count.
 
-    Reads the lines from the end to the step.
+    Reads the file from its end back to the step.
 
     Raises:
       StorageError: when the file cannot be read.
     """
     with _mapped(path) as data:
-        # A mark of an earlier step, as earlier versions wrote it, ends the search as a report does.
+        # A resume at an earlier step, in a file of an earlier version, ends the search like a report.
         near = itertools.takewhile(lambda record: record["step"] >= step, (record for _, _, record in _from_end(data)))
         return any((record["kind"], record["step"]) == (kind, step) for record in near)
 
@@ -215,7 +215,7 @@ def reported(path: str | os.PathLike[str], kind: str, step: int) -> bool:
 def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
     """Returns (step of the last line up to `step`, bytes up to its end); (-1, 0) if there is none.
 
-    Lines of these steps stay as they are while a run goes on, so that fewer bytes are a loss.
+    A run never changes these lines later, so fewer bytes mean a loss.
 
     Raises:
       StorageError: when the file cannot be read.
@@ -227,7 +227,7 @@ def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
 def newest_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | None:
     """Returns the last report of this kind in the history at `path`, as `active_history` would; None if there is none.
 
-    Reads the file from its end and no further than to that report, so that it may be called again and again.
+    Reads the file from its end back to that report only, so that it may be called often.
 
     Raises:
       StorageError: when the file cannot be read.
@@ -243,7 +243,7 @@ def newest_report(path: str | os.PathLike[str], kind: str) -> dict[str, Any] | N
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:
-    """Returns where the lines go that a resume takes out of the history at `path`: metrics.superseded.jsonl."""
+    """Returns the path for superseded lines of the history at `path`: metrics.superseded.jsonl."""
     root, suffix = os.path.splitext(os.fspath(path))
     return f"{root}.superseded{suffix}"
 
@@ -273,9 +273,9 @@ def _insert(history: History, record: dict[str, Any]) -> None:
 
 
 def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
-    """Returns what stays of the file when the run goes on from `step`, and the lines that go; (b"", []) if none do."""
+    """Returns (remaining content, superseded lines) for a resume at `step`; (b"", []) if no line is superseded."""
     with _mapped(path) as data:
-        # Steps never go back, so the end is enough, but not in a file of an earlier version.
+        # Steps never go back, so reading the end is enough, except in a file of an earlier version.
         old = data.find(_MARKER) >= 0
         start = 0 if old else next((start for start, _, record in _from_end(data) if record["step"] <= step), 0)
         *lines, cut = data[start:].split(b"\n")
@@ -292,7 +292,7 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
 
 
 def _from_end(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yields (start, end, record) of the lines that hold one, the last first."""
+    """Yields (start, end, record) of the lines with a record, the last first."""
     end = len(data)
     while end > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
@@ -323,7 +323,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Returns the report, or the mark of a resume, in a line; None if it holds neither."""
+    """Returns the report or the resume in a line; None if it holds neither."""
     try:
         record = files.parse_json(line)
     except ValueError:
@@ -338,7 +338,7 @@ def _is_report(record: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
-    """The content of a file, read as far as it is looked at; nothing where there is no file."""
+    """Yields the content of a file, of which only the used parts are read; b"" without a file."""
     with contextlib.ExitStack() as stack:
         data: bytes | mmap.mmap = b""
         try:

@@ -1,7 +1,7 @@
-"""How large a model is: the number of its parameters.
+"""Counts the parameters of a model.
 
-Works on Keras 3 and tf_keras models and on plain `tf.Module`, none of which is imported here: what is asked of a model
-is `trainable_weights` and `non_trainable_weights`, or `trainable_variables` and `variables`.
+Works with Keras 3 and tf_keras models and plain `tf.Module`, without importing any of them: it reads the attributes
+`trainable_weights` and `non_trainable_weights`, or `trainable_variables` and `variables`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class ParameterCount:
     """The number of values in a model's weights.
 
     Attributes:
-      trainable: in weights that the optimizer changes.
-      non_trainable: in frozen weights and statistics such as those of batch normalisation.
-      problem: why there is nothing to count; empty when there is.
+      trainable: The number of values in weights that the optimizer changes.
+      non_trainable: The number of values in frozen weights and in statistics such as those of batch normalisation.
+      problem: Why nothing can be counted; empty without a problem.
     """
 
     trainable: int
@@ -28,7 +28,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All of them; what Keras's `count_params` returns."""
+        """The number of all values, as Keras's `count_params` returns it."""
         return self.trainable + self.non_trainable
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class ParameterCount:
 
 
 def count_parameters(model: Any) -> ParameterCount:
-    """Counts the values in the weights of `model`, each variable once; random seeds and metrics are none.
+    """Counts the values in the weights of `model`, each variable once, without random seeds and metrics.
 
     A Keras model that is not built has no weights yet; the result's `problem` says so.
     """

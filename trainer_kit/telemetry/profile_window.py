@@ -1,4 +1,4 @@
-"""The steps of a run that are traced for a profile. Pure: what a trace is made with is given."""
+"""Decides which steps of a run are traced for a profile. Pure: the caller passes the functions that trace."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def profile_steps(text: str) -> ProfileSteps:
     """Returns the steps that "10:20" names: 10, 20 and those between.
 
     Raises:
-      UsageError: when the text names none.
+      UsageError: when the text is not a window of steps.
     """
     found = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text, re.ASCII)
     if found is None:
-        raise UsageError(f"{text!r} is no window of steps; write the first and the last one, as in 10:20")
+        raise UsageError(f"{text!r} is not a window of steps; write the first and the last step, as in 10:20")
     first, last = int(found[1]), int(found[2])
     if first < 1:
-        raise UsageError(f"{text!r} begins at step {first}, and the first step of a run is 1")
+        raise UsageError(f"{text!r} begins at step {first}, but the first step of a run is 1")
     if last < first:
         raise UsageError(f"{text!r} ends before it begins; write the first step, then the last one, as in 10:20")
     return ProfileSteps(first, last)
@@ -41,13 +41,13 @@ class ProfileWindow:
     """Starts a trace before the first of its steps and stops it after the last one; on every worker alike.
 
     Args:
-      steps: to be traced.
-      start: starts a trace; returns whether it did.
-      stop: ends a trace that was started.
+      steps: The steps to trace.
+      start: Starts a trace and returns whether it succeeded.
+      stop: Ends a trace that was started.
 
     Attributes:
-      passed: whether the run has come to the end of the window; there is nothing left to do then.
-      started: whether a trace was started.
+      passed: Whether the run has reached the end of the window, after which nothing is left to do.
+      started: Whether a trace was started.
     """
 
     def __init__(self, steps: ProfileSteps, start: Callable[[], bool], stop: Callable[[], None]) -> None:
@@ -55,17 +55,17 @@ class ProfileWindow:
         self.passed, self.started, self._tried, self._open = False, False, False, False
 
     def cuts(self) -> list[int]:
-        """Returns the global steps at which no call of a loop may be in its middle."""
+        """Returns the global steps at which one call of a loop must end and the next begin."""
         return [] if self.passed else [self.steps.first - 1, self.steps.last]
 
     def before(self, step: int, end: int) -> None:
-        """To be called before the steps that take global_step from `step` to `end`."""
+        """Starts the trace if needed; call it before the steps that take global_step from `step` to `end`."""
         if not self._tried and step < self.steps.last and end >= self.steps.first:
             self._tried = True
             self.started = self._open = self._start()
 
     def after(self, step: int) -> None:
-        """To be called when global_step has come to `step`."""
+        """Ends the trace if needed; call it when global_step has reached `step`."""
         if step >= self.steps.last:
             self.passed = True
             self.close()
@@ -82,12 +82,12 @@ NO_WINDOW.after(0)
 
 
 def parts(step: int, num_steps: int, cuts: list[int]) -> list[int]:
-    """Returns how many steps each of the calls has that a loop of `num_steps` is run in.
+    """Returns the number of steps of each call into which a loop of `num_steps` is split.
 
     Args:
-      step: the global step before the loop.
-      num_steps: of the loop.
-      cuts: global steps at which one call ends and the next begins, if they lie inside.
+      step: The global step before the loop.
+      num_steps: The number of steps of the loop.
+      cuts: The global steps at which one call ends and the next begins, if they lie inside the loop.
     """
     ends = [*sorted({cut - step for cut in cuts if 0 < cut - step < num_steps}), num_steps]
     return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]

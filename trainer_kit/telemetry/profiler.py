@@ -18,19 +18,19 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True) -> Iterator[None]:
-    """While entered, has `trainer` traced when it takes the steps of `profile`; nothing else of the run changes. Eager.
+    """While entered, traces `trainer` during the steps of `profile`; nothing else of the run changes. Eager.
 
-    The trace is written to `folder`/plugins/profile/<time>/ after the last of the steps, or when this is left before
-    that. What TensorFlow's profiler cannot do is a warning, and the run goes on.
+    The trace is written to `folder`/plugins/profile/<time>/ after the last of the steps, or at the exit if that comes
+    first. An error of TensorFlow's profiler is logged as a warning, and the run continues.
 
     Args:
-      trainer: whose loops run in parts; its global_step is where it begins.
-      profile: the first and the last step to be traced, as "10:20"; None: none are.
-      folder: of the training summaries.
-      writes: whether this worker writes the trace; the others run their loops in the same parts.
+      trainer: The trainer, whose loops can be split; the run starts at its global_step.
+      profile: The first and the last step to trace, as "10:20"; None traces nothing.
+      folder: The folder of the training summaries.
+      writes: Whether this worker writes the trace; the others split their loops in the same way.
 
     Raises:
-      UsageError: when `profile` is no window of steps, or the trainer does not run its loops in parts.
+      UsageError: when `profile` is not a window of steps, or the trainer cannot split its loops.
     """
     if profile is None:
         yield
@@ -41,7 +41,7 @@ def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True
     step = int(trainer.global_step.numpy())
     window.after(step)
     if window.passed and writes:
-        _LOG.info("profile=%s: no trace is written, since the run goes on from step %d", steps, step)
+        _LOG.info("profile=%s: no trace is written, since the run resumes from step %d", steps, step)
     trainer.loop_parts.window = window
     try:
         yield
@@ -54,18 +54,18 @@ def profiled(trainer: Any, profile: str | None, folder: str, writes: bool = True
 
 def _check(trainer: Any, steps: ProfileSteps) -> None:
     if trainer.loop_parts is None:
-        what = "a ready-made trainer that is no trainer_kit.training.trainer.Trainer"
+        what = "a ready-made trainer that is not a trainer_kit.training.trainer.Trainer"
     elif isinstance(trainer.strategy, tf.distribute.experimental.ParameterServerStrategy):
         what = "asynchronous training"
     else:
         return
-    raise UsageError(f"profile={steps}: {what} runs whole loops, of which no steps can be traced apart; leave it out")
+    raise UsageError(f"profile={steps}: {what} runs each loop as a whole, so single steps cannot be traced; omit it")
 
 
 def _start(folder: str) -> bool:
     try:
         tf.profiler.experimental.start(folder)
-    except Exception as error:  # whatever it is, the run is worth more than its trace
+    except Exception as error:  # the run is worth more than its trace
         _LOG.warning("no trace is written: %s", _reason(error))
         return False
     return True

@@ -1,6 +1,6 @@
-"""What a run tells about itself: one Report per training loop and per evaluation, and who writes it down.
+"""The reports of a run, one Report per training loop and per evaluation, and the interface of their writers.
 
-No TensorFlow here, so that whatever only reads or prints reports does not wait for its import.
+No TensorFlow, so that programs that only read or print reports do not wait for its import.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Protocol
 class Report:
     """The figures of one training loop or of one evaluation, on the host.
 
-    Writers read it in another thread: whoever makes it does not change `metrics` afterwards.
+    Writers read a report in another thread, so `metrics` must not change after it was created.
 
     Attributes:
       kind: "train" or "validation".
-      step: the global step that was reached.
-      total_steps: the step at which the run ends; None where that is not known.
-      metrics: Python or NumPy scalars by name; a nested mapping is a group of its own (one data set of several).
-      steps_per_second: of this loop; None for an evaluation or when it is not known.
-      examples_per_second: the same in examples of the global batch.
-      seconds: how long the loop or the evaluation took.
-      best: name, value and step of the best metric so far; None when there is none yet.
-      seconds_of_sets: of an evaluation of several validation sets, how long each took; its metrics are grouped by them.
+      step: The global step that was reached.
+      total_steps: The step at which the run ends; None if it is not known.
+      metrics: Python or NumPy scalars by name; a nested mapping is a group (one data set of several).
+      steps_per_second: The speed of this loop; None for an evaluation or if it is not known.
+      examples_per_second: The same in examples of the global batch.
+      seconds: The duration of the loop or the evaluation.
+      best: (name, value, step) of the best metric so far; None when there is none yet.
+      seconds_of_sets: The durations of an evaluation by validation set, if there are several; they group its metrics.
     """
 
     kind: str
@@ -44,14 +44,14 @@ TRAINING, EVALUATING = "training", "evaluating"
 
 @dataclass(frozen=True)
 class Activity:
-    """What a run is doing, and how far that is.
+    """The current activity of a run and its progress.
 
     Attributes:
-      what: TRAINING: a training loop; EVALUATING; or words for anything else, such as "building the model".
-      step: the global step now; of an evaluation, that of its weights.
-      done: steps of this training loop, or batches of this evaluation; 0 for anything else.
-      total: steps of the run, or batches of the evaluation; None where that is not known.
-      seconds: since it began.
+      what: TRAINING for a training loop, EVALUATING, or a description such as "building the model".
+      step: The current global step; for an evaluation, the step of its weights.
+      done: The finished steps of this training loop, or batches of this evaluation; 0 for other activities.
+      total: The steps of the run, or the batches of the evaluation; None if it is not known.
+      seconds: The seconds since the activity began.
     """
 
     what: str
@@ -62,13 +62,13 @@ class Activity:
 
 
 class Writer(Protocol):
-    """Something that keeps or shows reports."""
+    """An object that stores or shows reports."""
 
     def write(self, report: Report) -> None:
         """Takes one report; reports come in the order of the run."""
 
     def flush(self) -> None:
-        """Returns when what was written can be read by others."""
+        """Returns when others can read the written reports."""
 
     def close(self) -> None:
-        """Flushes and lets go of files, threads and the terminal; a second call does nothing."""
+        """Flushes and releases files, threads and the terminal; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""Reports as lines of text: one line each, without control characters, easy to read and to search."""
+"""Formats reports as lines of text without control characters, one line each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer_kit.telemetry.scalars import flat_scalars
 
 
 def report_lines(report: Report) -> list[str]:
-    """Returns the lines of `report`: one, or one for each of several validation sets, which begin "validation dev"."""
+    """Returns the line of `report`, or one line for each of several validation sets, beginning "validation dev"."""
     return [report_line(_of_set(report, name)) for name in report.seconds_of_sets] or [report_line(report)]
 
 
@@ -30,7 +30,7 @@ def report_line(report: Report) -> str:
 
 
 def activity_line(activity: Activity) -> str:
-    """Returns the line of what the run is doing, its parts separated by " | ".
+    """Returns the line of the run's current activity, its parts separated by " | ".
 
     For example "evaluating | step 200 | batch 120/600 | 0:00:12 | 0:00:48 left", "training | step 203/1000 | 0:00:12"
     or "building the model | 0:00:12". The time is that of this evaluation, training loop or phase.
@@ -56,7 +56,7 @@ def _of(done: int, total: int | None) -> str:
 
 
 def progress_text(report: Report) -> str:
-    """Returns "200/400", or "200" when it is not known how many steps there are."""
+    """Returns "200/400", or "200" if the number of steps is not known."""
     return f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
 
 
@@ -67,13 +67,13 @@ def rate_texts(report: Report) -> list[str]:
 
 
 def left_texts(report: Report, elapsed: float = 0.0) -> list[str]:
-    """Returns the time left, `elapsed` seconds after the report; nothing where it cannot be told."""
+    """Returns the time left, `elapsed` seconds after the report; [] if it is not known."""
     left = seconds_left(report)
     return [] if left is None else [f"{duration_text(max(0.0, left - elapsed))} left"]
 
 
 def metric_texts(report: Report) -> list[str]:
-    """Returns "name value" for each scalar of the report, but not the best one, which has a text of its own."""
+    """Returns "name value" for each scalar of the report except the best one, which `best_text` shows."""
     shown_already = f"best_{report.best[0]}" if report.best else ""
     scalars = flat_scalars(report.metrics).items()
     return [f"{name} {number_text(value)}" for name, value in scalars if name != shown_already]
@@ -86,7 +86,7 @@ def best_text(best: tuple[str, float, int]) -> str:
 
 
 def seconds_left(report: Report) -> float | None:
-    """Returns the time to the last step at the present rate, in seconds; None where it cannot be told."""
+    """Returns the seconds to the last step at the current rate; None if they are not known."""
     rate = report.steps_per_second
     if report.total_steps is None or rate is None or not 0 < rate < math.inf:
         return None
@@ -100,7 +100,7 @@ def duration_text(seconds: float) -> str:
 
 
 def number_text(value: float, digits: int = 4) -> str:
-    """Returns `value` in so many significant digits; whole numbers and larger ones keep all before the point."""
+    """Returns `value` with `digits` significant digits; integer parts are always written in full."""
     if math.isfinite(value) and abs(value) < 1e15:
         if value == int(value):
             return str(int(value))
@@ -110,7 +110,7 @@ def number_text(value: float, digits: int = 4) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Returns `text` with everything that is no printable character, and not in `keep`, replaced by a space."""
+    """Returns `text` with each character that is neither printable nor in `keep` replaced by a space."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() or character in keep else " " for character in text)

@@ -1,4 +1,4 @@
-"""ReportWriters: where the numbers of a run go."""
+"""ReportWriters: the outputs that a run reports its numbers to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainer_kit.telemetry.time_ledger import TimeLedger
 
 @dataclass(frozen=True)
 class ReportWriters:
-    """Where a run's numbers go.
+    """The outputs that a run reports its numbers to.
 
     Attributes:
-      writer: takes a Report after each loop and evaluation; writes in a thread.
-      train_summaries, eval_summaries: for TensorBoard, also for the task's own tf.summary calls.
-      history: metrics.jsonl; None for runs that do not train, and on workers that are not the chief.
-      times: what the run spends its time on.
+      writer: The writer that takes a Report after each loop and evaluation; it writes in a thread.
+      train_summaries, eval_summaries: The managers for TensorBoard, also for the task's own tf.summary calls.
+      history: The writer of metrics.jsonl; None for runs that do not train, and on workers that are not the chief.
+      times: The ledger of the run's time.
     """
 
     writer: BackgroundWriter
@@ -42,16 +42,16 @@ class ReportWriters:
         summary_managers: tuple[Any, Any] = (None, None),
         times: TimeLedger | None = None,
     ) -> ReportWriters:
-        """Opens all that a run reports to; on a worker that is not the chief, next to nothing.
+        """Opens all outputs of a run; workers that are not the chief write almost none.
 
         Args:
-          directory: of the run.
-          chief: whether this process writes the run's files.
-          trains: whether there will be a history.
-          save_summary: whether TensorBoard summaries are written.
-          console: where progress is shown; None: nowhere.
-          summary_managers: of the summaries of training and of validation, in place of our own.
-          times: counts what the run spends its time on; None: begins with this call.
+          directory: The run's folder.
+          chief: Whether this process writes the run's files.
+          trains: Whether the run trains and so has a history.
+          save_summary: Whether TensorBoard summaries are written.
+          console: The writer that shows progress; None shows none.
+          summary_managers: The managers for training and validation summaries, instead of our own.
+          times: The ledger of the run's time; None creates one that starts with this call.
         """
         folders = (directory.train_summaries, directory.eval_summaries)
         own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)

@@ -1,6 +1,6 @@
-"""What counts as a single number among the values that a step or an evaluation reports; the one meaning of it.
+"""Defines which reported values count as single numbers, for the whole package.
 
-Without TensorFlow and NumPy: a value is asked for its shape and the kind of its dtype.
+No TensorFlow and NumPy: only a value's shape and the kind of its dtype are read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _NUMBER_KINDS = frozenset("biufV")
 
 
 def as_scalar(value: Any) -> float | None:
-    """Returns `value` as a float, or None when it is no single number.
+    """Returns `value` as a float, or None if it is not a single number.
 
     A number is a Python or NumPy bool, int or float, or an array (an eager tensor) of numbers with the shape (). Text
-    is none, even where it reads as a number, and neither is an array of shape (1,).
+    is not a number, even if it looks like one, and neither is an array of shape (1,).
     """
     if isinstance(value, (bool, int, float)):
         return _to_float(value)
@@ -29,9 +29,9 @@ def as_scalar(value: Any) -> float | None:
 
 
 def flat_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, float]:
-    """Returns the scalars of nested `values` in their order, names of groups and scalars joined by `separator`.
+    """Returns the scalars of nested `values` in their order, with names of groups and scalars joined by `separator`.
 
-    What is no scalar (arrays, lists, text, None) is left out.
+    Other values (arrays, lists, text, None) are left out.
     """
     flat: dict[str, float] = {}
     for name, value in values.items():
@@ -44,14 +44,14 @@ def flat_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, f
 
 
 def to_json_number(value: float) -> float | str:
-    """Returns `value` as strict JSON can hold it: what is not finite as the text "nan", "inf" or "-inf"."""
+    """Returns `value` in a form for strict JSON: a value that is not finite as the text "nan", "inf" or "-inf"."""
     if math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def from_json_number(value: Any) -> float:
-    """Returns what `to_json_number` was given; NaN for what is no number."""
+    """Returns the number that `to_json_number` encoded; NaN for a value that is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,13 +1,13 @@
 """TensorBoard event files of scalars, with the meaning of Orbit's summary managers.
 
 All scalars of one call go into one event, written through the same `tf.summary` writer that users get from
-`summary_writer()`: one file per folder, which every reader understands (a second file in the folder that grows at the
-same time would be passed over by some). One event costs 0.1 ms where `tf.summary.scalar` takes 0.2 ms for each scalar.
+`summary_writer()`: one file per folder, which every reader understands (some readers skip a second file in the folder
+that grows at the same time). One event costs 0.1 ms, while `tf.summary.scalar` takes 0.2 ms for each scalar.
 
-A resumed run is one curve: `resume` writes what tells readers to forget the events of later steps. TensorBoard's own
-server does so by itself, tag by tag, as soon as an earlier step comes; its Python reader waits for a SessionLog START
-and, in each folder, takes the first one it meets for the beginning of the run; hence there are two. (The older
-`event_accumulator`, of which TensorBoard itself makes no use any more, never forgets the scalars of TensorFlow 2.)
+A resumed run is one curve: `resume` writes events that make readers forget later steps. TensorBoard's server forgets
+them by itself, tag by tag, as soon as an earlier step comes. Its Python reader waits for a SessionLog START and treats
+the first one in each folder as the beginning of the run; so `resume` writes two. (The older `event_accumulator`, which
+TensorBoard no longer uses, never forgets the scalars of TensorFlow 2.)
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _FLOAT = tf.float32.as_datatype_enum
 
 
 class SummaryManager:
-    """Writes dicts of scalars below `directory`; what Orbit calls a summary manager, without importing Orbit.
+    """Writes dicts of scalars below `directory`, like a summary manager of Orbit, without importing Orbit.
 
-    A folder and its event file come into being with the first thing written there. Runs eagerly, on the host.
+    A folder and its event file are created with the first event. Runs eagerly, on the host.
 
     Args:
-      directory: local or remote; None to write nothing at all.
+      directory: The local or remote folder; None writes nothing.
     """
 
     def __init__(self, directory: str | None) -> None:
@@ -58,9 +58,9 @@ class SummaryManager:
         It writes nothing if the directory is None. `flush` and `close` include it.
 
         Raises:
-          StorageError: when the folder or the event file cannot be made.
+          StorageError: when the folder or the event file cannot be created.
         """
-        # Reports come in a thread of their own; two writers in one folder are two files.
+        # Reports come from another thread; two writers in one folder would write two files.
         with self._lock:
             if relative_path not in self._writers:
                 self._writers[relative_path] = self._open(relative_path)
@@ -69,11 +69,11 @@ class SummaryManager:
     def write_summaries(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Writes the scalars in `values`, as 32-bit floats; a nested mapping goes into a folder of its name.
 
-        What is no scalar is left out, with one warning per name; so is a scalar that came for this step already.
+        Other values are left out, with one warning per name; scalars already written for this step are left out too.
 
         Args:
-          values: scalars (see `as_scalar`) or mappings of them, by name.
-          step: the step they belong to; `tf.summary`'s default step if None.
+          values: The scalars (see `as_scalar`) or mappings of them, by name.
+          step: The step of the values; None uses `tf.summary`'s default step.
 
         Raises:
           UsageError: when there is no step.
@@ -87,34 +87,34 @@ class SummaryManager:
         self._write(values, int(step), "")
 
     def resume(self, step: int) -> None:
-        """Takes the events of steps after `step` out of the curves: the run goes on from there.
+        """Removes the events of steps after `step` from the curves, since the run resumes there.
 
-        Call it at every start and rollback, when no report is on its way, and with `step - 1` where the events of
-        `step` itself will come again (an evaluation that is made up). Writes to each folder that has event files,
-        through the writer in use if there is one; nothing where there is none.
+        Call it at every start and rollback, while no report is waiting, and with `step - 1` if the events of `step`
+        itself will come again (a repeated evaluation). Writes to each folder that has event files, through the open
+        writer if there is one.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when the events cannot be written.
         """
         self._newest.clear()
         for relative_path in self._folders_with_events():
             self._append(relative_path, _restart(int(step) + 1), times=2)
 
     def flush(self) -> None:
-        """Returns when what was written is in the files.
+        """Waits until all events are in the files.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when they cannot be written.
         """
         for relative_path, writer in list(self._writers.items()):
             with self._storage_errors(relative_path):
                 writer.flush()
 
     def close(self) -> None:
-        """Flushes and closes the event files; what is written later goes into new ones.
+        """Flushes and closes the event files; later events go into new files.
 
         Raises:
-          StorageError: when what was written last cannot be written.
+          StorageError: when the last events cannot be written.
         """
         writers, self._writers = self._writers, {}
         for relative_path, writer in writers.items():
@@ -167,8 +167,8 @@ class SummaryManager:
     def _append(self, relative_path: str, event: tf.compat.v1.Event, times: int = 1) -> None:
         with self._storage_errors(relative_path):
             writer = self.summary_writer(relative_path)
-            # The public writer takes summaries only, and needs three times as long. A tensor, because the operation
-            # is slow to convert what is none.
+            # The public writer takes only summaries and needs three times as long. The event is passed as a tensor,
+            # because the operation converts other values slowly.
             serialized = tf.constant(event.SerializeToString())
             if writer not in self._handles:
                 self._handles[writer] = _handle(writer)
@@ -185,14 +185,14 @@ class SummaryManager:
 
 
 class TensorBoardWriter:
-    """Writes reports through two summary managers: the one for training, the one for everything else.
+    """Writes reports through two summary managers: one for training, one for everything else.
 
-    Beside the metrics come `steps_per_second` and `examples_per_second`. A manager that is not ours gets the metrics as
-    they are and is called as Orbit's interface says; the step is passed if its `write_summaries` takes one.
+    It adds `steps_per_second` and `examples_per_second` to the metrics. A manager of another class is called by Orbit's
+    interface with the unchanged metrics; the step is passed if its `write_summaries` takes one.
 
     Args:
-      train: gets the reports of kind "train".
-      validation: gets the others; may be the same object.
+      train: The manager that gets reports of kind "train".
+      validation: The manager that gets the others; may be the same object.
     """
 
     def __init__(self, train: Any, validation: Any) -> None:
@@ -201,7 +201,7 @@ class TensorBoardWriter:
 
     @property
     def in_caller_thread(self) -> bool:
-        """Whether a manager takes no step: it reads the run's own counter, which is right only until the next loop."""
+        """Whether a manager takes no step: it then reads the run's counter, which is right only until the next loop."""
         return not all(self._takes_step.values())
 
     def write(self, report: Report) -> None:
@@ -226,7 +226,7 @@ class TensorBoardWriter:
 
 
 def _handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
-    """Returns TensorFlow's resource behind a writer. The public way to it: what a function that flushes it captures."""
+    """Returns TensorFlow's resource of a writer, by the public way: a function that flushes the writer captures it."""
 
     @tf.function(autograph=False)
     def flush() -> None:
@@ -244,35 +244,33 @@ def _add_scalar(summary: Any, name: str, number: float) -> None:
 
 
 def _restart(step: int) -> tf.compat.v1.Event:
-    """The event that makes readers forget what they have read for `step` and later steps."""
+    """Returns the event that makes readers forget the events of `step` and later steps."""
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
     return tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
 
 
 def _wait_for_a_later_name(folder: str) -> None:
-    """Returns when an event file that is opened now will be read after those in `folder`, within a second.
+    """Waits, at most a second, until a new event file will be read after those in `folder`.
 
-    Readers go by the names, which begin with the second of the opening; within one second the order is arbitrary.
+    Readers sort files by name, which contains the second of opening; within one second the order is arbitrary.
     """
     names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
     newest = max((second for name in names if (second := _opening_second(name)) is not None), default=0)
     if newest > time.time():
-        _LOG.warning(
-            "%s has event files from the future; TensorBoard will read what is written now before them", folder
-        )
+        _LOG.warning("%s has event files from the future; TensorBoard will read new events before those files", folder)
         return
     while (wait := newest + 1 - time.time()) > 0:
         time.sleep(wait)
 
 
 def _opening_second(name: str) -> int | None:
-    """When the event file of this name was opened, in seconds since 1970; None if it is no event file."""
+    """Returns when the event file of this name was opened, in seconds since 1970; None if it is not an event file."""
     found = re.search(r"\.tfevents\.(\d+)", name)
     return int(found.group(1)) if found else None
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    """The first line of TensorFlow's message without the names of its operations."""
+    """Returns the first line of TensorFlow's message without the names of its operations."""
     first = (str(error.message).splitlines() or [""])[0]
     return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first) or type(error).__name__
 

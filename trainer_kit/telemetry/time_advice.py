@@ -1,4 +1,4 @@
-"""Advises in one line which setting would make a run faster, from where its time went. Pure."""
+"""Advises in one line which setting would make a run faster, from how its time was spent. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from trainer_kit.telemetry.report_lines import number_text
 from trainer_kit.telemetry.time_ledger import TimeAccount, percent
 
-_SHORT_STEP = 0.5e-3  # seconds; what the host does for each op is a large part of a step that is shorter
-_TINY_STEP = 0.2e-3  # seconds; one thread runs a step that is shorter faster than several do
-_SHORT_LOOP = 5e-3  # seconds; a loop takes the host about half a millisecond beside its steps
-_ANEW = ", in a new model_dir"  # a run keeps what it was begun with
+_SHORT_STEP = 0.5e-3  # seconds; in a shorter step, the host's work for each op is a large part
+_TINY_STEP = 0.2e-3  # seconds; one thread runs a shorter step faster than several threads do
+_SHORT_LOOP = 5e-3  # seconds; a loop costs the host about half a millisecond besides its steps
+_NEW_RUN = ", in a new model_dir"  # a run keeps the value it was started with
 _FUSE = "the trainer.fuse_steps that `trainer-kit doctor fuse` measures"
-_START = 0.5  # the share of the start from which on nothing else can be told
+_START = 0.5  # the share of the start above which no other advice is given
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the verdict has to know of a run's config.
+    """The settings of a run that the verdict depends on.
 
     Attributes:
-      steps_per_loop, checkpoint_interval, validation_interval: of the trainer.
-      to_compile: the settings to change for compiled steps in one loop; none where they are.
-      fused: whether several steps are one program.
-      can_fuse: whether steps could be fused, and are not.
-      can_use_one_thread: whether runtime.executor could be single_threaded, and is not.
-      cache: of the training data.
-      prefetches: whether batches of the training data are made ahead.
-      saves_position: whether checkpoints hold the state of the data's iterator.
-      in_memory: whether the training data is arrays, which have nothing to cache or to map.
-      on_cpu: whether all devices are CPUs, on which low precision is no faster.
+      steps_per_loop, checkpoint_interval, validation_interval: The trainer's settings.
+      to_compile: The settings to change so that steps are compiled in one loop; empty if they are.
+      fused: Whether several steps are one program.
+      can_fuse: Whether steps could be fused, but are not.
+      can_use_one_thread: Whether runtime.executor could be single_threaded, but is not.
+      cache: Whether the training data is cached.
+      prefetches: Whether batches of the training data are prepared in advance.
+      saves_position: Whether checkpoints hold the state of the data's iterator.
+      in_memory: Whether the training data consists of arrays, which need no cache and no map.
+      on_cpu: Whether all devices are CPUs, on which low precision is not faster.
     """
 
     steps_per_loop: int
@@ -48,18 +48,18 @@ class RunSettings:
 
 
 def verdict(times: TimeAccount, settings: RunSettings) -> str:
-    """Returns what took the time that could be saved, and the setting to try; "" for a run that took no step.
+    """Returns the activity whose time could be saved and the setting to try; "" for a run without steps.
 
     Args:
-      times: of the run.
-      settings: that it had.
+      times: The account of the run's time.
+      settings: The run's settings.
     """
     if not times.steps:
         return ""
     if times.share("start") >= _START:
         return (
-            f"start-up dominates: {percent(times.share('start'))} of {times.wall:.1f} s went by before the first step "
-            "was done; what to change can be told from a longer run"
+            f"start-up dominates: {percent(times.share('start'))} of {times.wall:.1f} s passed before the first step "
+            "was done; for advice on what to change, make a longer run"
         )
     shares = {name: _share_to_save(times, name) for name in _ADVICE}
     large = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
@@ -68,7 +68,7 @@ def verdict(times: TimeAccount, settings: RunSettings) -> str:
 
 
 def _share_to_save(times: TimeAccount, name: str) -> float:
-    """The share of `name`; of evaluations, as if the first had not been traced. One alone is what a run ends with."""
+    """Returns the share of `name`; for evaluations without the tracing of the first, and 0 for a single one."""
     if name != "evaluation":
         return times.share(name)
     if times.evaluations < 2 or not times.wall:
@@ -82,11 +82,11 @@ def _of_input(times: TimeAccount, settings: RunSettings) -> str:
     head = "input-bound" if share >= times.share("step") else "input"
     spent = f"{head}: {percent(share)} of the time was spent waiting for data"
     if settings.can_fuse and times.seconds["input"] + times.seconds.get("step", 0.0) < _SHORT_STEP * times.steps:
-        return f"{spent}, and steps are short; try {_FUSE}, which takes many batches at once{_ANEW}"
+        return f"{spent}, and steps are short; try {_FUSE}, which takes many batches at once{_NEW_RUN}"
     if settings.in_memory:
         return f"{spent}; try larger batches, or runtime.dataset_num_private_threads"
     first = "" if settings.prefetches else "task.train_data.prefetch_buffer_size=null (0 makes no batch ahead), "
-    cache = "" if settings.cache else "task.train_data.cache=true where build_inputs looks at it, "
+    cache = "" if settings.cache else "task.train_data.cache=true if build_inputs reads it, "
     return (
         f"{spent}; try {first}{cache}"
         "maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs, or runtime.dataset_num_private_threads"
@@ -95,8 +95,8 @@ def _of_input(times: TimeAccount, settings: RunSettings) -> str:
 
 def _of_evaluation(times: TimeAccount, settings: RunSettings) -> str:
     return (
-        f"evaluation: {percent(times.share('evaluation'))} of the time, for {times.evaluations} of them; raise "
-        f"trainer.validation_interval (now {settings.validation_interval}), or evaluate beside the run with "
+        f"evaluation: {percent(times.share('evaluation'))} of the time was spent in {times.evaluations} evaluations; "
+        f"raise trainer.validation_interval (now {settings.validation_interval}), or evaluate in another process with "
         "--mode=continuous_eval"
     )
 
@@ -105,9 +105,9 @@ def _of_save(times: TimeAccount, settings: RunSettings) -> str:
     spent = f"save: {percent(times.share('save'))} of the time was spent saving"
     if settings.saves_position:
         spent += ", which waits for the batches that are being made"
-        spent += "; lower trainer.fuse_steps where they come slowly" if settings.fused else ""
+        spent += "; lower trainer.fuse_steps if batches come slowly" if settings.fused else ""
     if settings.checkpoint_interval >= times.steps:
-        return f"{spent}; a longer run does so more rarely"
+        return f"{spent}; a longer run saves less often"
     return f"{spent}; raise trainer.checkpoint_interval (now {settings.checkpoint_interval})"
 
 
@@ -121,12 +121,12 @@ def _of_callbacks(times: TimeAccount, settings: RunSettings) -> str:
 def _of_report(times: TimeAccount, settings: RunSettings) -> str:
     return (
         f"report: {percent(times.share('report'))} of the time was spent between loops; raise trainer.steps_per_loop "
-        f"(now {settings.steps_per_loop}), so that there are fewer"
+        f"(now {settings.steps_per_loop}), so that there are fewer loops"
     )
 
 
 def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
-    """What is left when the steps themselves are what takes the time."""
+    """Returns the advice for a run that spends most of its time in the steps themselves."""
     share, each = times.share("step"), times.seconds.get("step", 0.0) / times.steps
     took = f"{percent(share)} of the time was spent in steps of {number_text(1000 * each, 2)} ms"
     if settings.to_compile:
@@ -134,23 +134,23 @@ def _of_steps(times: TimeAccount, settings: RunSettings) -> str:
     if each * settings.steps_per_loop < _SHORT_LOOP:
         return f"short loops: {took}; raise trainer.steps_per_loop (now {settings.steps_per_loop})"
     if each < _SHORT_STEP and settings.can_fuse:
-        return f"short steps: {took}; try {_FUSE}{_ANEW}"
+        return f"short steps: {took}; try {_FUSE}{_NEW_RUN}"
     if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:
-        return f"short steps: {took}; try runtime.executor=single_threaded{_ANEW}"
-    waits = "" if "input" in times.seconds else ", in which what they waited for data cannot be told"
+        return f"short steps: {took}; try runtime.executor=single_threaded{_NEW_RUN}"
+    waits = "" if "input" in times.seconds else ", which include their unmeasured wait for data"
     if share < times.share("start") == max(times.share(name) for name in times.seconds):
         return (
-            f"start-up took the most, {percent(times.share('start'))} of the time, and {took}{waits}; what to change "
-            "can be told from a longer run"
+            f"start-up took the most, {percent(times.share('start'))} of the time, and {took}{waits}; for advice on "
+            "what to change, make a longer run"
         )
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
     if settings.on_cpu:
-        return f"compute-bound: {took}{waits}; a faster device, or more of them, is what would help"
-    return f"compute-bound: {took}{waits}; where the device has it, try runtime.mixed_precision_dtype=bfloat16"
+        return f"compute-bound: {took}{waits}; a faster device or more devices would help"
+    return f"compute-bound: {took}{waits}; if the device supports it, try runtime.mixed_precision_dtype=bfloat16"
 
 
-# From which share on something is worth a change, and what is said of it.
+# The share above which an activity is worth a change, and the function that returns the advice.
 _ADVICE: dict[str, tuple[float, Callable[[TimeAccount, RunSettings], str]]] = {
     "input": (0.2, _of_input),
     "evaluation": (0.2, _of_evaluation),

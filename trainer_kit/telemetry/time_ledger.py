@@ -1,4 +1,4 @@
-"""Where the wall time of a run goes: a stopwatch that always knows what it measures. Pure; no TensorFlow here."""
+"""Measures how a run spends its wall time: a stopwatch that always counts for one name. Pure; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery", "trace")
-_TOLD_AS = {"train": "step", "evaluate": "evaluation"}  # the phases of a run whose names would say too much or little
-_NOTHING = ""  # the name of what has none
+_REPORTED_AS = {"train": "step", "evaluate": "evaluation"}  # phases that are reported under another name
+_NOTHING = ""  # the name for time outside of all names
 
 
 class TimeLedger:
-    """Sums up, by name, how long the thread that made it does what; from "start" on.
+    """Sums up the time of the thread that created it by name, beginning with "start".
 
-    Every moment counts once, for the innermost name. What lies outside of all is not lost: the account shows it.
-    Entering and leaving a name reads the clock twice: a few microseconds.
+    Every moment counts once, for the innermost name. The account also shows time outside of all names. Entering and
+    leaving a name reads the clock twice, which takes a few microseconds.
 
     Args:
-      clock: seconds that only go up.
+      clock: A monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -35,8 +35,8 @@ class TimeLedger:
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Counts what is done inside for `name`, a phase of the run or one of NAMES; another thread's not at all."""
-        if threading.get_ident() != self._owner:  # a late save: what the main thread is at goes on
+        """Counts the time inside for `name`, a phase of the run or one of NAMES; does nothing in another thread."""
+        if threading.get_ident() != self._owner:  # a late save in another thread: the main thread's time counts
             yield
             return
         before = self._turn_to(name)
@@ -49,20 +49,20 @@ class TimeLedger:
                 self._first_evaluation = self._first_evaluation or self._seconds[name]
 
     def end_start(self) -> None:
-        """The run is about to do what it is for; a second call does nothing."""
+        """Ends the name "start"; a second call does nothing."""
         if self._name == NAMES[0]:
             self._turn_to(_NOTHING)
 
     def add_loop(
         self, steps: int, input_seconds: float | None, first_seconds: float, tracing_seconds: float = 0.0
     ) -> None:
-        """Takes the seconds of a training loop, counted for "train" before, apart.
+        """Splits the seconds of a training loop, which were counted for "train".
 
         Args:
-          steps: that it has done.
-          input_seconds: that they waited for their batches; None: not known.
-          first_seconds: until the first step was done, where the loop had to be built for it; else 0 or less.
-          tracing_seconds: that beginning and writing a trace took; they are counted for "trace".
+          steps: The number of finished steps.
+          input_seconds: The seconds that the steps waited for their batches; None if not known.
+          first_seconds: The seconds until the first step was done, if the loop had to be built for it; else 0 or less.
+          tracing_seconds: The seconds for starting and writing a trace, which count for "trace".
         """
         self._steps += steps
         self._move("train", "trace", tracing_seconds)
@@ -71,13 +71,13 @@ class TimeLedger:
             self._input = (self._input or 0.0) + self._move("train", "input", input_seconds)
 
     def account(self) -> TimeAccount:
-        """Returns what was counted up to now; it goes on counting."""
+        """Returns the account up to now; counting continues."""
         self._turn_to(self._name)
-        told = {_TOLD_AS.get(name, name): seconds for name, seconds in self._seconds.items() if name != _NOTHING}
-        told = {**dict.fromkeys(NAMES, 0.0), **told}
+        named = {_REPORTED_AS.get(name, name): seconds for name, seconds in self._seconds.items() if name != _NOTHING}
+        named = {**dict.fromkeys(NAMES, 0.0), **named}
         if self._input is None:
-            del told["input"]
-        return TimeAccount(told, self._since - self._begun, self._steps, self._evaluations, self._first_evaluation)
+            del named["input"]
+        return TimeAccount(named, self._since - self._begun, self._steps, self._evaluations, self._first_evaluation)
 
     def _turn_to(self, name: str) -> str:
         now = self._clock()
@@ -96,14 +96,14 @@ class TimeLedger:
 
 @dataclass(frozen=True)
 class TimeAccount:
-    """What a TimeLedger has counted, in seconds.
+    """The account of a TimeLedger, in seconds.
 
     Attributes:
-      seconds: by name. "input" is missing where the wait for data is not known; it is in "step" then.
-      wall: since the ledger was made.
-      steps: that were trained.
-      evaluations: how many there were.
-      first_evaluation: what the first of them took; it is traced there.
+      seconds: The seconds by name. "input" is missing if the wait for data is not known; "step" then includes it.
+      wall: The seconds since the ledger was created.
+      steps: The number of training steps.
+      evaluations: The number of evaluations.
+      first_evaluation: The seconds of the first evaluation, which includes its tracing.
     """
 
     seconds: Mapping[str, float]
@@ -114,20 +114,20 @@ class TimeAccount:
 
     @property
     def unaccounted(self) -> float:
-        """What no name has been found for."""
+        """The seconds outside of all names."""
         return max(0.0, self.wall - sum(self.seconds.values()))
 
     def share(self, name: str) -> float:
-        """Returns the share of the wall time that `name` has, 0 to 1."""
+        """Returns the share of `name` in the wall time, 0 to 1."""
         return self.seconds.get(name, 0.0) / self.wall if self.wall > 0 else 0.0
 
     def record(self) -> dict[str, Any]:
-        """Returns what final.json keeps, in seconds rounded to the millisecond."""
+        """Returns the account for final.json, in seconds rounded to the millisecond."""
         seconds = {"seconds": self.wall, **self.seconds, "unaccounted": self.unaccounted}
         return {**{name: round(value, 3) for name, value in seconds.items()}, "steps": self.steps}
 
     def line(self) -> str:
-        """Returns the shares as text, the largest first, down to half a per cent.
+        """Returns the shares as text, the largest first, without those below half a per cent.
 
         For example "61.2 s: step 70 %, start 16 %, input 9 %, save 4 %, unaccounted 1 %".
         """

@@ -1,6 +1,6 @@
-"""Faults at named moments of a run's writes: the process dies there, or the disk is full there.
+"""Causes faults at named moments of a run's writes: the process is killed, or the disk is full.
 
-The names are those that trainer_kit.files reports just before each step of a write.
+trainer_kit.files reports these names just before each step of a write.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ WRITE_POINTS: tuple[str, ...] = (
 
 
 def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "kill") -> None:
-    """Lets this process fail when the write point `point` is reached, in whichever thread that is.
+    """Makes this process fail when the write point `point` is reached, in any thread.
 
-    Replaces what was asked for before. A run started from the command line asks for it in a module that
-    --import_module names.
+    A second call replaces the first. For a run started from the command line, call it in a module that --import_module
+    names.
 
     Args:
-      point: one of WRITE_POINTS.
-      occurrence: the how-manyth time, from 1.
+      point: One of WRITE_POINTS.
+      occurrence: At which occurrence of the point the process fails, counted from 1.
       how: "kill" ends the process by SIGKILL, as a power cut or the kernel does; "raise" raises the OSError of a full
         disk, once.
 
@@ -59,7 +59,7 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
     if point not in WRITE_POINTS:
         raise UsageError(f"there is no write point {point!r}; {suggestion(point, WRITE_POINTS)}")
     if occurrence < 1:
-        raise UsageError(f"occurrence: {occurrence} is not 1 or more")
+        raise UsageError(f"occurrence is {occurrence}; use 1 or more")
     lock, count = threading.Lock(), 0
 
     def reached(name: str, path: str) -> None:
@@ -79,12 +79,12 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
 
 @contextlib.contextmanager
 def record_points(file: str | os.PathLike[str] | None = None) -> Iterator[list[str]]:
-    """Yields a list to which the write points are added that this process reaches, in order, in all its threads.
+    """Yields a list of the write points that this process reaches, in order, in all its threads.
 
-    What `stop_at` asked for before still happens.
+    A fault that `stop_at` has set before still happens.
 
     Args:
-      file: gets them too, a line each, at once: for a process that will not live to tell. Appended to.
+      file: A file to which each point is appended at once, one per line: for a process that is killed.
     """
     points: list[str] = []
     before = files.on_write_point

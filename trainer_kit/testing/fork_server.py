@@ -1,7 +1,7 @@
-"""A process that has imported TensorFlow and forks a child for each run, which so starts in 0.1 s instead of 8.
+"""A process that has imported TensorFlow and forks a child for each run, so that a run starts in 0.1 s instead of 8.
 
-It is the standard library's own fork server. Nothing runs an op before the fork: TensorFlow's threads come into being
-with the first one, and a child would miss them.
+It is the standard library's fork server. No op may run before the fork: TensorFlow starts its threads with the first
+op, and a child would not have them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Ended:
     """How a child ended.
 
     Attributes:
-      code: its exit code, or minus the number of the signal that ended it.
-      text: what it wrote to its standard output and error.
-      seconds: from its start.
+      code: The exit code, or minus the number of the signal that ended the child.
+      text: The text that the child wrote to its standard output and error.
+      seconds: The time from start to end.
     """
 
     code: int
@@ -49,10 +49,10 @@ class Ended:
 
 
 class Child:
-    """A run that was started, in a session of its own.
+    """A run that was started in its own process and session.
 
     Attributes:
-      pid: of its process.
+      pid: The id of the process.
     """
 
     def __init__(self, process: Any, output: str) -> None:
@@ -61,28 +61,28 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         with _ASKING:
             return bool(self._process.is_alive())
 
     @property
     def text(self) -> str:
-        """What it has written up to now to its standard output and error."""
+        """The text that the child has written so far to its standard output and error."""
         with contextlib.suppress(OSError), open(self._output, encoding="utf-8", errors="replace") as stream:
             return stream.read()
         return ""
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends it a signal; nothing if it has ended."""
+        """Sends a signal to the child; does nothing if it has ended."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, timeout: float = 120.0) -> Ended:
-        """Returns how it ended.
+        """Waits for the child and returns how it ended.
 
         Raises:
-          TimeoutError: when it has not, `timeout` seconds from now; with what it has written.
+          TimeoutError: when it has not ended within `timeout` seconds; the message has the text that it wrote.
         """
         connection.wait([self._process.sentinel], timeout)
         if self.alive:
@@ -91,13 +91,13 @@ class Child:
 
 
 class ForkServer:
-    """Starts runs; when it is left, those that still run are killed. The server itself lasts as long as this process.
+    """Starts runs; at the end of the `with` block, those that still run are killed. The server ends with this process.
 
     Args:
-      preload: modules that the server imports beside TensorFlow, Keras and trainer_kit, if it does not run yet. They
-        may not run an op.
-      needs: the same, of modules that take seconds to import: in the place of a server that runs without one of them
-        another is started, so no run of an earlier ForkServer may be left.
+      preload: Modules that the server imports in addition to TensorFlow, Keras and trainer_kit, if it does not run yet.
+        They may not run an op.
+      needs: Further modules, which take seconds to import: a running server without one of them is replaced by a new
+        one, so no run of an earlier ForkServer may be left.
     """
 
     _needed: ClassVar[list[str]] = []  # what the server has imported of what was needed
@@ -138,13 +138,13 @@ class ForkServer:
           function: "train" for `python -m trainer_kit.train ARGUMENTS`; else what can be pickled, whose exit code is
             that of the SystemExit it raises, 1 after another exception, else 0.
           *arguments: of the command or the function.
-          folder: working directory; default: this process's.
+          folder: The working directory of the run; None means that of this process.
 
         Raises:
-          UsageError: for another name than "train".
+          UsageError: when `function` is a text other than "train".
         """
         if isinstance(function, str) and function != TRAIN:
-            raise UsageError(f"{function!r} is no run; there are: {TRAIN!r}, and functions")
+            raise UsageError(f"{function!r} is not a run; give {TRAIN!r} or a function")
         output = os.path.join(self._folder, f"{next(self._numbers)}.txt")
         process = self._context.Process(target=_run, args=(output, folder, function, arguments), daemon=False)
         with _ASKING:

@@ -23,9 +23,9 @@ class TinyConfig(TaskConfig):
     """Classification of random points by a random linear rule.
 
     Attributes:
-      width: of the hidden layer.
-      dropout: rate.
-      examples: in each of the two datasets.
+      width: The width of the hidden layer.
+      dropout: The dropout rate.
+      examples: The number of examples in each of the two datasets.
     """
 
     width: int = 16

@@ -1,4 +1,4 @@
-"""BaseTrainer: what the engine needs from a trainer besides Orbit's train and evaluate, with defaults."""
+"""BaseTrainer: the methods that the engine needs from a trainer besides Orbit's train and evaluate, with defaults."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
-    """A trainer and evaluator that the engine can drive. Trainer is one; inherit from this to write another.
+    """A trainer and evaluator that the engine can drive. Trainer is one; inherit from this class to write another.
 
     A subclass has train, evaluate, global_step, strategy, task and model; checkpoint and state (a TrainState); and
-    initialize, before_save and after_restore, which the checkpoint manager calls. The rest has defaults.
+    initialize, before_save and after_restore, which the checkpoint manager calls. Everything else has a default.
 
     Attributes:
-      stop_flag: what its loops look at before each step; None: they do not.
-      trains: whether it was made to train.
-      data_ended: whether the training data has ended in the last loop.
-      sound: whether all weights were finite at the last look; None: not checked since the last loop.
-      cut_short: whether the next loop goes on with one that was stopped in the middle.
+      stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
+      trains: Whether the trainer was created to train.
+      data_ended: Whether the training data ended in the last loop.
+      sound: Whether all weights were finite at the last check; None: not checked since the last loop.
+      cut_short: Whether the next loop continues one that was stopped in the middle.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
-      input_seconds: that the last loop waited for batches; None when that is not known.
-      loop_parts: runs its loops in parts, a LoopParts; None: whole loops only.
-      current_loop: the training loop that runs, or ran last; None when it is not known.
-      evaluated_batches: a counter of batches evaluated, for the watchdog; None: there is none.
-      eval_seconds: that each validation set took in the last evaluation.
-      batch_spec: the spec of what a replica is trained on; None before it is known.
-      best_is_kept_by_run: whether the run calls keep_best when the evaluation is on record; else `evaluate` keeps it.
+      input_seconds: The seconds that the last loop waited for batches; None if not known.
+      loop_parts: A LoopParts, which runs loops in parts; None: loops run only as a whole.
+      current_loop: The training loop that runs now or ran last; None if not known.
+      evaluated_batches: A counter of evaluated batches, for the watchdog; None: there is no counter.
+      eval_seconds: The seconds of each validation set in the last evaluation, by name.
+      batch_spec: The spec of a replica's training batch; None before it is known.
+      executor: The TensorFlow executor that runs training loops; auto until one is chosen.
+      best_is_kept_by_run: Whether the run calls keep_best once the ledger has recorded the evaluation; else `evaluate`
+        keeps the best checkpoint.
     """
 
     stop_flag: StopFlag | None = None
@@ -44,11 +46,12 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     evaluated_batches: Any = None
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
+    executor: str = "default"
     best_is_kept_by_run: bool = False
 
     @property
     def saves_position(self) -> bool:
-        """Whether checkpoints hold the state of the data's iterator."""
+        """Whether checkpoints hold the state of the dataset iterator."""
         return False
 
     @property
@@ -58,17 +61,17 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     @property
     def tracing_seconds(self) -> float:
-        """The seconds that the last loop took to begin a trace and to write it."""
+        """The seconds that the last loop needed to start and write a profiler trace."""
         return 0.0
 
     @property
     def first_step_at(self) -> float:
-        """The time.perf_counter() when the first step of a new loop was done; 0: not known."""
+        """The time.perf_counter() at the end of the first step of a new loop; 0: not known."""
         return 0.0
 
     @property
     def stop_requested(self) -> bool:
-        """Whether loops stop now."""
+        """Whether running loops stop before their next step."""
         return self.stop_flag is not None and self.stop_flag.requested
 
     @property
@@ -83,67 +86,78 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
-        """The names of the validation sets; a single one is called ""."""
+        """The names of the validation sets; a single set has the name ""."""
         return ("",)
 
     @property
     def fuse_steps(self) -> int:
-        """How many training steps are one program of XLA; 1: none is."""
+        """The number of training steps in one XLA program; 1: steps are not fused."""
         return 1
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """Keeps the best checkpoint; None: there is none to keep."""
+        """The exporter that keeps the best checkpoint; None: no best checkpoint is kept."""
         return None
 
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
+        """Adds the state that `get` returns, in JSON types, to checkpoints; `put` receives it after a restore."""
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
-        """Returns the steps between evaluations of each validation set; `default` where it has none of its own."""
+        """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""
         return dict.fromkeys(self.validation_sets, default)
 
     def keep_best(self, logs: dict[str, Any]) -> None:
-        """Exports the weights that were evaluated if they are among the best; adds the best so far to the logs."""
+        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs."""
 
     def add_best(self, logs: dict[str, Any]) -> None:
-        """Adds the best so far to logs of an evaluation."""
+        """Adds the best metric so far to the logs of an evaluation."""
 
     def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
-        """Returns actions after training loops beside those that a run is given; `manager` is of its checkpoints."""
+        """Returns the trainer's actions after training loops, in addition to the run's.
+
+        Args:
+          params: The experiment's config.
+          model_dir: The run's folder.
+          manager: The run's checkpoint manager.
+        """
         return []
 
     def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
-        """Returns actions after evaluations beside those that a run is given; `model_dir` is the evaluation's own."""
+        """Returns the trainer's actions after evaluations, in addition to the run's.
+
+        Args:
+          params: The experiment's config.
+          model_dir: The folder of the evaluation.
+        """
         return []
 
     def check_data(self) -> None:
-        """Raises DataError when a dataset is known to be empty, or not to end; called after the restore."""
+        """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
 
     def validation_metric_names(self) -> list[str] | None:
-        """Returns the names that an evaluation will report, nested ones joined by `|`; None if only a run can tell."""
+        """Returns the metric names of an evaluation, nested names joined by `|`; None if not known before it runs."""
         return None
 
     def request_stop(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
 
-        The run saves its state and raises PreemptedError, as after SIGTERM; the same command goes on from there. A
-        trainer without a stop flag goes on to the end of its loop.
+        The run saves its state and raises PreemptedError, as after SIGTERM; the same command resumes from there. A
+        trainer without a stop flag finishes its loop first.
         """
         if self.stop_flag is not None:
             self.stop_flag.request()
 
     def is_out_of_data(self) -> bool:
-        """Whether the training data has ended, which a loop may have kept to itself."""
+        """Whether the training data has ended, even if the loop did not report it."""
         return False
 
     def problem_of_fusing(self) -> str:
-        """Returns why training steps cannot be one program of XLA; "" if they can."""
-        return f"{type(self).__name__} makes its loops itself"
+        """Returns why training steps cannot be fused in one XLA program; "" if they can."""
+        return f"{type(self).__name__} builds its own training loops"
 
     def evaluation_batches(self) -> int | None:
-        """Returns how many batches an evaluation has, if that is known."""
+        """Returns the number of batches of an evaluation; None if not known."""
         return None
 
     def end_averaging(self) -> None:
-        """Puts the weights back if averages stand in their place."""
+        """Restores the trained weights if the moving average has replaced them."""

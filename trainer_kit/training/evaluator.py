@@ -36,27 +36,27 @@ _LOG = logging.getLogger(__name__)
 
 
 class Evaluator(BaseTrainer):
-    """Evaluates a task over its validation sets. Made in the scope of the strategy.
+    """Evaluates a task over its validation sets. Created in the scope of the strategy.
 
     Args:
-      config: of the experiment.
-      task: what is learned.
-      model: of the task.
-      global_step: int64 scalar.
-      state: of the run.
-      average: of the weights, in place of which it is evaluated; None: there is none.
-      sets: what is evaluated.
-      metrics: of the task's evaluations, with the loss; each evaluation begins by resetting them.
-      search: of the state that training steps change.
-      values: of the task.
-      checkpoint_exporter: keeps the best checkpoint; None: there is none to keep.
+      config: The experiment's config.
+      task: The task to evaluate.
+      model: The task's model.
+      global_step: The global step, an int64 scalar.
+      state: The TrainState of the run.
+      average: The moving average of the weights, which is evaluated instead of them; None: there is none.
+      sets: The validation sets.
+      metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
+      search: The StateSearch, which finds the variables that training steps change.
+      values: The TaskAttributes, which watches the task's plain Python values.
+      checkpoint_exporter: Keeps the best checkpoint; None: no best checkpoint is kept.
 
     Attributes:
-      best_checkpoint: the class that keeps the best of a run.
-      validation: the validation sets.
-      evaluates: whether it was made to evaluate, or given something to evaluate since.
-      evaluated_batches: int64 scalar, on the host: batches evaluated by this process.
-      eval_seconds: that each set took in the last evaluation.
+      best_checkpoint: The class that keeps the best checkpoint of a run.
+      validation: The validation sets.
+      evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
+      evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
+      eval_seconds: The seconds of each validation set in the last evaluation, by name.
     """
 
     best_checkpoint: Any = BestCheckpoint
@@ -88,14 +88,14 @@ class Evaluator(BaseTrainer):
         self.set_validation_sets(sets)
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
-        """Makes `sets` what is evaluated from the next evaluation on."""
+        """Replaces the validation sets; takes effect with the next evaluation."""
         self.validation, self.evaluates = sets, True
-        self._eval_loops: dict[tuple[str, bool], Any] = {}  # each set has its own, traced with its task and metrics
+        self._eval_loops: dict[tuple[str, bool], Any] = {}  # one per set, traced with the set's task and metrics
         self.eval_seconds: dict[str, float] = {}
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """The strategy in whose scope this trainer was made."""
+        """The strategy in whose scope this trainer was created."""
         return self._strategy
 
     @property
@@ -115,12 +115,12 @@ class Evaluator(BaseTrainer):
 
     @property
     def global_step(self) -> tf.Variable:
-        """int64 scalar: training iterations done, whatever the number of optimizers."""
+        """The number of training iterations done, an int64 scalar; it does not depend on the number of optimizers."""
         return self._global_step
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
-        """All that a checkpoint of the run holds."""
+        """The tf.train.Checkpoint with all state of the run."""
         return self.state.checkpoint
 
     @property
@@ -135,7 +135,7 @@ class Evaluator(BaseTrainer):
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """Keeps the best checkpoint; None if there is none to keep."""
+        """The exporter that keeps the best checkpoint; None: no best checkpoint is kept."""
         return self._checkpoint_exporter
 
     @checkpoint_exporter.setter
@@ -144,14 +144,14 @@ class Evaluator(BaseTrainer):
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
-        """The names of the validation sets; a single one is called ""."""
+        """The names of the validation sets; a single set has the name ""."""
         return self.validation.names
 
     @property
     def eval_dataset(self) -> Any:
-        """The validation data, made when first needed, or a dict of it by name, if there are several sets.
+        """The validation dataset, created when first needed; with several sets, a dict of datasets by name.
 
-        Setting it, or some sets of it by name, takes effect with the next evaluation.
+        Setting it, or some of the sets by name, takes effect with the next evaluation.
         """
         return self.validation.dataset
 
@@ -160,17 +160,17 @@ class Evaluator(BaseTrainer):
         self.validation.replace(dataset)
 
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
+        """Adds the state that `get` returns, in JSON types, to checkpoints; `put` receives it after a restore."""
         self.state.python_state.add(name, get, put)
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns a dataset distributed over the replicas.
 
         Args:
-          dataset_or_fn: a tf.data.Dataset in global batches, or a function that returns one in batches for one
+          dataset_or_fn: A tf.data.Dataset in global batches, or a function that returns one in batches for one
             replica; the function may have an argument `input_context`.
-          *args: for the function.
-          **kwargs: for the function.
+          *args: Arguments of the function.
+          **kwargs: Keyword arguments of the function.
         """
         return self._workers.per_worker(distribute_dataset, dataset_or_fn, *args, **kwargs)
 
@@ -187,16 +187,16 @@ class Evaluator(BaseTrainer):
         self._workers.join()
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
-        """Returns the steps between evaluations of each validation set; `default` where the config names none."""
+        """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""
         return {one.name: one.interval(default) for one in self.validation}
 
     def evaluation_batches(self) -> int | None:
-        """Returns how many batches this process has in an evaluation, if that is known; from any thread, any time."""
+        """Returns the number of batches that this process evaluates; None if not known. Safe from any thread."""
         replicas = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
         return self.validation.batches(self.config.trainer.validation_steps, replicas)
 
     def validation_metric_names(self) -> list[str] | None:
-        """Returns the names that `eval_end` will report, nested ones joined by `|`; None if only a run can tell."""
+        """Returns the metric names of `eval_end`, nested names joined by `|`; None if not known before it runs."""
         aggregate = [self._aggregates(self._task_of(one)) for one in self.validation]
         by_set = [
             (one.name, None if aggregates else self._metrics_of(one).names())
@@ -207,14 +207,14 @@ class Evaluator(BaseTrainer):
         return [f"{name}|{metric}".lstrip("|") for name, names in by_set for metric in names or ()]
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Runs an evaluation over `num_steps` batches, -1 for all, and returns what `eval_end` returns.
+        """Runs an evaluation and returns what `eval_end` returns. Eager, on the host.
 
-        Several validation sets are evaluated in turn, each over as many batches as `trainer.validation_sets` says of
-        it, if it does. Weights that a moving average replaced come back in any case. Eager, on the host.
+        Several validation sets are evaluated one after the other; `trainer.validation_sets` may give each its number
+        of batches. The trained weights are always put back after a moving average has replaced them.
 
         Args:
-          num_steps: batches.
-          sets: names of the validation sets to evaluate; None: all.
+          num_steps: The number of batches; -1 for all.
+          sets: The names of the validation sets to evaluate; None: all.
 
         Raises:
           DataError: when there is no data at all.
@@ -250,16 +250,17 @@ class Evaluator(BaseTrainer):
         section = f"task.validation_data.{one.name}".rstrip(".")
         described = batch_described(section, lambda: iterator.element_spec, task, self._model_of(one))
         self.state.remember_generators()
+        chosen = executor(getattr(self.config.runtime, "executor", "default"))
         try:
-            with executor(self.config.runtime), described, reporting_damage(lambda: [one.feed.dataset]):
+            with chosen, described, reporting_damage(lambda: [one.feed.dataset]):
                 if has_state:
                     state = loop(iterator, num_steps, state, self.eval_reduce)
                 else:
                     loop(iterator, num_steps)
         except (tf.errors.OutOfRangeError, StopIteration) as end:  # of a loop that a subclass makes
             raise DataError(
-                f"{section} has no more batches, and the evaluation loop asked for one; set trainer.validation_steps "
-                "to no more than there are"
+                f"{section} has no more batches, but the evaluation loop asked for another one; set "
+                "trainer.validation_steps to at most the number of batches"
             ) from end
         self._workers.join()
         with self.state.in_use:
@@ -272,11 +273,11 @@ class Evaluator(BaseTrainer):
         """Returns the evaluation loop of the current validation set.
 
         Args:
-          has_state: whether outputs of the steps are reduced to a state: then it is
+          has_state: Whether the outputs of the steps are reduced to a state. If so, the loop is
             `loop_fn(iterator, num_steps, state, reduce_fn) -> state`, else `loop_fn(iterator, num_steps)`.
 
         Raises:
-          UsageError: for a state in asynchronous training.
+          UsageError: when asynchronous training asks for a state.
         """
         if self._workers.are_there and has_state:
             raise UsageError("an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead")
@@ -317,23 +318,23 @@ class Evaluator(BaseTrainer):
         return stateful_loop_fn if has_state else loop_fn
 
     def eval_begin(self) -> Any:
-        """Called before each validation set: puts the moving average in place of the weights, if there is one.
+        """Replaces the weights by the moving average, if there is one; called before each validation set.
 
-        May return an initial state, a new one each time.
+        An override may return an initial state, a new one each time.
         """
         self._weights.use_average()
 
     @tf.autograph.experimental.do_not_convert
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the next batch for the model and logs that stay on the host, beside the model's; in graph.
+        """Returns the next batch for the model, and logs that do not go through the model; in graph.
 
-        The logs do not reach the model; they are merged with its outputs for `aggregate_logs`.
+        These logs stay on the host, and are merged with the logs of validation_step for `aggregate_logs`.
         """
         return next(iterator), {}
 
     @tf.autograph.experimental.do_not_convert
     def eval_step(self, iterator: Any) -> dict[str, Any]:
-        """Evaluates one element of the iterator on every replica; returns tuples of each replica's logs; in graph."""
+        """Evaluates one element of the iterator on every replica; returns logs as tuples over replicas; in graph."""
         inputs, passthrough = converted(self.next_eval_inputs)(iterator)
         # Else, where the size of a batch is known beforehand, metrics may count one more when the data has ended.
         with writes_after(local_tensors(inputs, self._strategy)):
@@ -361,14 +362,14 @@ class Evaluator(BaseTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
-        """Returns the state of the evaluation with one step's outputs added; state is None at the first."""
+        """Returns the state of the evaluation with one step's outputs added; state is None for the first step."""
         return converted(self._task_of(self.validation.current).aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation; keeps the best checkpoint unless the run does. Eager, on the host.
 
         Args:
-          aggregated_logs: the state that `eval_reduce` made, if any; of several validation sets, by their names.
+          aggregated_logs: The state that `eval_reduce` returned, if any; with several validation sets, a dict by name.
         """
         if self.validation.have_names:
             states = dict(aggregated_logs or {})
@@ -383,12 +384,12 @@ class Evaluator(BaseTrainer):
         return logs
 
     def keep_best(self, logs: dict[str, Any]) -> None:
-        """Exports the weights that were evaluated if they are among the best; adds the best so far to the logs.
+        """Exports the evaluated weights if they are among the best, and adds the best metric so far to the logs.
 
         Eager, on the host, on every worker. A late save, in another thread, waits meanwhile.
 
         Args:
-          logs: of this step's evaluation; of several validation sets by their names, those that were evaluated.
+          logs: The logs of this step's evaluation; with several validation sets, those of the evaluated sets by name.
         """
         if not self._checkpoint_exporter:
             return
@@ -401,7 +402,7 @@ class Evaluator(BaseTrainer):
         self.add_best(logs)
 
     def add_best(self, logs: dict[str, Any]) -> None:
-        """Adds the best so far to the logs of the validation set that it is of, if that was evaluated."""
+        """Adds the best metric so far to the logs of its validation set, if that set was evaluated."""
         if not self._checkpoint_exporter:
             return
         exporter, options = self._checkpoint_exporter, self.config.trainer
@@ -412,15 +413,15 @@ class Evaluator(BaseTrainer):
             place[f"best_{name}"] = best[metric]
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Has the moving average, if any, in place of the weights, and a late save wait; eager, on the host."""
+        """Replaces the weights by the moving average, if any, and makes late saves wait; eager, on the host."""
         return self._weights.averaged()
 
     def end_averaging(self) -> None:
-        """Puts back the weights, and the states of random generators, after an evaluation; from any thread."""
+        """Restores the weights and the states of random generators after an evaluation; safe from any thread."""
         self._weights.put_back()
 
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
-        """Returns the logs of a validation set: what its loop read back, and what the task makes of its state."""
+        """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""
         one, results = self._turn_to(name), self.validation.results.get(name)
         logs = to_numpy(self._metrics_of(one).results()) if results is None else dict(results)
         if state is not None:
@@ -428,7 +429,7 @@ class Evaluator(BaseTrainer):
         return logs
 
     def _turn_to(self, name: str) -> ValidationSet:
-        """Makes a validation set the current one, and tells its task by the attribute `validation_set`."""
+        """Makes a validation set the current one, and sets the attribute `validation_set` of its task."""
         one = self.validation.turn_to(name)
         self._task_of(one).validation_set = name
         return one

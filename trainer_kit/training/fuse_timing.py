@@ -1,4 +1,4 @@
-"""Times fused training steps against separate ones, with a trainer and a data pipeline for each form of the loop."""
+"""Compares the speed of fused and separate training steps, with a trainer and a data pipeline for each form."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SECONDS = 0.4  # of a timing; as long before it each form uses up what its pipe
 
 @dataclass(frozen=True)
 class FuseTiming:
-    """The rates of both forms of the training loop in the round with the median gain, the wait for data included.
+    """The rates of both forms of the training loop in the round with the median gain, including the wait for data.
 
     Attributes:
-      fuse_steps: how many steps are one program in the fused form.
-      fused_rate, separate_rate: steps per second.
+      fuse_steps: The number of steps in one program of the fused form.
+      fused_rate, separate_rate: Steps per second.
     """
 
     fuse_steps: int
@@ -44,7 +44,7 @@ class CannotFuseError(Exception):
 
 
 def largest_stack(steps_per_loop: int, batch_bytes: int) -> int:
-    """Returns the most steps worth fusing: a divisor of a loop, so that no program is cut."""
+    """Returns the largest useful number of fused steps: a divisor of steps_per_loop, so that programs are complete."""
     most = min(LARGEST, steps_per_loop, max(1, _STACK_BYTES // max(1, batch_bytes)))
     return max(size for size in range(1, most + 1) if steps_per_loop % size == 0)
 
@@ -53,7 +53,7 @@ class FuseTimer:
     """Times one experiment. Eager, on the host, in the scope of the strategy.
 
     Args:
-      create: returns a new trainer with a new model for a value of trainer.fuse_steps.
+      create: A function of trainer.fuse_steps that returns a new trainer with a new model.
 
     Raises:
       CannotFuseError: when the config, the trainer or the batches do not allow fused steps.
@@ -86,14 +86,14 @@ class FuseTimer:
         return size
 
     def time(self, fuse_steps: int) -> FuseTiming:
-        """Trains in turn with separate steps and with `fuse_steps` in one program, for several rounds.
+        """Trains alternately with separate steps and with `fuse_steps` in one program, for several rounds.
 
         Raises:
           CannotFuseError: when XLA does not compile the training step.
           DataError: when the training data ends.
         """
         fused = self._create(fuse_steps)
-        with _refusals_told(fuse_steps):
+        with _raising_refusals(fuse_steps):
             _train(fused, 1)
         rounds = [
             FuseTiming(fuse_steps, self._rate(fused, fuse_steps), self._rate(self._separate, fuse_steps))
@@ -102,20 +102,20 @@ class FuseTimer:
         return sorted(rounds, key=lambda timing: timing.gain)[_ROUNDS // 2]
 
     def _rate(self, trainer: Any, fuse_steps: int) -> float:
-        """Returns steps per second, in loops as long as those of a run, or of about `_SECONDS`."""
+        """Returns steps per second, measured in loops of the run's length or of about `_SECONDS`."""
         seconds_per_step = _seconds_per_step(trainer, 1, 0.0)
-        for _ in range(2):  # the first one uses up what was read ahead, and tells how many steps fit
+        for _ in range(2):  # the first round uses up batches that were read ahead, and shows how many steps fit
             steps = max(1, min(self._steps_per_loop, int(_SECONDS / seconds_per_step)))
             if steps >= fuse_steps:
                 steps -= steps % fuse_steps
-                if trainer.fuse_steps > 1:  # up to a whole program
+                if trainer.fuse_steps > 1:  # complete the started program
                     _train(trainer, fuse_steps - int(trainer.global_step.numpy()) % fuse_steps)
             seconds_per_step = _seconds_per_step(trainer, steps, _SECONDS)
         return 1 / seconds_per_step
 
 
 def _seconds_per_step(trainer: Any, steps: int, at_least: float) -> float:
-    """Runs loops of `steps` steps until `at_least` seconds have passed."""
+    """Runs loops of `steps` steps until `at_least` seconds have passed, and returns the seconds per step."""
     begin, done, seconds = time.perf_counter(), 0, 0.0
     while not done or seconds < at_least:
         _train(trainer, steps)
@@ -125,20 +125,20 @@ def _seconds_per_step(trainer: Any, steps: int, at_least: float) -> float:
 
 
 def _train(trainer: Any, steps: int) -> None:
-    """Runs one training loop; its summaries are compiled as in a run, and none is written."""
+    """Runs one training loop; its summaries are compiled as in a run, but not written."""
     tf.summary.experimental.set_step(trainer.global_step)
     with tf.summary.record_if(lambda: tf.less(trainer.global_step, 0)):
         trainer.train(tf.constant(steps, tf.int32))
     if trainer.data_ended:
         raise DataError(
             f"task.train_data ended after {int(trainer.global_step.numpy())} steps, before both forms of the loop were "
-            "timed; let the data repeat"
+            "timed; repeat the data"
         )
 
 
 @contextlib.contextmanager
-def _refusals_told(fuse_steps: int) -> Iterator[None]:
-    """Turns the refusals of XLA into a CannotFuseError; other errors pass."""
+def _raising_refusals(fuse_steps: int) -> Iterator[None]:
+    """Turns refusals of XLA into CannotFuseError; other errors pass through."""
     try:
         yield
     except UnfusableError as error:
@@ -148,4 +148,4 @@ def _refusals_told(fuse_steps: int) -> Iterator[None]:
             raise
         raise CannotFuseError(f"XLA cannot compile the training step: {reason}") from error
     except tf.errors.ResourceExhaustedError as error:
-        raise CannotFuseError(f"{fuse_steps} steps in one program take more memory than there is") from error
+        raise CannotFuseError(f"{fuse_steps} steps in one program need more memory than there is") from error

@@ -1,4 +1,4 @@
-"""The training loss among the logs of a loop."""
+"""Finds the training loss in the logs of a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ LOSS = "training_loss"
 
 
 def reported_loss(logs: Mapping[str, Any]) -> float:
-    """Returns the training loss in the logs of a loop, 0 without one; of several tasks' the one to worry about most."""
+    """Returns the training loss from the logs of a loop; 0 if there is none.
+
+    With several tasks, it is the first loss that is not finite, else the largest.
+    """
     if LOSS in logs:
         return float(logs[LOSS])
     losses = [loss for name, loss in flat_scalars(logs).items() if name.endswith(f"/{LOSS}")]

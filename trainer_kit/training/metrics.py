@@ -1,4 +1,4 @@
-"""The metrics of training or of validation: a loss and the task's metrics, reset and read together."""
+"""MetricSet: a loss and the task's metrics, which are reset and read together."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from trainer_kit.telemetry.scalars import flat_scalars
 
 
 class _Loss(keras.metrics.Mean):
-    """A mean that knows whether a step has reported a loss: a step of a user's may update it by itself."""
+    """A mean that knows whether a step has reported a loss; a user's step may update it directly."""
 
     reported = False
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds values; in graph, on a replica."""
+        """Adds values to the mean; in graph, on a replica."""
         self.reported = True
         return super().update_state(values, sample_weight)
 
 
 class MetricSet:
-    """Metrics that belong together. Made in the scope of the strategy.
+    """The metrics of training or of validation, with the loss. Created in the scope of the strategy.
 
     Args:
-      loss_name: under which the mean of the loss is reported.
+      loss_name: The name under which the mean loss is reported.
       metrics: Keras metrics, of either version.
-      exact: sum up the loss in float64; in float32 its mean over a million examples, by 32, is off by 3 millionths.
+      exact: Whether to sum the loss in float64. In float32 its mean over a million examples in batches of 32 is off by
+        3 millionths.
 
     Raises:
-      UsageError: when two have one name.
+      UsageError: when two metrics have the same name.
     """
 
     def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
@@ -41,16 +42,16 @@ class MetricSet:
         self.metrics = list(metrics)
         names = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in names.items() if count > 1]:
-            raise UsageError(f"several metrics are called {', '.join(twice)}; give each a name of its own")
+            raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
 
     @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
         """Adds the loss of one batch; in graph, on a replica.
 
         Args:
-          loss: its mean over the batch.
-          inputs: the batch, whose number of examples weighs the loss, so that ragged and empty batches count rightly;
-            None: every batch counts the same.
+          loss: The mean loss over the batch.
+          inputs: The batch; its number of examples is the weight of the loss, so that ragged and empty batches count
+            correctly. None: every batch has the same weight.
         """
         if inputs is None:
             self.loss.update_state(loss)
@@ -62,13 +63,13 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Starts all anew; eager or in graph, in cross-replica context."""
+        """Resets all metrics; eager or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name; the loss only if a step reported one; in cross-replica context."""
+        """Returns all results by name, with the loss if a step reported one; in cross-replica context."""
         logs: dict[str, Any] = {}
         for metric in self.metrics:
             result = metric.result()
@@ -82,9 +83,9 @@ class MetricSet:
         return [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
 
     def names(self) -> list[str] | None:
-        """Returns the names of the single numbers in `results`, nested ones joined by `|`; eager.
+        """Returns the names of the scalars in `results`, nested names joined by `|`; eager.
 
-        None if they are not known yet: the metrics of a compiled model are built by its first batch.
+        Returns None if they are not known yet: the first batch builds the metrics of a compiled model.
         """
         if any(getattr(metric, "built", True) is False for metric in self.metrics):
             return None
@@ -96,21 +97,21 @@ def training_metrics(task: Any, model: Any, *, wanted: bool) -> MetricSet:
     """Returns the metrics of training: the task's and those of a compiled model; in strategy scope.
 
     Args:
-      task: what is learned.
-      model: of the task.
-      wanted: whether there will be training; if not, the set is empty but for the loss.
+      task: The task.
+      model: The task's model.
+      wanted: Whether the trainer will train; if not, the set holds only the loss.
     """
     return MetricSet("training_loss", [*task_metrics(task, True), *model_metrics(model)] if wanted else [])
 
 
 def validation_metrics(task: Any, model: Any, *, wanted: bool) -> MetricSet:
-    """Returns the metrics of evaluation, with the loss summed up exactly; see `training_metrics`."""
+    """Returns the metrics of evaluation, with the loss summed in float64; see `training_metrics`."""
     found = [*task_metrics(task, False), *model_metrics(model)] if wanted else []
     return MetricSet("validation_loss", found, exact=True)
 
 
 def model_metrics(model: Any) -> list[Any]:
-    """Returns the metrics that a compiled model has, without the tracker of its loss."""
+    """Returns the metrics of a compiled model, without the tracker of its loss."""
     return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
 
 
@@ -118,7 +119,7 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
     """Returns the metrics that `task.build_metrics` makes; in strategy scope.
 
     Raises:
-      UsageError: when it returns something else than a list of metrics.
+      UsageError: when it does not return a list of metrics.
     """
     made = task.build_metrics(training=training)
     if not isinstance(made, (list, tuple)):
@@ -128,20 +129,20 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
         if isinstance(one, type) or not hasattr(one, "result"):
             kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
             raise UsageError(
-                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is no metric; give each as "
-                "an object, such as keras.metrics.SparseCategoricalAccuracy()"
+                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is not a metric; return "
+                "metric objects, such as keras.metrics.SparseCategoricalAccuracy()"
             )
     return list(made)
 
 
 def to_numpy(values: Any) -> Any:
-    """Returns nested dicts of tensors as NumPy values."""
+    """Returns nested dicts of tensors as nested dicts of NumPy values."""
     if isinstance(values, Mapping):
         return {name: to_numpy(value) for name, value in values.items()}
     return values.numpy() if hasattr(values, "numpy") else values
 
 
 def _examples(inputs: Any) -> tf.Tensor:
-    """The number of examples in a replica's batch, float32: the first dimension of its first tensor."""
+    """Returns the number of examples in a replica's batch, float32: the first dimension of its first tensor."""
     first = tf.nest.flatten(inputs)[0]
     return tf.cast(tf.shape(first)[0], tf.float32) if first.shape.rank else tf.constant(1.0)

@@ -1,7 +1,7 @@
-"""Task: what is learned. A single-replica view of model, data, losses, metrics and the two steps.
+"""Task: the model, data, losses, metrics and the two steps of an experiment, as one replica sees them.
 
 A task knows nothing of strategies, files or the trainer. Four methods are enough to train: build_model, build_inputs,
-build_losses and build_metrics; every other one has a sound default. Names and meanings are TF Model Garden's.
+build_losses and build_metrics; the other methods have defaults. Names and meanings are TF Model Garden's.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from trainer_kit.training.warm_start import load_initial_weights
 
 
 class Task(abc.ABC):
-    """What is learned.
+    """A learning task: builds model, data, losses and metrics, and defines the steps of training and validation.
 
     Args:
-      params: the task's config.
-      logging_dir: where the run keeps its files; the same as model_dir.
-      name: of the task; default: `params.name`, else the class's name.
+      params: The task's config.
+      logging_dir: The folder of the run's files, the same as model_dir.
+      name: The task's name; default: `params.name`, else the class's name.
     """
 
     loss = "loss"  # the key of the loss in the logs of train_step and validation_step
-    validation_set = ""  # the name of the one that is evaluated, of several; steps are traced for each of them
+    validation_set = ""  # the name of the validation set that is evaluated now; steps are traced for each set
 
     def __init__(self, params: Any, logging_dir: str | None = None, name: str | None = None) -> None:
         self._task_config = params
@@ -43,10 +43,10 @@ class Task(abc.ABC):
 
     @property
     def task_config(self) -> Any:
-        """The config this task was made of.
+        """The task's config.
 
         Raises:
-          UsageError: when a subclass has an `__init__` that leaves out this one.
+          UsageError: when a subclass has an `__init__` that does not call `super().__init__`.
         """
         if not hasattr(self, "_task_config"):
             name = type(self).__name__
@@ -55,12 +55,12 @@ class Task(abc.ABC):
 
     @property
     def logging_dir(self) -> str:
-        """Where the run keeps its files; empty outside a run."""
+        """The folder of the run's files; empty outside a run."""
         return self._logging_dir
 
     @classmethod
     def create_optimizer(cls, optimizer_config: OptimizationConfig, runtime_config: RuntimeConfig | None = None) -> Any:
-        """Returns the optimizer, in strategy scope: a Keras 3 optimizer, or a dict of them by name.
+        """Returns the optimizer: a Keras 3 optimizer, or a dict of them by name. Called in strategy scope.
 
         Raises:
           UsageError: when the config names no optimizer.
@@ -72,12 +72,12 @@ class Task(abc.ABC):
         )
 
     def initialize(self, model: Any) -> None:
-        """Loads `task_config.init_checkpoint`, a checkpoint or a folder of them, into `model`; nothing if it is empty.
+        """Loads `task_config.init_checkpoint`, a checkpoint or a folder of them, into `model`; does nothing if empty.
 
         Called, eagerly, only when model_dir has no checkpoint.
 
         Raises:
-          UsageError: when there is no such checkpoint, or it lacks a variable of the model or has it in another shape.
+          UsageError: when there is no such checkpoint, or it lacks a variable of the model or has another shape for it.
         """
         path = getattr(self.task_config, "init_checkpoint", "")
         if path:
@@ -85,9 +85,9 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def build_model(self) -> Any:
-        """Returns the model, in strategy scope: of Keras 3 or tf_keras, or a tf.Module.
+        """Returns the model, of Keras 3 or tf_keras, or a tf.Module. Called in strategy scope.
 
-        One without variables is built afterwards: the task calls it in a graph on the specs of a batch.
+        A model without variables is built afterwards: the task calls it in a graph on the specs of a batch.
         """
 
     @abc.abstractmethod
@@ -97,18 +97,18 @@ class Task(abc.ABC):
         """Returns the data of `params` (the config's train_data or validation_data), in batches for one replica.
 
         Args:
-          params: a DataConfig, or what the task has in its place.
-          input_context: this worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
+          params: A DataConfig, or the task's own kind of data config.
+          input_context: This worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
         """
 
     @tf.autograph.experimental.do_not_convert
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
-        """Returns the total loss, a float scalar: by default the sum of `aux_losses`, what the model's layers added.
+        """Returns the total loss, a float scalar; by default the sum of `aux_losses`.
 
         Args:
-          labels: as in the batch.
-          model_outputs: what `inference_step` or the model returned.
-          aux_losses: `model.losses`; an override has to add them.
+          labels: The labels of the batch.
+          model_outputs: The outputs of `inference_step` or of the model.
+          aux_losses: `model.losses`, the losses that layers added; an override has to add them to the total.
         """
         del labels, model_outputs
         return tf.add_n(list(aux_losses)) if aux_losses else tf.constant(0.0)
@@ -120,7 +120,7 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def process_metrics(self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any) -> None:
-        """Updates the metrics of `build_metrics` by one batch; in graph, on a replica."""
+        """Updates the metrics of `build_metrics` with one batch; in graph, on a replica."""
         del kwargs
         for metric in metrics:
             try:
@@ -132,27 +132,27 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def process_compiled_metrics(self, model: Any, features: Any, labels: Any, model_outputs: Any) -> None:
-        """Updates the metrics that the model was compiled with by one batch; in graph, on a replica."""
+        """Updates the metrics of the model's `compile` with one batch; in graph, on a replica."""
         converted(model.compute_metrics)(x=features, y=labels, y_pred=model_outputs, sample_weight=None)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Does one forward and backward pass and updates the weights; in graph, on a replica.
+        """Runs one forward and backward pass and updates the weights; in graph, on a replica.
 
-        The gradient is that of the mean loss over all replicas. Losses that layers added are in it, once. An override
-        has to divide its loss by the number of replicas, whose gradients are summed, and with float16 to multiply it by
-        `optimizer.scale_loss`, which `apply_gradients` undoes.
+        The gradient is that of the mean loss over all replicas, and includes the losses of layers once. An override
+        has to divide its loss by the number of replicas, because gradients are summed over replicas. With float16 it
+        also has to scale the loss with `optimizer.scale_loss`; `apply_gradients` undoes that.
 
         Args:
-          inputs: one batch: (features, labels), or features that are their own labels.
-          model: of build_model.
-          optimizer: of create_optimizer.
-          metrics: of build_metrics.
+          inputs: One batch: (features, labels), or features that are their own labels.
+          model: The model of build_model.
+          optimizer: The optimizer of create_optimizer.
+          metrics: The metrics of build_metrics.
 
         Returns:
-          Logs; `self.loss` names the loss before scaling.
+          Logs; the key `self.loss` holds the loss before scaling.
         """
         features, labels = split_batch(inputs)
         with tf.GradientTape() as tape:
@@ -166,10 +166,10 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Does one forward pass and updates the metrics; in graph, on a replica.
+        """Runs one forward pass and updates the metrics; in graph, on a replica.
 
         Returns:
-          Logs; `self.loss`, if it is there, is the mean loss over the batch.
+          Logs; the key `self.loss`, if present, holds the mean loss over the batch.
         """
         features, labels = split_batch(inputs)
         outputs = full_precision(converted(self.inference_step)(features, model))
@@ -179,20 +179,20 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def inference_step(self, inputs: Any, model: Any) -> Any:
-        """Returns the model's outputs for `inputs` (features only), not in training; in graph, on a replica."""
+        """Returns the model's outputs for `inputs` (features only) in inference mode; in graph, on a replica."""
         return converted(model)(inputs, training=False)
 
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
-        """Returns `state` with the logs of one validation step added; state is None at the first; on the host, eager.
+        """Returns `state` with the logs of one validation step added; state is None at first; on the host, eager.
 
-        Values of `step_logs` are tuples with one entry for each replica. Override it together with
-        `reduce_aggregated_logs` for what a Keras metric cannot hold. Without an override nothing is kept.
+        Values of `step_logs` are tuples with one entry for each replica. Override this method together with
+        `reduce_aggregated_logs` for metrics that a Keras metric cannot compute. The default keeps no state.
         """
         del state, step_logs
         return None
 
     def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: tf.Tensor | None = None) -> dict[str, Any]:
-        """Returns the metrics that follow from the aggregated logs at the end of an evaluation; on the host, eager."""
+        """Returns metrics computed from the aggregated logs at the end of an evaluation; on the host, eager."""
         del aggregated_logs, global_step
         return {}
 
@@ -220,7 +220,7 @@ class Task(abc.ABC):
 
 @tf.autograph.experimental.do_not_convert
 def _scalar(loss: Any, task: str) -> tf.Tensor:
-    """Returns the loss in float32; the gradient of a loss for each example would be of their sum, not of their mean."""
+    """Returns the scalar loss in float32. A loss per example is refused: its gradient would be that of the sum."""
     return tf.cast(scalar_loss(loss, f"{task}.build_losses"), tf.float32)
 
 
@@ -229,46 +229,46 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
     """Returns the loss, which has to be a scalar, as a tensor.
 
     Args:
-      loss: what `method` returned; where its rank is not known before the step runs, the step checks it.
-      method: name of what returned it, for the message.
+      loss: The loss that `method` returned; if its rank is not known before the step runs, the step checks it.
+      method: The name of the method that returned the loss, for the message.
 
     Raises:
-      UsageError: when it is none.
+      UsageError: when the loss is not a scalar.
     """
     try:
         given = tf.convert_to_tensor(loss)
     except (TypeError, ValueError):  # None, a dict
         given = None
     if given is None or given.dtype in (tf.string, tf.bool):
-        returned = f"{loss!r:.80}, which is no number"
+        returned = f"{loss!r:.80}, which is not a number"
     elif given.shape.rank in (0, None):
         return given if given.shape.rank == 0 else tf.ensure_shape(given, [])
     else:
-        returned = f"a tensor of shape {given.shape}: take tf.reduce_mean of it"
+        returned = f"a tensor of shape {given.shape}; reduce it with tf.reduce_mean"
     raise UsageError(f"{method} has to return a scalar; it returned {returned}")
 
 
 @tf.autograph.experimental.do_not_convert
 def step_loss(task: Any, logs: Any) -> tf.Tensor:
-    """Returns the loss among the logs of a training step; in graph, on a replica.
+    """Returns the loss from the logs of a training step; in graph, on a replica.
 
-    Of a `Task` it has to be a scalar. Tasks of Model Garden may report a loss for each example, whose mean is shown.
+    A `Task` has to return a scalar. Tasks of Model Garden may return a loss per example, whose mean is reported.
 
     Raises:
-      TrainerKitError: when there is no loss among the logs.
-      UsageError: when it is no scalar.
+      TrainerKitError: when the logs hold no loss.
+      UsageError: when the loss of a `Task` is not a scalar.
     """
     method = f"{type(task).__name__}.train_step"
     if not isinstance(logs, Mapping) or task.loss not in logs:
         given = f"a dict of {', '.join(map(str, logs)) or 'nothing'}" if isinstance(logs, Mapping) else repr(logs)
         raise TrainerKitError(f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}")
     loss = logs[task.loss]
-    return scalar_loss(loss, f"as {task.loss!r}, {method}") if isinstance(task, Task) else loss
+    return scalar_loss(loss, f"under the key {task.loss!r}, {method}") if isinstance(task, Task) else loss
 
 
 @tf.autograph.experimental.do_not_convert
 def split_batch(inputs: Any) -> tuple[Any, Any]:
-    """Returns (features, labels) of a batch; features are their own labels when there are no others."""
+    """Returns (features, labels) of a batch; without labels, the features are their own labels."""
     if isinstance(inputs, tuple) and len(inputs) == 2:
         return inputs
     return inputs, inputs
@@ -276,14 +276,14 @@ def split_batch(inputs: Any) -> tuple[Any, Any]:
 
 @tf.autograph.experimental.do_not_convert
 def full_precision(outputs: Any) -> Any:
-    """Returns nested `outputs` with float16 and bfloat16 tensors as float32: losses and metrics need its precision."""
+    """Returns nested `outputs` with float16 and bfloat16 tensors cast to float32, which losses and metrics need."""
     low = (tf.float16, tf.bfloat16)
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in low else x, outputs)
 
 
 @tf.autograph.experimental.do_not_convert
 def is_compiled(model: Any) -> bool:
-    """Whether `model` is a Keras model, of either version, with a loss of its own from `compile`."""
+    """Whether `model` is a Keras model, of either version, that has a loss from `compile`."""
     if hasattr(model, "compiled"):  # Keras 3
         return bool(model.compiled)
     return getattr(model, "compiled_loss", None) is not None  # tf_keras

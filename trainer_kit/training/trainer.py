@@ -1,7 +1,7 @@
 """Trainer: Orbit's train and eval step functions for a Task, under any strategy; the only caller of strategy.run.
 
 The methods keep the names and meanings of TF Model Garden's Trainer. A training loop is one call of one tf.function:
-metrics are reset, the steps run, and the results come back in one transfer.
+it resets the metrics, runs the steps, and returns the results in one transfer.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from trainer_kit.optimizers.moving_average import create_average
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.checks.model_and_config import check_model, check_sections, tell_dropped_assertions
+from trainer_kit.training.checks.model_and_config import (
+    check_model,
+    check_sections,
+)
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, reporting_refusal
+from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
 from trainer_kit.training.task import step_loss
+from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
@@ -50,29 +54,30 @@ _LOG = logging.getLogger(__name__)
 
 
 class Trainer(Evaluator):
-    """Trains and evaluates a task. To be made in the scope of its strategy.
+    """Trains and evaluates a task. Create it in the scope of its strategy.
 
     Args:
-      config: an ExperimentConfig, or anything with the same sections.
-      task: what is learned.
-      model: of `task.build_model`; one without variables is built from what a batch looks like.
-      optimizer: of `task.create_optimizer`; a dict of them by name; None if train is False.
-      train: whether this trainer will train.
-      evaluate: whether this trainer will evaluate.
-      train_dataset: used in place of the task's; with replicas, a distributed dataset.
-      validation_dataset: the same for evaluation, or a dict of such by name; each evaluation starts it anew.
-      checkpoint_exporter: keeps the best checkpoint; has `maybe_export_checkpoint` and `best_ckpt_logs`.
+      config: An ExperimentConfig, or any object with the same sections.
+      task: The task to train and evaluate.
+      model: The model of `task.build_model`; a model without variables is built from the specs of a batch.
+      optimizer: The optimizer of `task.create_optimizer`, or a dict of them by name; None if train is False.
+      train: Whether this trainer will train.
+      evaluate: Whether this trainer will evaluate.
+      train_dataset: A dataset to use instead of the task's; with several replicas, a distributed dataset.
+      validation_dataset: The same for evaluation, or a dict of datasets by name; each evaluation starts it again.
+      checkpoint_exporter: Keeps the best checkpoint; has `maybe_export_checkpoint` and `best_ckpt_logs`.
 
     Attributes:
-      inputs_class: the class that opens the data of the task.
-      inputs: of that class.
-      data: the training data.
-      loop_parts: runs the loops, and splits them where something is done between two steps.
+      inputs_class: The class that opens the data of the task.
+      inputs: The object of that class.
+      data: The training data.
+      new_loops: Creates the training loops.
+      loop_parts: Runs the loops, and splits them where work has to be done between two steps.
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
-      UsageError: when the model has no variables, or XLA is asked for where it cannot be.
-      TrainerKitError: when a method of the task does not take what it is called with.
+      UsageError: when the model has no variables, or the config asks for XLA where it cannot be used.
+      TrainerKitError: when a method of the task does not accept the arguments that it is called with.
     """
 
     inputs_class: Any = TaskInputs
@@ -116,7 +121,7 @@ class Trainer(Evaluator):
         self._begin_training(train_dataset)
 
     def _begin_training(self, train_dataset: Any) -> None:
-        """Makes the data and what the loop is made of; last, because both look at the rest of the trainer."""
+        """Creates the data and the parts of the training loop; called last, since both need the rest of the trainer."""
         config = self.config
         self.data = self._open_data(train_dataset)
         self._keep_python_state()
@@ -127,14 +132,17 @@ class Trainer(Evaluator):
         )
         self.loop_parts = LoopParts(lambda: int(self._global_step.numpy()), self._first_step_done)
         self.input_seconds: float | None = None
-        self.data_ended, self.batch_spec = False, None  # the spec of what a replica is trained on, once it was traced
-        self.loop_steps: int | None = 0  # done in the last loop; None when only global_step can tell
-        self.sound: bool | None = True  # whether all weights were finite at the last look; None when the loop had none
-        self.cut_short = False  # whether the next loop goes on with one that was stopped in the middle
+        self.data_ended, self.batch_spec = False, None  # the spec of a replica's batch, once the step is traced
+        self.loop_steps: int | None = 0  # steps of the last loop; None when only global_step shows the number
+        self.sound: bool | None = True  # whether all weights were finite at the last check; None: the loop had no check
+        self.cut_short = False  # whether the next loop continues one that was stopped in the middle
         self._train_loop: Any = None
-        self._fuse_steps, self._stack = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1, Stack()
-        check_fusing(self._fuse_steps, self.problem_of_fusing())
-        self.data.put_in_stacks(self._fuse_steps)
+        fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
+        check_fusing(fuse_steps, self.problem_of_fusing())
+        self.data.put_in_stacks(fuse_steps)
+        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag)
+        self.new_loops = NewLoops(config, *parts, self._global_step, fuse_steps)
+        self.executor = self.new_loops.executor
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -147,7 +155,7 @@ class Trainer(Evaluator):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer, a dict of them, or None."""
+        """The optimizer, a dict of optimizers by name, or None."""
         return self._optimizer
 
     @property
@@ -162,35 +170,36 @@ class Trainer(Evaluator):
 
     @property
     def train_dataset(self) -> Any:
-        """The training data, made when first needed; setting it takes effect with the next loop.
+        """The training dataset, created when first needed; setting it takes effect with the next loop.
 
-        With fused steps an element is (how many, batches), of inputs.fused_batches; a dataset that is set has batches.
+        With fused steps, an element is (number of batches, stacked batches); see inputs.fused_batches. A dataset that
+        is set holds single batches.
         """
         return self.data.feed.dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self.data.feed.replace(dataset)
-        check_fusing(self._fuse_steps, self.problem_of_fusing())
+        check_fusing(self.fuse_steps, self.problem_of_fusing())
 
     @property
     def fuse_steps(self) -> int:
-        """How many training steps are one program of XLA; 1: none is."""
-        return self._fuse_steps
+        """The number of training steps in one XLA program; 1: steps are not fused."""
+        return self.new_loops.fuse_steps
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
-        """The training loop that runs, or ran last; None where it is not one of ours."""
+        """The training loop that runs now or ran last; None if it is not a TrainLoop or FusedLoop."""
         return self._train_loop if isinstance(self._train_loop, (TrainLoop, FusedLoop)) else None
 
     @property
     def tracing_seconds(self) -> float:
-        """The seconds that the last loop took to begin a trace and to write it."""
+        """The seconds that the last loop needed to start and write a profiler trace."""
         return self.loop_parts.tracing
 
     @property
     def first_step_at(self) -> float:
-        """The time.perf_counter() when the first step of the newest loop function was done; 0 before."""
+        """The time.perf_counter() at the end of the first step of the newest loop function; 0 before that."""
         return self.loop_parts.ready_at
 
     @property
@@ -205,37 +214,37 @@ class Trainer(Evaluator):
 
     @property
     def has_own_loop(self) -> bool:
-        """Whether a subclass makes the training loop itself."""
+        """Whether a subclass overrides create_train_loop_fn."""
         return type(self).create_train_loop_fn is not Trainer.create_train_loop_fn
 
     def check_data(self) -> None:
-        """Raises DataError when a dataset is known to be empty, or not to end; to be called after the restore."""
+        """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
         if self.trains:
             self.data.feed.check_not_empty()
         if self.evaluates:
             self.validation.check(self.config.trainer.validation_steps)
 
     def initialize(self) -> None:
-        """Called when there is no checkpoint to restore: lets the task load its initial weights. Eager, in scope."""
+        """Lets the task load its initial weights; called when there is no checkpoint to restore. Eager, in scope."""
         self._search.watch_variables()
         self.task.initialize(self.model)
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
-        """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
+        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; eager."""
         self._search.keep_what_changed()
         if not self.stop_requested:  # a run that is stopped has to save in any case
             self._task_attributes.report()
         self.state.python_state.store()
         patience, begin = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4, time.monotonic()
         give_up = lambda: min(self.stopping_for, time.monotonic() - begin) > patience  # noqa: E731
-        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self._stack.empty, give_up=give_up)
+        self.data.save_iterator(f"{prefix}{ITERATOR}", at_place=self.new_loops.stack.empty, give_up=give_up)
 
     def after_restore(self, path: str | None = None) -> None:
-        """Brings data, metrics and average in line with the restored variables. Called after every restore.
+        """Sets data, metrics and moving average to match the restored variables. Called after every restore.
 
         Args:
-          path: of the checkpoint that was restored; None when there was none.
+          path: The path of the restored checkpoint; None when there was none.
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
@@ -249,8 +258,8 @@ class Trainer(Evaluator):
     def train(self, num_steps: Any) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns. Eager, on the host.
 
-        `loop_steps` tells how many were done: fewer when a stop was asked for, or the data ended. It is None where a
-        subclass has made the loop.
+        The attribute `loop_steps` is the number of steps done: fewer after a stop request or at the end of the data,
+        and None if a subclass has created the loop.
 
         Raises:
           DataError: when there is no data at all.
@@ -259,23 +268,29 @@ class Trainer(Evaluator):
         iterator = self.data.iterator()
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = None
-        self._task_attributes.look()  # at what actions have changed
+        self._task_attributes.look()  # for values that actions have changed
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         self.between_steps = False
         described = batch_described("task.train_data", spec, self.task, self.model)
-        refusals = reporting_refusal(self._fuse_steps)
-        with described, self._ended_with_data(), self.data.reporting_damage(), refusals, executor(self.config.runtime):
+        refusals = reporting_refusal(self.fuse_steps)
+        with described, self._ended_with_data(), self.data.reporting_damage(), refusals:
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
-                    self._search.look_into(graph := loop.graph(iterator))
-                    if self._fuse_steps > 1:
-                        tell_dropped_assertions(graph)
-                        tell_of_stacks(iterator.element_spec, self._fuse_steps, self.config.trainer.steps_per_loop)
-                self._run_in_parts(loop, iterator, num_steps)
+                    weights = self.model.trainable_variables
+                    with executor(self.new_loops.executor_to_trace_for(self.executor, weights)):
+                        graph = loop.graph(iterator)
+                    self._search.look_into(graph)
+                    if self.fuse_steps > 1:
+                        tell_of_stacks(iterator.element_spec, self.fuse_steps, self.config.trainer.steps_per_loop)
+                    loop, self.executor = self.new_loops.decided(loop, graph, self.executor, weights)
+                    self._train_loop = loop
+                with executor(self.executor):
+                    self._run_in_parts(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
                     self._train_set.reset()  # our own loops do so inside the graph
-                loop(iterator, num_steps)
+                with executor(self.executor):
+                    loop(iterator, num_steps)
         self.between_steps = True
         self._task_attributes.look()
         return self.train_loop_end()
@@ -287,7 +302,7 @@ class Trainer(Evaluator):
 
     @contextlib.contextmanager
     def _ended_with_data(self) -> Iterator[None]:
-        """The data may end inside: what was done is done, and only global_step tells how much."""
+        """Handles the end of the data inside a loop: the finished steps count, and global_step shows their number."""
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
@@ -297,29 +312,20 @@ class Trainer(Evaluator):
                 raise DataError(no_batch("train_data")) from None
 
     def create_train_loop_fn(self) -> Any:
-        """Returns `loop_fn(iterator, num_steps)`, which runs the steps; scheduled on a worker if asynchronous."""
-        if self._workers.are_there:
-            return self._workers.scheduled(self._new_loop().whole)
-        return self._new_loop()
+        """Returns `loop_fn(iterator, num_steps)`, which runs the steps; asynchronous training schedules it on a worker.
 
-    def _new_loop(self) -> TrainLoop | FusedLoop:
-        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag.variable)
-        if self._fuse_steps > 1:
-            return FusedLoop(*parts, self._stack, self._fuse_steps)
-        return TrainLoop(
-            *parts,
-            after_step=lambda: self.stop_flag.agree(self._global_step),
-            use_tf_function=self.config.trainer.train_tf_function,
-            use_tf_while_loop=self.config.trainer.train_tf_while_loop,
-            exact_waits=self.config.runtime.executor != "default",
-        )
+        Override it to run a different training loop.
+        """
+        if self._workers.are_there:
+            return self._workers.scheduled(self.new_loops.make().whole)
+        return self.new_loops.make()
 
     def forget_train_loop(self) -> None:
-        """Has the training loop traced again, because something it was traced with has changed."""
+        """Discards the training loop, so that the next one is traced again with changed values."""
         self._train_loop = None
 
     def train_loop_begin(self) -> None:
-        """Called before each loop, eagerly, and before the iterator is made. Metrics are reset inside the loop."""
+        """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
@@ -331,12 +337,12 @@ class Trainer(Evaluator):
 
     @tf.autograph.experimental.do_not_convert
     def next_train_inputs(self, iterator: Any) -> Any:
-        """Returns the next batch for the model; in graph, on the host. Override to change what the model is fed."""
+        """Returns the next batch for the model; in graph, on the host. Override it to change the model's input."""
         return next(iterator)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Uses one element of the iterator for one step on every replica; in graph."""
+        """Runs one training step on every replica with the next element of the iterator; in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
         with writes_after(local_tensors(inputs, self._strategy)):
             self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
@@ -354,12 +360,12 @@ class Trainer(Evaluator):
         self._train_set.update_loss(step_loss(self.task, logs))
 
     def next_batch(self) -> Any:
-        """Takes the next batch out of the training data; eager, on the host."""
+        """Takes the next batch from the training data and returns it; eager, on the host."""
         iterator = self.data.iterator()
-        return self._stack.next_batch(iterator) if self._fuse_steps > 1 else next(iterator)
+        return self.new_loops.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
 
     def is_out_of_data(self) -> bool:
-        """Whether the training data has ended, which a loop may have kept to itself; takes a batch if it has not.
+        """Whether the training data has ended, even if the loop did not report it; takes a batch if it has not.
 
         Raises:
           DataError: when there is no data at all.
@@ -369,7 +375,7 @@ class Trainer(Evaluator):
         return self.data_ended
 
     def problem_of_fusing(self) -> str:
-        """Returns why training steps cannot be one program of XLA, as far as that is known before they are tried."""
+        """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none."""
         own = type(self).__name__ if self.has_own_loop else ""
         return problem_of_fusing(self.config, self._strategy, self.data.feed.given, own)
 
@@ -393,7 +399,7 @@ class Trainer(Evaluator):
     # ---- how it is done
 
     def _keep_python_state(self) -> None:
-        """Puts into every checkpoint what is no variable."""
+        """Adds the state that is not in variables to every checkpoint."""
         rates, parts = ConfiguredRates(self._optimizer), self.state.python_state
         parts.add("data", self.data.state, self.data.put_state)
         parts.add("metrics", self._metrics_state, self._put_metrics_state)
@@ -404,7 +410,7 @@ class Trainer(Evaluator):
             parts.add("task", self.task.state, lambda state: None if state is None else restore(state))
 
     def _without_state(self) -> list[Any]:
-        """Returns variables that the steps write to and no checkpoint has to hold: metrics are reset, and so on."""
+        """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += self.validation.metric_variables()
@@ -428,4 +434,7 @@ class Trainer(Evaluator):
         metrics = self._train_set.variables()
         self.cut_short = state is not None and put_replica_values(metrics, self._strategy, state)
         if state is not None and not self.cut_short:
-            _LOG.warning("the metrics are not those of the run before: the first ones reported leave out a few steps")
+            _LOG.warning(
+                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
+                "leave out a few steps"
+            )

@@ -1,4 +1,4 @@
-"""A trainer and what keeps its best weights, as a config has them, and whether a run can begin with them."""
+"""Creates a trainer and its best-checkpoint exporter from a config, and checks them before a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 def create_trainer(
     config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
 ) -> Any:
-    """Returns a Trainer, of the class that is registered with the task, with model and optimizer. In strategy scope."""
+    """Returns a trainer of the class registered with the task, with model and optimizer. In strategy scope."""
     chosen = trainer_class(config.task) or Trainer
     return chosen.create(config, task, train, evaluate, checkpoint_exporter)
 
@@ -29,12 +29,12 @@ def create_trainer(
 def create_exporter(
     config: ExperimentConfig, directory: RunDirectory, keeps: bool = True
 ) -> BestCheckpoint | BestCheckpoints | None:
-    """Returns what keeps the best checkpoints in their folders; None when the config names no metric.
+    """Returns the exporter that keeps the best checkpoints in their folders; None when the config names no metric.
 
     Args:
-      config: of the experiment.
-      directory: of the run.
-      keeps: whether this worker's files stay; those of the chief do.
+      config: The experiment's config.
+      directory: The run's directory.
+      keeps: Whether this worker's files are kept; only the chief's are.
     """
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
@@ -57,11 +57,11 @@ def create_exporter(
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raises UsageError when a ready-made trainer is none that the engine can drive, such as a trainer of Orbit."""
+    """Raises UsageError when the engine cannot drive a ready-made trainer, such as a trainer of Orbit."""
     if not isinstance(trainer, BaseTrainer):
         raise UsageError(
-            f"trainer: {type(trainer).__name__} is no trainer_kit.Trainer; inherit from trainer_kit.Trainer, or start "
-            "it by trainer_kit.compat.model_garden.run_experiment, which drives trainers of Orbit and Model Garden too"
+            f"trainer: {type(trainer).__name__} is not a trainer_kit.Trainer; inherit from trainer_kit.Trainer, or "
+            "call trainer_kit.compat.model_garden.run_experiment, which also runs trainers of Orbit and Model Garden"
         )
 
 
@@ -77,5 +77,5 @@ def check_best_metric(trainer: Any, wanted: bool) -> None:
             _LOG.warning("no best checkpoint will be kept: the ready-made trainer has no checkpoint_exporter")
         return
     names = trainer.validation_metric_names()
-    if names is not None and isinstance(exporter, EXPORTERS):  # one of the caller's own looks at what it is given
+    if names is not None and isinstance(exporter, EXPORTERS):  # a caller's own exporter checks its logs itself
         exporter.check_metric(names)

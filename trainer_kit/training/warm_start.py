@@ -1,4 +1,4 @@
-"""Starting weights from another run's checkpoint."""
+"""Loads initial weights from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder
 
 
 def load_initial_weights(model: Any, path: str) -> str:
-    """Loads the weights of `model` from a checkpoint, or the newest one of a folder; nothing else of that run.
-
-    Eager, in strategy scope.
+    """Loads only the weights of `model` from a checkpoint or a folder of checkpoints. Eager, in strategy scope.
 
     Args:
-      model: Keras 3, tf_keras or tf.Module.
-      path: a checkpoint's prefix, or a folder of checkpoints: of best weights the best is taken, else the newest.
+      model: A model of Keras 3 or tf_keras, or a tf.Module.
+      path: The prefix of a checkpoint, or a folder: of a folder of best weights the best is loaded, else the newest.
 
     Returns:
       The prefix of the checkpoint that was loaded.
 
     Raises:
-      UsageError: when there is none, or it lacks a variable of the model or has it in another shape.
+      UsageError: when there is no checkpoint, or it lacks a variable of the model or has another shape for it.
     """
     prefix = checkpoint_of_folder(path) if tf.io.gfile.isdir(path) else path
     if not prefix or not tf.io.gfile.exists(f"{prefix}.index"):
         raise UsageError(
-            f"task.init_checkpoint: there is no checkpoint at {path}; give the prefix of one (without .index), "
-            "or a folder that holds some"
+            f"task.init_checkpoint: there is no checkpoint at {path}; give the prefix of a checkpoint (without "
+            ".index), or a folder that holds checkpoints"
         )
     saved = saved_shapes(str(prefix), all_names=True)
     items = {
@@ -40,7 +38,7 @@ def load_initial_weights(model: Any, path: str) -> str:
     }
     advice = (
         f"task.init_checkpoint: {prefix} does not hold all weights of this model; give a checkpoint of the same model, "
-        "or build the model as it was there. To take a part of the weights (an encoder's, for example), override "
+        "or build the model as that run built it. To take a part of the weights (an encoder's, for example), override "
         "initialize() of the task and load that part into model (--allow_partial_restore is only for the checkpoints "
         "of this run)"
     )
@@ -49,9 +47,9 @@ def load_initial_weights(model: Any, path: str) -> str:
 
 
 def _as_saved(name: str, item: Any, saved: Mapping[str, Any]) -> Any:
-    """Returns an item of the model's by the names of its variables, or as it is if no such name was saved.
+    """Returns the variables of an item by name, or the item itself if none of these names was saved.
 
-    Earlier versions, and other programs, have saved Keras 3 objects as TensorFlow tracks them.
+    Earlier versions and other programs saved Keras 3 objects as TensorFlow tracks them.
     """
     named = item_variables(item)
     wanted = wanted_shapes({name: named})

@@ -75,7 +75,7 @@ def test_what_is_saved_has_the_path_that_leads_to_it(trained: Path) -> None:
     assert eager == {"task/factor/SCALE/count": ()}  # and nothing of the trainer's own
 
 
-def test_an_evaluation_in_another_process_uses_the_tasks_second_model(trained: Path) -> None:
+def test_a_sidecar_evaluates_with_the_tasks_second_model(trained: Path) -> None:
     folder = str(trained / "compiled straight" / "TwoModels")
     _, logs = json.loads((trained / f"compiled straight/TwoModels/{STEPS}.json").read_text())
     config = tiny_experiment()
@@ -103,7 +103,7 @@ def test_what_cannot_be_found_is_named_with_its_line(caplog: pytest.LogCaptureFi
     assert int(trainer.global_step) == 0
 
 
-def test_a_checkpoint_of_an_earlier_version_resumes_with_a_warning(
+def test_an_earlier_versions_checkpoint_resumes_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = _trainer(KINDS["ModuleOfTask"])
@@ -179,7 +179,7 @@ def test_what_an_action_changes_and_cannot_be_found_is_named(
         trainers[1].before_save("ckpt-2")
 
 
-def test_what_changed_after_a_checkpoint_is_named_when_the_run_goes_back_to_it(
+def test_a_rewind_names_state_that_changed_after_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = _trainer(KINDS["HostWrites"])
@@ -194,7 +194,7 @@ def test_what_changed_after_a_checkpoint_is_named_when_the_run_goes_back_to_it(
     for path in paths:
         trainer.after_restore(path)
     (text,) = (record.getMessage() for record in caplog.records)
-    assert "ckpt-1 does not hold task/evaluated/" in text and "it keeps the value that it has" in text
+    assert "ckpt-1 does not hold task/evaluated/" in text and "which keeps its current value" in text
 
 
 class _OwnTrain(Trainer):
@@ -226,7 +226,7 @@ def test_with_a_train_of_its_own_what_changes_is_saved(tmp_path: Path, caplog: p
     trainers[1].train(tf.constant(1))
     trainers[1].before_save(str(tmp_path / "ckpt-2"))
     (text,) = (record.getMessage() for record in caplog.records)
-    assert text.startswith("task/made: made in the first step")
+    assert text.startswith("task/made: created in the first step")
 
 
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
@@ -305,7 +305,7 @@ class _Holder:
 OF_THE_MODULE: Any = None
 
 
-def test_paths_do_not_depend_on_the_order_of_attributes_nor_on_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_depend_on_neither_attribute_order_nor_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Holder, "shared", tf.Variable(5.0))
     monkeypatch.setitem(globals(), "OF_THE_MODULE", tf.Variable(4.0))
     found = [reachable({"task": _Holder(names)}) for names in (["a", "b"], ["b", "a"])]
@@ -437,7 +437,7 @@ def test_a_tasks_own_state_is_in_every_checkpoint(tmp_path: Path, caplog: pytest
     assert evaluated.task.count == 3 and not caplog.records
     evaluated.state.restore_weights(again.state.weights.write(str(tmp_path / "best-3")))
     (record,) = caplog.records
-    assert "best-3 holds no state of the task: it keeps the state that it has" in record.getMessage()
+    assert "best-3 holds no state of the task, which keeps its current state" in record.getMessage()
 
 
 class _SavingEvaluations(_Saving):

@@ -71,14 +71,14 @@ def test_numbers_that_are_not_finite_come_back() -> None:
     assert read.value[:2] == [math.inf, -math.inf] and math.isnan(read.value[2])
 
 
-def test_the_same_parts_give_the_same_bytes_in_whatever_order_they_were_added() -> None:
+def test_the_order_of_adding_parts_does_not_change_the_bytes() -> None:
     one, other = _with(a=_Part({"x": 1, "y": 2}), b=_Part(3)), _with(b=_Part(3), a=_Part({"y": 2, "x": 1}))
     one.store()
     other.store()
     assert one.variable.numpy() == other.variable.numpy()
 
 
-def test_a_part_that_the_checkpoint_lacks_gets_nothing_and_one_that_this_run_lacks_is_told(
+def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
@@ -87,11 +87,11 @@ def test_a_part_that_the_checkpoint_lacks_gets_nothing_and_one_that_this_run_lac
     _copied(source, _with(data=data, new=new)).load()
     assert (data.given, new.given) == ([1], [None])
     assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint holds the state of what this run does not have: action, zebra"
+        "the checkpoint holds state that this run does not use: action, zebra"
     ]
 
 
-def test_clearing_forgets_what_was_loaded_and_hands_every_part_nothing() -> None:
+def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
     part = _Part(5)
     state = _with(part=part)
     state.store()
@@ -111,12 +111,12 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
     state = _with(part=_Part({1, 2}))
-    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, texts"):
+    with pytest.raises(UsageError, match=r"the state of part cannot be saved: .* return numbers, strings"):
         state.store()
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_each_asynchronous_save_holds_the_state_of_its_own_moment(tmp_path: Path, replicas: int) -> None:
+def test_each_asynchronous_save_holds_the_state_at_its_call(tmp_path: Path, replicas: int) -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]) if replicas > 1 else None
     with strategy.scope() if strategy else tf.device("CPU:0"):
         step = tf.Variable(0, dtype=tf.int64)
@@ -149,7 +149,7 @@ def test_each_asynchronous_save_holds_the_state_of_its_own_moment(tmp_path: Path
             )
 
 
-def test_checkpoints_with_and_without_a_run_state_are_both_restored(tmp_path: Path) -> None:
+def test_checkpoints_with_and_without_run_state_are_restored(tmp_path: Path) -> None:
     def parts(number: int, state: PythonState | None) -> tf.train.Checkpoint:
         others = {"run_state": state.variable} if state else {}
         model = tf.Module()
@@ -183,7 +183,7 @@ def test_arrays_and_variables_come_back_bit_by_bit(kind: str) -> None:
     assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 
 
-def test_in_the_scope_of_a_strategy_the_variable_is_on_the_host_and_not_mirrored() -> None:
+def test_in_strategy_scope_the_variable_is_on_the_host() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"], tf.distribute.ReductionToOneDevice()).scope():
         variable = PythonState().variable
     assert not isinstance(variable, tf.distribute.DistributedValues)

@@ -32,7 +32,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in kinds(number)])
-def test_a_process_that_goes_on_draws_what_the_first_would_have_drawn(drawn: Path, kind: str, replicas: int) -> None:
+def test_a_resumed_process_draws_the_same_random_numbers(drawn: Path, kind: str, replicas: int) -> None:
     straight = json.loads((drawn / f"{replicas} straight" / kind / "0.json").read_text())
     stopped = drawn / f"{replicas} stopped" / kind
     halves = [json.loads((stopped / f"{begin}.json").read_text()) for begin in (0, STEPS // 2)]
@@ -40,7 +40,7 @@ def test_a_process_that_goes_on_draws_what_the_first_would_have_drawn(drawn: Pat
     assert len({json.dumps(step) for step in straight}) > STEPS // 2  # they are random at all
 
 
-def test_the_process_generators_are_made_from_the_seed_unless_there_are_some() -> None:
+def test_process_generators_use_the_seed_unless_they_exist() -> None:
     generator = tf.random.Generator.from_seed(1)
     tf.random.set_global_generator(generator)
     found = process_generators(5)
@@ -49,14 +49,14 @@ def test_the_process_generators_are_made_from_the_seed_unless_there_are_some() -
     assert process_generators(6)["keras"] is found["keras"]
 
 
-def test_tensorflows_generator_comes_from_the_seed_when_there_is_none() -> None:
+def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
     expected = tf.random.Generator.from_seed(5).state.numpy().tolist()
     for _ in range(2):
         tf.random.set_global_generator(None)
         assert process_generators(5)["tensorflow"].numpy().tolist() == expected
 
 
-def test_a_run_replaces_the_generators_that_one_on_other_replicas_has_left() -> None:
+def test_a_run_replaces_generators_left_on_other_replicas() -> None:
     def mirrored() -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
 
@@ -81,7 +81,7 @@ class _Layer(keras.layers.Layer):  # type: ignore[misc]
         self.optimizer_of_its_own = keras.optimizers.Adam()
 
 
-def test_of_a_keras_three_model_what_it_does_not_list_itself_is_found_once_by_its_path() -> None:
+def test_unlisted_state_of_a_keras_three_model_is_found_by_path() -> None:
     layer = _Layer()
     layer.dense.build((None, 3))
     layer.optimizer_of_its_own.build(layer.dense.trainable_variables)
@@ -98,7 +98,7 @@ def test_names_do_not_depend_on_what_the_process_built_before() -> None:
     assert list(first) == list(second) and len(first) == 6
 
 
-def test_of_models_that_tensorflow_tracks_only_what_they_hide_is_found() -> None:
+def test_only_hidden_state_of_tracked_models_is_found() -> None:
     module = tf.Module()
     module.weights, module.generator = [tf.Variable(1.0)], tf.random.Generator.from_seed(1)
     assert untracked_model_state(module) == {}
@@ -122,7 +122,7 @@ class _Task:
         self.myself = self
 
 
-def test_of_a_task_variables_and_generators_count_and_weights_of_keras_models_and_its_own_model_do_not() -> None:
+def test_task_state_has_variables_and_generators_but_no_weights() -> None:
     model = tf.Module()
     model.weight = tf.Variable(1.0)
     task = _Task(model)

@@ -41,7 +41,7 @@ def _save(path: Path, parts: dict[str, Any]) -> str:
     return str(training_checkpoint(**parts).save(str(path / "ckpt")))
 
 
-def test_the_sections_are_model_gardens_and_names_tell_what_is_in_them(tmp_path: Path) -> None:
+def test_sections_are_model_gardens_with_readable_names(tmp_path: Path) -> None:
     shapes = saved_shapes(_save(tmp_path, _parts(average=_average())))
     assert shapes["global_step"] == ()
     assert shapes["model/sequential/dense/kernel"] == (2, 1)
@@ -85,18 +85,18 @@ def test_a_checkpoint_of_weights_holds_no_optimizer(tmp_path: Path) -> None:
     assert reader["model"].get_weights()[0].tolist() == parts["model"].get_weights()[0].tolist()
 
 
-def test_what_a_run_has_no_place_for_is_refused_when_it_goes_on_and_skipped_by_evaluation(tmp_path: Path) -> None:
+def test_extra_variables_fail_a_resume_but_not_an_evaluation(tmp_path: Path) -> None:
     path = _save(tmp_path, _parts())
     without = training_checkpoint(**{**_parts(), "optimizer": None})
     rows = r"  optimizer/sgd/sequential/dense/kernel\n    momentum +not in this run +\[2, 1\] saved"
     with pytest.raises(UsageError, match=rows) as error:
         restore(without, path, whole=True)
-    advice = "use the code and the config that it was made with, another model_dir, or --allow_partial_restore"
+    advice = "use the code and the config that it was saved with, another model_dir, or --allow_partial_restore"
     assert advice in str(error.value)
     restore(without, path, whole=False)
 
 
-def test_a_moving_average_is_restored_or_left_as_it_is_when_the_checkpoint_has_none(tmp_path: Path) -> None:
+def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     with_one, without = _save(tmp_path / "with", _parts(average=_average(0.5))), _save(tmp_path, _parts())
     assert (holds(with_one, "average"), holds(without, "average")) == (True, False)
@@ -203,8 +203,8 @@ def test_a_changed_model_is_refused_by_layer_with_shapes(tmp_path: Path, change:
         restore(training_checkpoint(**run), path, whole=True)
     told = str(error.value)
     assert told.splitlines()[0] == (
-        f"{path} does not fit this run; use the code and the config that it was made with, another model_dir, or "
-        "--allow_partial_restore, which takes what fits:"
+        f"{path} does not fit this run; use the code and the config that it was saved with, another model_dir, or "
+        "--allow_partial_restore, which restores what fits:"
     )
     assert _has_row(told, layer, row), told
     if change == "renamed layer":
@@ -231,9 +231,7 @@ def test_a_partial_restore_takes_what_fits_and_logs_the_table(
     assert int(run["global_step"]) == 7
 
 
-def test_a_partial_restore_of_what_fits_wholly_is_an_ordinary_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_partial_restore_of_a_full_match_is_a_normal_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved = _net(*SAVED)
     run = _zeros(_net(*SAVED))
     restore(training_checkpoint(**run), _save(tmp_path, saved), whole=True, partial=True)
@@ -258,7 +256,7 @@ class _Module(tf.Module):  # type: ignore[misc]
     [({"width": 5}, r"\(3,\) .*\(5,\)|\(4, 3\) .*\(4, 5\)"), ({"layers": 3}, ""), ({"layers": 1}, "")],
 )
 @pytest.mark.parametrize("partial", [False, True])
-def test_a_changed_model_that_only_tensorflow_knows_is_refused_in_its_words(
+def test_a_changed_tracked_model_is_refused_in_tensorflows_words(
     tmp_path: Path, make: Callable[..., Any], change: dict[str, int], told: str, partial: bool
 ) -> None:
     step = tf.Variable(7, dtype=tf.int64)
@@ -271,7 +269,7 @@ def test_a_changed_model_that_only_tensorflow_knows_is_refused_in_its_words(
     assert len(detail) > 20 and re.search(told, detail), detail
 
 
-def test_rows_of_one_layer_stand_under_one_line_wherever_their_names_would_sort() -> None:
+def test_rows_of_one_layer_are_grouped_under_one_line() -> None:
     step = tf.Variable(0, dtype=tf.int64)
     names = ("a/b", "a/b/c", "a/b0", "a/z", "a/b/d")
     here = tf.train.Checkpoint(global_step=step, model={name: tf.Variable([1.0]) for name in names})

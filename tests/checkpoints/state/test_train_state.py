@@ -138,7 +138,7 @@ def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tf_keras", "tf.Module"])
-def test_what_tensorflow_tracks_itself_is_not_saved_again_beside_it(tmp_path: Path, kind: str) -> None:
+def test_state_that_tensorflow_tracks_is_saved_only_once(tmp_path: Path, kind: str) -> None:
     shapes = saved_shapes(_Run(MODELS[kind]).save(tmp_path, 1))
     assert {name.split("/")[1] for name in shapes if name.startswith("random/")} == {"keras", "tensorflow"}
 
@@ -163,7 +163,7 @@ def test_without_a_checkpoint_every_part_starts_anew() -> None:
     assert run.average is not None and run.average.resets == 1
 
 
-def test_evaluation_takes_weights_average_and_the_tasks_variables(tmp_path: Path) -> None:
+def test_evaluation_restores_weights_average_and_task_state(tmp_path: Path) -> None:
     saved = _Run()
     path = saved.save(tmp_path, 1)
     reader = _Run(trains=False)
@@ -174,7 +174,7 @@ def test_evaluation_takes_weights_average_and_the_tasks_variables(tmp_path: Path
     assert int(reader.task.seen) == 1
 
 
-def test_best_weights_are_the_model_the_step_and_what_the_task_has(tmp_path: Path) -> None:
+def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
     path = _Run().state.weights.write(str(tmp_path / "best"))
     assert {name.split("/")[0] for name in saved_shapes(path)} == {"global_step", "model", "task"}
     reader = _Run(trains=False, average=False)
@@ -193,7 +193,7 @@ def test_one_value_that_is_not_finite_makes_the_state_unsound(kind: str, value: 
     assert run.state.is_sound()
 
 
-def test_infinities_of_both_signs_do_not_cancel_out_and_integers_do_not_count() -> None:
+def test_infinities_do_not_cancel_and_integers_do_not_count() -> None:
     run = _Run()
     kernel = run.model.layers[0].kernel
     kernel.assign(tf.constant([[float("inf"), float("-inf")], [0.0, 0.0], [0.0, 0.0]]))
@@ -203,7 +203,7 @@ def test_infinities_of_both_signs_do_not_cancel_out_and_integers_do_not_count() 
     assert TrainState(step, model, None, None, _Task(), seed=0).is_sound()
 
 
-def test_each_variable_counts_among_many_of_one_shape_and_those_of_other_shapes_and_types() -> None:
+def test_every_variable_of_any_shape_and_type_is_checked() -> None:
     model = tf.Module()
     shapes = [(3,), (3,), (), (2**13,), (2**13,)]
     model.weights = [tf.Variable(tf.ones(shape, dtype)) for dtype in (tf.float32, tf.bfloat16) for shape in shapes]
@@ -248,7 +248,7 @@ def test_what_is_evaluated_comes_back_and_nothing_else_changes(tmp_path: Path, k
     assert _weights(run) == _weights_at(run, 2)
 
 
-def test_an_average_that_a_checkpoint_lacks_begins_at_its_weights_and_other_models_do_not_fit(tmp_path: Path) -> None:
+def test_an_unsaved_average_begins_at_the_weights(tmp_path: Path) -> None:
     path = _Run(average=False).save(tmp_path, 1)
     run = _Run()
     run.state.restore_weights(path)
@@ -293,7 +293,7 @@ def _averaging_run() -> tuple[Any, _OptimizersAverage, TrainState]:
     return model, average, TrainState(step, model, None, average, _Task(), seed=3)
 
 
-def test_an_average_that_is_the_optimizers_is_saved_and_evaluated_as_its_section(tmp_path: Path) -> None:
+def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     _, average, state = _averaging_run()
     for variable in average.variables.averages:
         variable.assign(tf.fill(variable.shape, 4.0))
@@ -309,7 +309,7 @@ def test_an_average_that_is_the_optimizers_is_saved_and_evaluated_as_its_section
     assert (average.resets, average.begins) == (0, 1)
 
 
-def test_weights_without_the_optimizers_average_are_their_own_average(tmp_path: Path) -> None:
+def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> None:
     _, _, state = _averaging_run()
     path = state.weights.write(str(tmp_path / "ckpt-1"))
     assert not any(name.startswith("optimizer") for name in saved_shapes(path))

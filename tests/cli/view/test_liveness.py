@@ -32,7 +32,7 @@ def test_a_file_that_was_just_written_is_of_somebody_alive() -> None:
     assert _Clocks().pulses().feel("a", _process(written=1_000_000.0 - 3)) == Pulse("alive", 3.0)
 
 
-def test_an_old_file_is_of_somebody_silent_until_its_beat_changes() -> None:
+def test_an_old_file_counts_as_silent_until_its_beat_changes() -> None:
     clocks = _Clocks()
     pulses = clocks.pulses()
     assert pulses.feel("a", _process(written=1_000_000.0 - 3600)) == Pulse("silent", 3600.0)
@@ -40,7 +40,7 @@ def test_an_old_file_is_of_somebody_silent_until_its_beat_changes() -> None:
     assert pulses.feel("a", _process(beat=2, written=1_000_000.0 - 3598)) == Pulse("alive", 0.0)  # its clock is behind
 
 
-def test_a_file_from_the_future_is_of_somebody_alive_until_it_does_not_change() -> None:
+def test_a_file_from_the_future_counts_as_alive_while_it_changes() -> None:
     clocks = _Clocks()
     pulses = clocks.pulses()
     ahead = _process(written=1_000_000.0 + 3600)
@@ -76,4 +76,4 @@ def test_a_process_of_this_machine_is_asked_for() -> None:
 
 def test_each_state_has_its_words() -> None:
     texts = [pulse_text(_process(), Pulse(state, 23.9)) for state in ("alive", "silent", "gone")]
-    assert texts == ["alive", "silent for 23 s", "gone, no end told"]
+    assert texts == ["alive", "silent for 23 s", "gone, no end recorded"]

@@ -79,7 +79,7 @@ def test_the_best_are_ranked_as_the_run_itself_ranks_them(tmp_path: Path) -> Non
         assert [one.step for one in kept["validation"]] == _steps(tmp_path, choice)[:3]
 
 
-def test_a_step_is_among_the_best_once_and_datasets_are_not_mixed(tmp_path: Path) -> None:
+def test_a_step_is_ranked_once_and_datasets_are_not_mixed(tmp_path: Path) -> None:
     again = [evaluation(step, accuracy=value) for step, value in ((1, 0.7), (2, 0.8), (1, 0.9))]
     write_ledger(tmp_path, *again, evaluation(3, dataset="other", accuracy=1.0))
     ranked = ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), _HIGHER)
@@ -88,7 +88,7 @@ def test_a_step_is_among_the_best_once_and_datasets_are_not_mixed(tmp_path: Path
     assert ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), Choice("loss", "lower")) == {}
 
 
-def test_what_decides_is_the_runs_own_unless_another_is_asked_for(tmp_path: Path) -> None:
+def test_the_runs_own_metric_decides_unless_another_is_given(tmp_path: Path) -> None:
     told = ledgers.read_evaluations(write_ledger(tmp_path, evaluation(1, accuracy=0.5, loss=1.0)), "validation")
     none = read_settings(tmp_path)
     assert ledgers.choose(None, None, _RUN, told) == _HIGHER
@@ -98,13 +98,13 @@ def test_what_decides_is_the_runs_own_unless_another_is_asked_for(tmp_path: Path
     assert ledgers.choose(None, None, none, told) is None
     with pytest.raises(UsageError, match=r"--metric: is a higher or a lower 'loss' better\? Give --comparison=higher"):
         ledgers.choose("loss", None, _RUN, told)
-    with pytest.raises(UsageError, match="--comparison: by which metric"):
+    with pytest.raises(UsageError, match="--comparison: needs --metric too"):
         ledgers.choose(None, "lower", none, told)
     with pytest.raises(UsageError, match=r"no evaluation has 'acuracy'; did you mean accuracy\?"):
         ledgers.choose("acuracy", None, _RUN, told)
 
 
-def test_a_ledger_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_ledger_is_reported_with_those_that_exist(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("")
     with pytest.raises(UsageError, match=r"has no evaluations \(evals/<name>\.jsonl\); it holds: params\.yaml$"):
         ledgers.require_ledgers(tmp_path, None)
@@ -116,7 +116,7 @@ def test_a_ledger_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
         ledgers.require_ledgers(tmp_path, "fats")
 
 
-def test_weights_are_looked_for_among_the_best_first_and_have_to_be_complete(tmp_path: Path) -> None:
+def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> None:
     (one,) = ledgers.read_evaluations(write_ledger(tmp_path, evaluation(10, accuracy=0.5)), "validation")
     kept = [tmp_path / "evals" / "fast" / "best_ckpt", tmp_path / "best_ckpt"]
     assert ledgers.weights_of(one, tmp_path, kept) is None

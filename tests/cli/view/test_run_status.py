@@ -92,7 +92,7 @@ def test_sidecars_are_found_by_lease_ledger_or_folder(tmp_path: Path) -> None:
     assert sidecars["leased"] is not None and sidecars["told"] is None
 
 
-def test_the_last_training_report_is_read_from_the_end_of_the_history(tmp_path: Path) -> None:
+def test_the_last_report_is_read_from_the_end_of_the_history(tmp_path: Path) -> None:
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
     for step, rate in ((5, 100.0), (10, float("inf"))):
         writer.write(
@@ -136,7 +136,7 @@ def test_another_folder_is_refused_with_what_is_there(tmp_path: Path, may_be_emp
         "runs": rf"runs holds no run; runs in it: {tmp_path}/runs/digits$",
         "runs/digist": rf"there is no folder .*digist; in {tmp_path}/runs: did you mean digits\?$",
         "runs/digits/params.yaml": "params.yaml is a file; give the folder of a run",
-        "far/away/run": rf"there is no folder .*; nor is there {tmp_path}/far/away$",
+        "far/away/run": rf"there is no folder .*; there is no folder {tmp_path}/far/away either$",
     }
     for path, message in cases.items():
         with pytest.raises(UsageError, match=message):

@@ -38,7 +38,7 @@ def test_a_pipe_has_no_width() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 24, 40, 79, 200])
-def test_a_terminal_shows_every_number_whole_and_no_line_is_too_long(width: int) -> None:
+def test_a_terminal_cuts_no_number_and_exceeds_no_line(width: int) -> None:
     text = _drawn(_WIDE, width)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert max(map(len, shown.splitlines())) <= width
@@ -48,7 +48,7 @@ def test_a_terminal_shows_every_number_whole_and_no_line_is_too_long(width: int)
     assert words.count("20000") == words.count("step")  # each part tells what its rows are about
 
 
-def test_even_a_terminal_too_narrow_for_a_header_keeps_the_numbers() -> None:
+def test_a_terminal_narrower_than_a_header_keeps_the_numbers() -> None:
     words = _words(_drawn(Table("t", ["step", "a_very_long_name_of_a_metric"], [["100", "0.123456"]]), 16))
     assert "100" in words and "0.123456" in words
 

@@ -15,7 +15,7 @@ from tests.compat.model_garden.tiny.run_theirs import run_theirs
 
 
 @pytest.mark.parametrize("name", ["mock", "resnet", "bert"])
-def test_an_experiment_of_theirs_has_the_same_curves_on_our_engine(name: str, tmp_path: Path) -> None:
+def test_a_model_garden_experiment_has_the_same_curves_here(name: str, tmp_path: Path) -> None:
     theirs = run_theirs(name, tmp_path / "data", tmp_path / "theirs", 1, 10)
     tf_keras.backend.clear_session()
     found = apart(theirs, run_ours(name, tmp_path / "data", tmp_path / "ours", 1, 10))

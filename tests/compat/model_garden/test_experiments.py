@@ -72,7 +72,7 @@ def test_a_bare_name_is_registered_only_when_it_was_asked_for() -> None:
     ],
 )
 def test_a_near_name_is_told(given: str, near: str) -> None:
-    with pytest.raises(UsageError, match=f"none is called '{given}'; did you mean .*{near}"):
+    with pytest.raises(UsageError, match=f"no experiment is called '{given}'; did you mean .*{near}"):
         find_experiment(given)
 
 
@@ -92,7 +92,7 @@ def test_a_package_that_is_missing_is_told_in_one_line() -> None:
         "from trainer_kit.cli.main import main; print(main(['show', 'tfm/mock']))"
     )
     error, code = told.splitlines()
-    assert error.startswith("error: experiment: tfm/mock is of Model Garden, which cannot be imported: ")
+    assert error.startswith("error: experiment: tfm/mock is an experiment of Model Garden, which cannot be imported: ")
     assert "install tf-models-official" in error
     assert code == "2"
 

@@ -32,9 +32,7 @@ def program(path: str, *flags: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def test_a_run_that_their_program_began_is_gone_on_with_by_ours_by_the_command_and_by_theirs(
-    server: ForkServer, folder: Path
-) -> None:
+def test_a_run_of_their_program_is_resumed_by_all_programs(server: ForkServer, folder: Path) -> None:
     for steps, command in (
         (200, (program, "before.py")),
         (400, (program, "after.py")),
@@ -59,10 +57,10 @@ def test_a_run_that_their_program_began_is_gone_on_with_by_ours_by_the_command_a
     [
         ("trainer.best_checkpoint_eval_metric=acuracy", ExitCode.USAGE, "did you mean accuracy?"),
         ("trainer.trian_steps=4,task.model.widht=3", ExitCode.USAGE, "did you mean trainer.train_steps?"),
-        ("", ExitCode.USAGE, "error: --experiment: none is called 'ringz'; did you mean rings?"),
+        ("", ExitCode.USAGE, "error: --experiment: no experiment is called 'ringz'; did you mean rings?"),
     ],
 )
-def test_a_mistake_ends_the_ported_program_with_its_message_and_its_code(
+def test_a_mistake_ends_the_ported_program_with_its_exit_code(
     server: ForkServer, folder: Path, override: str, code: ExitCode, told: str
 ) -> None:
     flags = ("--mode=train_and_eval", "--model_dir=none", f"--experiment={'rings' if override else 'ringz'}")

@@ -76,7 +76,7 @@ def _told(default: Any) -> Any:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [one[1:] for one in NAMED], ids=[one[0] for one in NAMED])
-def test_the_parameters_are_theirs_and_what_is_added_is_keyword_only(ours: Any, theirs: Any) -> None:
+def test_the_parameters_match_and_added_ones_are_keyword_only(ours: Any, theirs: Any) -> None:
     if isinstance(theirs, property):
         assert isinstance(ours, property)
         return

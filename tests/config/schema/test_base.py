@@ -118,7 +118,7 @@ def test_values_are_not_bent_into_a_type(name: str, value: object) -> None:
         Inner(**{name: value})  # type: ignore[arg-type]
 
 
-def test_whole_numbers_lists_and_dicts_fit_where_they_mean_the_same() -> None:
+def test_equivalent_plain_values_are_accepted() -> None:
     made = Ruled(inner={"rate": 1, "several": [1, 2], "by_name": {"a": 1}})  # type: ignore[arg-type]
     assert made.inner == Inner(rate=1.0, several=(1, 2), by_name={"a": 1})
     assert isinstance(made.inner.rate, float)

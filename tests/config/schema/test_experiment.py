@@ -209,7 +209,7 @@ def test_a_folder_of_the_run_has_a_plain_name_of_its_own(field: str, name: str) 
     assert repr(name) in message
 
 
-def test_only_the_folder_of_the_best_may_be_empty_and_only_while_no_best_is_kept() -> None:
+def test_only_an_unused_folder_of_the_best_may_be_empty() -> None:
     assert schema.TrainerConfig(best_checkpoint_export_subdir="").best_checkpoint_export_subdir == ""
     with pytest.raises(ConfigError, match=r"validation_summary_subdir: '' is not a plain folder name"):
         schema.TrainerConfig(validation_summary_subdir="")
@@ -237,7 +237,7 @@ def _shared(runtime: dict[str, Any], batch: int, section: str = "train_data", **
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 @pytest.mark.parametrize("strategy", ["auto", "mirrored"])
-def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: str, strategy: str) -> None:
+def test_a_batch_that_cpus_cannot_share_names_near_sizes(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
     with pytest.raises(ConfigError) as caught:
         _shared(runtime, 32, section, is_training=True)
@@ -247,7 +247,7 @@ def test_a_batch_that_virtual_cpus_cannot_share_names_the_nearest_ones(section: 
     assert message.endswith("30 or 33")
 
 
-def test_a_batch_smaller_than_the_virtual_cpus_names_their_number() -> None:
+def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
     with pytest.raises(ConfigError, match=r"shared equally: 4\n"):
         _shared({"virtual_cpus": 4}, 3)
 
@@ -259,7 +259,7 @@ def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
 
 
 @pytest.mark.parametrize("runtime", [{"virtual_cpus": 3, "tpu": "local"}, {"virtual_cpus": 1}, {}])
-def test_batches_are_left_to_the_machine_where_the_config_cannot_tell(runtime: dict[str, Any]) -> None:
+def test_batches_are_unchecked_when_replicas_are_unknown(runtime: dict[str, Any]) -> None:
     assert _shared(runtime, 32).task.train_data.global_batch_size == 32
     assert _shared({"virtual_cpus": 4}, 0).runtime.virtual_cpus == 4
     assert _shared({"virtual_cpus": 4}, 32).runtime.virtual_cpus == 4

@@ -139,7 +139,7 @@ def test_assignments_keep_commas_inside_brackets_and_quotes(text: str, values: o
         ("a=h1:1,h2:2", "", "'h2:2' is not a setting"),
         ("a..b=1", "", "is not a setting"),
         ("a=1,a=2", "a", "given twice"),
-        ("a=1,a.b=2", "a.b", "a is given as a value"),
+        ("a=1,a.b=2", "a.b", "a itself is set to a value"),
         ("a.b=1,a=2", "a", "given twice"),
         ("a=[1,2", "", "] is missing"),
         ("a='x", "", "' is missing"),
@@ -157,9 +157,7 @@ def test_an_override_that_is_none_of_the_spellings_is_refused(text: str, path: s
     assert only_mistake(caught).origin.startswith(("--params_override", "missing.yaml"))
 
 
-def test_a_file_that_is_not_there_is_told_of_with_those_that_are_and_no_hidden_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_is_reported_with_near_visible_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = []
     for name in (".hidden.yaml", "digits.yaml"):

@@ -69,7 +69,7 @@ def _bind_and_forget() -> None:
     gin_binding.forget(gin)
 
 
-def test_bindings_of_other_code_stay_with_scopes_references_and_macros() -> None:
+def test_bindings_of_other_code_stay_complete() -> None:
     with gin.unlock_config():
         gin.parse_config(
             "theirs = 'the name of a macro, too'\ntheirs.size = [@made(), %theirs]\nin/scope/theirs.late = {'a': None}"
@@ -100,7 +100,7 @@ def test_objects_that_other_code_has_bound_stay_themselves(scope: str) -> None:
         assert _held()[0] is thing
 
 
-def test_only_an_object_bound_in_a_scope_of_its_own_stays_and_only_there() -> None:
+def test_an_object_bound_in_a_scope_stays_only_there() -> None:
     thing = max  # a function: gin copies other objects for each call
     with gin.unlock_config():
         gin.bind_parameter("far/away/single.thing", thing)
@@ -128,7 +128,7 @@ def test_a_warning_names_an_import_that_fails_now(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patched:
             patched.setattr(gin, "config_str", lambda: f"import gin_no_such_module\n{listed}")
             gin_binding.forget(gin)
-    assert "gin loses `import gin_no_such_module` of this process: " in caplog.text
+    assert "gin could not repeat `import gin_no_such_module` and no longer knows this import: " in caplog.text
     assert _theirs()[0] == 3
 
 
@@ -146,6 +146,6 @@ def test_bindings_that_cannot_be_read_back_are_an_error_and_stay(monkeypatch: py
         _bind_and_forget()
         gin.bind_parameter("theirs.size", 3)
         monkeypatch.setattr(gin, "config_str", lambda: "no_such_name.size = 3")
-        with pytest.raises(UsageError, match=r"no_such_name\.size.*start each run in a process of its own"):
+        with pytest.raises(UsageError, match=r"no_such_name\.size.*start each run in a new process"):
             gin_binding.forget(gin)
     assert _theirs() == (3, {})

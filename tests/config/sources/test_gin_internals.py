@@ -35,8 +35,8 @@ class _NoTables:
     config: Any = object()
 
 
-def test_without_the_table_no_binding_is_checked_and_the_error_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"use the gin-config of requirements\.lock, or --config_file"):
+def test_without_the_table_the_error_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"install the gin-config of requirements\.lock, or use --config_file"):
         internals.matching(_NoTables, "one")
 
 

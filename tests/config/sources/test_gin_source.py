@@ -119,7 +119,7 @@ def test_a_function_that_fails_is_a_mistake(experiment: str) -> None:
     assert mistake.origin == "--gin_params"
 
 
-def test_wrong_types_reach_the_report_with_the_path_in_the_config(experiment: str) -> None:
+def test_wrong_types_are_reported_with_the_configs_path(experiment: str) -> None:
     with pytest.raises(ConfigError) as caught:
         bindings = ("TrainerConfig.train_steps = 'abc'", "TrainerConfig.train_step = 5")
         resolve(experiment, Sources(gin_params=bindings))
@@ -127,7 +127,7 @@ def test_wrong_types_reach_the_report_with_the_path_in_the_config(experiment: st
     assert {mistake.origin for mistake in caught.value.mistakes} == {"--gin_params"}
 
 
-def test_arguments_of_the_factory_are_bound_by_the_experiments_name(experiment: str) -> None:
+def test_the_experiments_name_binds_factory_arguments(experiment: str) -> None:
     resolved = resolve(experiment, Sources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
     learning_rate = "trainer.optimizer_config.learning_rate.constant.learning_rate"
     assert resolved.config.trainer.optimizer_config.learning_rate.get().learning_rate == 3e-4
@@ -178,8 +178,8 @@ def test_unknown_and_wrong_arguments_of_a_factory_are_mistakes(experiment: str) 
         ("validation_dta/DataConfig.seed = 1", "scope validation_dta", "validation_data"),
         ("x/ExperimentConfig.trainer = {}", "scope x", "without a scope"),
         ("TrainerConfig.train_steps = %steps", "%steps is not defined", "define it"),
-        ("TrainerConfig.train_steps = @nobody()", "@nobody", "import the module"),
-        ("NetConfig.name = [@nobody, 1]", "@nobody", "import the module"),
+        ("TrainerConfig.train_steps = @nobody()", "@nobody", "import its module"),
+        ("NetConfig.name = [@nobody, 1]", "@nobody", "import its module"),
     ],
 )
 def test_a_binding_of_ours_that_cannot_count_is_a_mistake(
@@ -195,7 +195,7 @@ def test_a_binding_of_ours_that_cannot_count_is_a_mistake(
     ("text", "place", "said"),
     [
         ("TrainerConfig.train_steps = 5\nTrainerConfig.train_steps 6\n", "2", "is not gin"),
-        ("RuntimeConfig.distribution_strategy = mirrored\n", "1", "mirrored is not a value; values are Python's"),
+        ("RuntimeConfig.distribution_strategy = mirrored\n", "1", "mirrored is not a value; write values as in Python"),
         ("x = [1,\n", "2", "is not gin"),
         ("TrainerConfig:\ntrain_steps = 5\n", "2", "is not gin"),
         ("from __gin__ import dynamic_registration\n", "1", "not supported"),
@@ -230,7 +230,7 @@ def test_a_missing_gin_file_names_the_near_ones(experiment: str, tmp_path: Path)
         resolve(experiment, Sources(gin_files=(str(tmp_path / "digit.gin"),)))
 
 
-def test_unknown_names_are_left_to_the_second_pass_which_reports_all_of_them(experiment: str, tmp_path: Path) -> None:
+def test_the_second_pass_reports_all_unknown_names(experiment: str, tmp_path: Path) -> None:
     path = tmp_path / "conf.gin"
     path.write_text("TrainerConfg.train_steps = 5\nNetConfig.rate = 0.5\n\nmake_thing.size = 4\n")
     assert first_pass(experiment, "other.x = @nobody()", files=(str(path),))[1] == []
@@ -253,7 +253,7 @@ def test_a_section_of_another_experiment_is_unknown(experiment: str, register: C
     assert "nothing called NetConfig" in second_pass_mistakes("NetConfig.rate = 0.5")[0].problem
 
 
-def test_code_that_is_imported_between_the_passes_gets_its_bindings(experiment: str) -> None:
+def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> None:
     bindings = (
         "late_thing.size = 4",
         "late_thing.inner = @late_inner()",
@@ -281,7 +281,7 @@ def test_code_that_is_imported_between_the_passes_gets_its_bindings(experiment: 
     assert late_thing() == (1, "")
 
 
-def test_modules_that_a_gin_file_names_are_imported_by_the_second_pass_only(
+def test_only_the_second_pass_imports_a_gin_files_modules(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "module_for_gin.py").write_text("import gin\n@gin.configurable\ndef from_gin(x=1):\n    return x\n")
@@ -295,7 +295,7 @@ def test_modules_that_a_gin_file_names_are_imported_by_the_second_pass_only(
     assert "module_for_gni" in mistakes[0].problem
 
 
-def test_a_name_that_several_have_registered_has_to_be_written_whole(experiment: str) -> None:
+def test_an_ambiguous_name_has_to_be_written_whole(experiment: str) -> None:
     for module in ("one_place", "two_place"):
         gin.external_configurable(lambda size=1: size, name="ambiguous_thing", module=module)
     mistake = refused(experiment, "ambiguous_thing.size = 4")
@@ -311,7 +311,7 @@ def test_a_hook_that_refuses_the_bindings_is_a_config_error(experiment: str) -> 
     first_pass(experiment)
 
 
-def test_each_pass_begins_afresh_and_leaves_other_peoples_bindings(experiment: str) -> None:
+def test_each_pass_clears_only_our_own_bindings(experiment: str) -> None:
     gin.external_configurable(lambda size=1: size, name="kept_thing", module="late")
     gin.bind_parameter("kept_thing.size", 5)
     for steps in (5, 6):

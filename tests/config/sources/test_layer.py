@@ -13,7 +13,7 @@ def test_a_path_without_an_origin_has_that_of_its_section() -> None:
     assert layer.origin("ab") == ""
 
 
-def test_a_path_is_inside_itself_and_its_sections_but_not_inside_a_namesake() -> None:
+def test_a_path_is_inside_itself_and_its_sections_only() -> None:
     assert is_inside("a.b", "a.b") and is_inside("a.b", "a") and is_inside("a.b", "")
     assert not is_inside("ab", "a") and not is_inside("a", "a.b")
     assert given_inside({"a": "", "a.b": "", "ab": ""}, "a") == ["a", "a.b"]

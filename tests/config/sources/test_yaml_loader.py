@@ -86,7 +86,7 @@ def test_an_empty_document_is_none() -> None:
     assert parse("# nothing\n", "conf.yaml").values is None
 
 
-def test_all_keys_that_are_given_twice_are_reported_with_both_places() -> None:
+def test_all_duplicate_keys_are_reported_with_both_places() -> None:
     first, second = broken("a: 1\nb: {c: 1, d: 2, c: 3}\na: 2\n")
     assert (first.path, first.origin) == ("b.c", "conf.yaml:2:17")
     assert (second.path, second.origin) == ("a", "conf.yaml:3:1")
@@ -141,7 +141,7 @@ def test_written_words_are_words_for_yaml_1_1_readers_too(word: str) -> None:
     assert yaml.safe_load(text) == {"key": word}
 
 
-def test_written_floats_keep_every_bit_and_equal_lists_are_written_out() -> None:
+def test_floats_keep_every_bit_and_no_aliases_are_written() -> None:
     shared = [1e-07, 0.1 + 0.2, 1e22, -0.0, 5e-324, 1.7976931348623157e308]
     text = dump({"a": shared, "b": shared})
     assert "&" not in text

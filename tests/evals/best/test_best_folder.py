@@ -40,7 +40,7 @@ def test_info_json_tells_of_weights_without_a_note(folder: BestFolder) -> None:
     assert folder.infos("accuracy") == {1: _info(1), 3: _info(3, 0.7)}
 
 
-def test_weights_that_are_damaged_are_not_whole_whatever_is_noted(folder: BestFolder, tmp_path: Path) -> None:
+def test_damaged_weights_are_not_whole_whatever_their_record(folder: BestFolder, tmp_path: Path) -> None:
     (tmp_path / "ckpt-1.data-00000-of-00001").write_bytes(b"x")
     assert (folder.steps(), folder.whole(), folder.infos("accuracy")) == ([1, 2, 3], {2, 3}, {})
     assert folder.whole(known={1}) == {1, 2, 3}

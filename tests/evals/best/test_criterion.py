@@ -35,7 +35,7 @@ def test_what_is_kept(values: list[float], keep: int, min_delta: float, kept: li
     assert _fold(Criterion("m", "lower", keep, min_delta), *(-value for value in values)) == kept
 
 
-def test_nested_metrics_are_named_with_a_bar_and_what_is_missing_is_no_candidate() -> None:
+def test_nested_metrics_use_a_bar_and_missing_ones_do_not_count() -> None:
     criterion = Criterion("far|m")
     assert criterion.score(1, {"far": {"m": 0.5}}, "record") == Scored(1, 0.5, "record")
     assert criterion.score(1, {"m": 0.5}, None) is None
@@ -74,9 +74,7 @@ def test_the_fold_is_the_rule(values: list[float], keep: int, min_delta: float) 
 
 
 @given(_VALUES, _KEEP, st.integers(0, 12))
-def test_without_a_min_delta_what_is_kept_are_the_top_and_a_prefix_comes_to_the_same(
-    values: list[float], keep: int, cut: int
-) -> None:
+def test_without_min_delta_the_top_k_of_any_prefix_are_kept(values: list[float], keep: int, cut: int) -> None:
     criterion = Criterion("m", "higher", keep)
     finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
     assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
@@ -88,7 +86,7 @@ def test_without_a_min_delta_what_is_kept_are_the_top_and_a_prefix_comes_to_the_
 
 
 @given(_VALUES, _KEEP, _DELTA, st.integers(0, 12))
-def test_a_run_that_tells_its_steps_again_to_what_it_had_kept_changes_nothing(
+def test_repeated_evaluations_change_nothing_that_is_kept(
     values: list[float], keep: int, min_delta: float, start: int
 ) -> None:
     criterion = Criterion("m", "lower", keep, min_delta)

@@ -75,7 +75,7 @@ def test_the_first_of_equals_stays(tmp_path: Path) -> None:
     assert _saved_step(tmp_path) == 1
 
 
-def test_a_metric_that_does_not_exist_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_an_error_that_lists_the_metrics(tmp_path: Path) -> None:
     best = BestCheckpoint(str(tmp_path), "acuracy")
     with pytest.raises(UsageError, match=r"did you mean accuracy\?.*all: accuracy, validation_loss"):
         best.check_metric(["accuracy", "validation_loss"])
@@ -99,15 +99,15 @@ def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", [None, [0.1, 0.2], "0.5"])
-def test_a_best_metric_that_is_no_single_number_is_an_error_that_says_so(tmp_path: Path, value: object) -> None:
+def test_a_metric_that_is_not_a_single_number_is_an_error(tmp_path: Path, value: object) -> None:
     best = BestCheckpoint(str(tmp_path), "f1")
-    message = r"'f1' is no validation metric, or not a single number; there are: accuracy$"
+    message = r"'f1' is not a validation metric, or not a single number; there are: accuracy$"
     with pytest.raises(UsageError, match=message):
         best.maybe_export_checkpoint(_Weights().at(1), {"f1": value, "accuracy": 0.5}, 1)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_crash_between_weights_and_record_leaves_the_old_best_whole(tmp_path: Path) -> None:
+def test_a_crash_before_the_record_keeps_the_old_best_whole(tmp_path: Path) -> None:
     from trainer_kit import files
 
     _run(tmp_path, [0.5])
@@ -126,7 +126,7 @@ def test_a_crash_between_weights_and_record_leaves_the_old_best_whole(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["", '{"checkpoint": "ckpt-1"', '{"accuracy": 0.5}', "[]"])
-def test_a_damaged_record_is_told_by_name_and_does_not_stop_the_run(
+def test_a_damaged_info_is_named_and_does_not_stop_the_run(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "info.json").write_text(text)
@@ -190,7 +190,7 @@ MUTILATIONS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", MUTILATIONS)
-def test_a_mutilated_record_is_made_again_from_its_weights_with_one_warning(
+def test_a_mutilated_info_is_rewritten_with_one_warning(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _run(tmp_path, [0.5, 0.9])
@@ -210,7 +210,7 @@ def test_a_mutilated_record_is_made_again_from_its_weights_with_one_warning(
 
 
 @pytest.mark.parametrize("kind", MUTILATIONS)
-def test_without_a_commit_record_the_ledger_tells_what_the_weights_are(
+def test_without_a_commit_record_the_ledger_gives_the_metrics(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _run(tmp_path, [0.5, 0.9])
@@ -230,7 +230,7 @@ def test_without_a_commit_record_the_ledger_tells_what_the_weights_are(
 @pytest.mark.parametrize(
     "damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-3])], ids=["missing", "cut"]
 )
-def test_a_best_whose_weights_are_not_whole_is_told_and_the_next_evaluation_takes_its_place(
+def test_a_damaged_best_is_reported_and_replaced_by_the_next(
     tmp_path: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     _run(tmp_path, [0.5, 0.9])
@@ -248,7 +248,7 @@ def test_a_best_whose_weights_are_not_whole_is_told_and_the_next_evaluation_take
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"checkpoint", "info", "ckpt-5"}
 
 
-def test_a_metric_of_another_name_starts_anew_and_keeps_the_old_best_until_then(tmp_path: Path) -> None:
+def test_a_new_metric_keeps_the_old_best_until_its_first_export(tmp_path: Path) -> None:
     _run(tmp_path, [0.5, 0.9])
     other = BestCheckpoint(str(tmp_path), "validation_loss", "lower")
     other.resume(2, [])
@@ -272,7 +272,7 @@ def test_files_of_others_and_debris_of_the_dead_are_told_apart(tmp_path: Path) -
 # ---- a run that goes on
 
 
-def test_a_killed_run_reports_the_best_up_to_its_step_and_keeps_the_later_one_that_it_had(tmp_path: Path) -> None:
+def test_a_killed_run_reports_the_best_so_far_and_keeps_others(tmp_path: Path) -> None:
     _run(tmp_path, [0.5, 0.9])
     best = BestCheckpoint(str(tmp_path), "accuracy")
     best.resume(1, [{"step": 1, "metrics": {"accuracy": 0.5, "far": {"loss": 1.0}}}])
@@ -283,7 +283,7 @@ def test_a_killed_run_reports_the_best_up_to_its_step_and_keeps_the_later_one_th
     assert _saved_step(tmp_path) == 2
 
 
-def test_a_killed_run_without_an_evaluation_so_far_has_no_best_but_keeps_what_is_there(tmp_path: Path) -> None:
+def test_a_killed_run_without_evaluations_keeps_its_weights(tmp_path: Path) -> None:
     _run(tmp_path, [0.5])
     best = BestCheckpoint(str(tmp_path), "accuracy")
     best.resume(0, [])
@@ -293,9 +293,7 @@ def test_a_killed_run_without_an_evaluation_so_far_has_no_best_but_keeps_what_is
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_run_that_goes_back_for_good_forgets_what_it_found_later_over_restarts_too(
-    tmp_path: Path, killed: bool
-) -> None:
+def test_a_rewind_forgets_later_bests_across_restarts(tmp_path: Path, killed: bool) -> None:
     best = _run(tmp_path, [0.5, 0.6, 0.9])
     best.rewind(2)
     assert sorted(path.name for path in (tmp_path / "archived").glob("*.index")) == ["ckpt-3.index"]
@@ -315,7 +313,7 @@ def test_a_run_that_goes_back_for_good_forgets_what_it_found_later_over_restarts
     assert best.best == ("accuracy", 0.7, 4)
 
 
-def test_a_best_from_before_the_step_that_a_run_goes_back_to_stays(tmp_path: Path) -> None:
+def test_a_best_from_before_the_rewind_step_stays(tmp_path: Path) -> None:
     best = _run(tmp_path, [0.9, 0.5, 0.6])
     best.rewind(2)
     best.resume(2, [{"step": 1, "metrics": {"accuracy": 0.9}}])

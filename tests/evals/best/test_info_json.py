@@ -55,7 +55,7 @@ def test_it_is_read_without_tensorflow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
-def test_in_the_form_of_model_garden_it_is_found_by_the_record_of_the_weights(tmp_path: Path) -> None:
+def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> None:
     noted = {"checkpoint": "ckpt-20", "step": 20, "metric": "acc", "value": 0.5, "metrics": {"acc": 0.5}}
     record = tmp_path / "ckpt-20.commit.json"
     record.write_text(json.dumps({"files": {}, "info": noted}))

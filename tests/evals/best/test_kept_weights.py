@@ -88,9 +88,7 @@ def test_the_best_two_are_there_and_info_names_the_best_of_them(tmp_path: Path) 
         assert run.best.best == ("accuracy", VALUES[best - 1], best)
 
 
-def test_weights_that_somebody_removes_during_the_run_are_named_once_and_info_names_what_is_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_removed_during_the_run_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = _Run(tmp_path / "best").to(3)
     (tmp_path / "best").rename(tmp_path / "elsewhere")
     run.to(4)
@@ -106,9 +104,7 @@ def test_with_a_min_delta_a_small_gain_displaces_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("start", [0, 2, 4, 5, 7, 8])
-def test_a_run_that_tells_its_steps_again_writes_no_weights_and_reports_the_best_so_far(
-    tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_repeated_evaluations_write_no_weights(tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture) -> None:
     run = _Run(tmp_path).to(8)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     run.again_from(start)
@@ -167,7 +163,7 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_run_that_goes_back_for_good_keeps_what_it_had_by_then_and_info_names_it(tmp_path: Path) -> None:
+def test_a_rewind_keeps_earlier_weights_and_info_names_them(tmp_path: Path) -> None:
     run = _Run(tmp_path).to(8)  # 5 and 8
     run.best.rewind(6)
     run.ledger = run.ledger[:6]
@@ -177,7 +173,7 @@ def test_a_run_that_goes_back_for_good_keeps_what_it_had_by_then_and_info_names_
     assert run.best.lost(lambda step: step == 6) == [6]
 
 
-def test_one_more_is_kept_when_the_config_says_so_and_one_less_is_removed(tmp_path: Path) -> None:
+def test_a_changed_keep_adds_or_removes_weights(tmp_path: Path) -> None:
     run = _Run(tmp_path).to(8)
     run.options["keep"] = 3
     assert run.again_from(8).best.lost(lambda _: True) == [6]
@@ -208,9 +204,7 @@ def test_weights_that_are_missing_are_put_back_from_checkpoints(tmp_path: Path, 
     assert (_steps(tmp_path), (tmp_path / "info.json").read_text()) == ([5, 8], whole)
 
 
-def test_where_the_checkpoint_is_gone_too_the_next_best_is_taken_and_that_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_its_checkpoint_the_next_best_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = _Run(tmp_path).to(8)
     _lose(tmp_path, 8)
     run.again_from(8)
@@ -219,8 +213,8 @@ def test_where_the_checkpoint_is_gone_too_the_next_best_is_taken_and_that_is_tol
     assert run.best.lost(lambda step: step in (3, 6)) == [6]  # 0.85 is the next best of those that can be had
     assert run.best.lost(lambda step: step in (3, 6)) == [6]
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "the weights of step 8 are to be kept (accuracy 0.95)" in told
-    assert told.endswith("; the best that there are weights of: step 5 (0.9), step 6 (0.85)")
+    assert "the weights of step 8 should be kept (accuracy 0.95)" in told
+    assert told.endswith("; the best weights that exist: step 5 (0.9), step 6 (0.85)")
     run.value.assign(6)
     run.best.put_back(run.checkpoint, 6)
     assert (_steps(tmp_path), _named(tmp_path)) == ([5, 6], 5)
@@ -238,7 +232,7 @@ def test_what_the_run_comes_to_again_is_not_told_as_lost(tmp_path: Path, caplog:
     assert (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
 
 
-def test_weights_whose_record_is_lost_are_noted_again_by_the_ledger(tmp_path: Path) -> None:
+def test_a_lost_record_is_written_again_from_the_ledger(tmp_path: Path) -> None:
     run = _Run(tmp_path).to(8)
     whole = (tmp_path / "info.json").read_text()
     for path in [*tmp_path.glob("*.commit.json"), tmp_path / "info.json"]:
@@ -247,7 +241,7 @@ def test_weights_whose_record_is_lost_are_noted_again_by_the_ledger(tmp_path: Pa
     assert (_steps(tmp_path), (tmp_path / "info.json").read_text()) == ([5, 8], whole)
 
 
-def test_the_best_so_far_that_an_evaluation_reports_is_not_noted_with_its_metrics(tmp_path: Path) -> None:
+def test_the_best_so_far_is_not_recorded_with_the_metrics(tmp_path: Path) -> None:
     run = _Run(tmp_path).to(8)
     whole = (tmp_path / "info.json").read_text()
     for record in run.ledger:
@@ -279,7 +273,7 @@ class _OfSets:
         return BestCheckpoint(str(self.folder / "best"), "rare|accuracy")
 
 
-def test_what_is_made_again_tells_of_all_validation_sets_of_its_step(tmp_path: Path) -> None:
+def test_a_rewritten_info_has_all_validation_sets_of_its_step(tmp_path: Path) -> None:
     run, info = _OfSets(tmp_path), tmp_path / "best/info.json"
     whole = info.read_text()
     assert list(json.loads(whole)["metrics"]) == [
@@ -291,7 +285,7 @@ def test_what_is_made_again_tells_of_all_validation_sets_of_its_step(tmp_path: P
     assert info.read_text() == whole
 
 
-def test_a_run_that_dies_between_the_records_of_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) -> None:
+def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) -> None:
     run = _OfSets(tmp_path)
     before = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
     records = run.ledger.counting()

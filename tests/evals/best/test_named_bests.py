@@ -24,7 +24,7 @@ def _both(folder: Path) -> BestCheckpoints:
     return BestCheckpoints(primary, {"loss": BestCheckpoint(str(folder / "loss"), "far|loss", "lower", option=option)})
 
 
-def test_each_keeps_by_its_own_metric_and_the_primary_one_is_told(tmp_path: Path) -> None:
+def test_each_best_has_its_metric_and_the_primary_is_reported(tmp_path: Path) -> None:
     bests, checkpoint = _both(tmp_path), tf.train.Checkpoint(value=tf.Variable(0))
     exported = [
         bests.maybe_export_checkpoint(checkpoint, {"accuracy": accuracy, "far": {"loss": loss}}, step)
@@ -46,8 +46,8 @@ def test_without_a_primary_one_no_best_is_told(tmp_path: Path) -> None:
     assert _named(tmp_path / "loss") == 1
 
 
-def test_a_metric_that_does_not_exist_is_told_with_the_name_of_the_option(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_an_error_that_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"trainer\.best_checkpoints\.loss\.metric: 'far\|loss' is no validation metric"
+        UsageError, match=r"trainer\.best_checkpoints\.loss\.metric: 'far\|loss' is not a validation metric"
     ):
         _both(tmp_path).check_metric(["accuracy", "loss"])

@@ -77,7 +77,7 @@ def test_named_bests_are_kept_beside_the_primary_one(finished: Path) -> None:
     assert list(_weights(finished / "best_ckpt")) == top[:1]
 
 
-def test_weights_that_are_lost_are_exported_again_and_the_run_goes_on_as_if_nothing_was(
+def test_lost_weights_are_exported_again_before_the_run_resumes(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     untouched = Path(shutil.copytree(run, tmp_path / "untouched"))
@@ -116,19 +116,17 @@ def test_a_sidecar_puts_its_own_back(run: Path, caplog: pytest.LogCaptureFixture
     assert json.loads((run / "evals/beside.lease.json").read_text())["reads"] is None
 
 
-def test_where_the_checkpoint_is_gone_too_the_next_best_is_exported(
-    run: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_its_checkpoint_the_next_best_is_exported(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     for prefix in (run / "ckpt-10", run / "best_checkpoints/first/ckpt-10"):
         prefix.with_name("ckpt-10.index").unlink()
     (run / "final.json").unlink()
     _launch(_config(), "train_and_eval", run)
-    assert "the weights of step 10 are to be kept" in caplog.text
+    assert "the weights of step 10 should be kept" in caplog.text
     assert list(_weights(run / "best_checkpoints/first")) == [20]
     assert json.loads((run / "best_checkpoints/first/info.json").read_text())["step"] == 20
 
 
-def test_a_run_that_goes_back_for_good_gets_the_best_weights_of_that_time_back(run: Path) -> None:
+def test_a_rewound_run_gets_its_earlier_best_weights_back(run: Path) -> None:
     (before,) = _weights(run / "best_ckpt")
     _launch(_config(train_steps=20), "train_and_eval", run, from_step=20)
     assert before == 40 and list(_weights(run / "best_ckpt")) == [20]
@@ -136,7 +134,7 @@ def test_a_run_that_goes_back_for_good_gets_the_best_weights_of_that_time_back(r
     assert list(complete_checkpoints(str(run / "best_ckpt/archived"))) == [40]
 
 
-def test_a_metric_that_does_not_exist_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     config = tiny_experiment(best_checkpoints={"x": {"metric": "acuracy"}})
     with pytest.raises(UsageError, match=r"trainer\.best_checkpoints\.x\.metric: 'acuracy' .* did you mean accuracy"):
         _launch(config, "train_and_eval", tmp_path / "run")

@@ -54,7 +54,7 @@ def _joined(shares: list[list[int]], replicas: int) -> list[list[int]]:
     return [list(itertools.chain(*shares[k : k + replicas])) for k in range(0, len(shares), replicas)]
 
 
-def test_the_order_is_the_same_in_every_source_with_one_seed_and_another_with_another() -> None:
+def test_the_seed_decides_the_order_in_every_source() -> None:
     first, again = (_stream(_source(_training(1)), 3 * EXAMPLES) for _ in range(2))
     assert first == again
     assert first != _stream(_source(_training(1, seed=8)), 3 * EXAMPLES)
@@ -68,7 +68,7 @@ def test_each_epoch_is_a_permutation_of_its_own() -> None:
     assert len(set(epochs)) == 20
 
 
-def test_the_order_does_not_depend_on_the_batch_and_batches_cross_epochs() -> None:
+def test_order_ignores_the_batch_size_and_batches_cross_epochs() -> None:
     by_one = _stream(_source(_training(1)), 44)
     batches = _read(_source(_training()).at(0), 11)
     assert list(itertools.chain(*batches)) == by_one
@@ -80,12 +80,12 @@ def test_a_batch_may_be_as_large_as_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1, 2, 3, 11, 12, 1000])
-def test_training_from_a_position_is_the_stream_without_what_comes_before(position: int) -> None:
+def test_training_from_a_position_drops_the_batches_before_it(position: int) -> None:
     source = _source(_training())
     assert _read(source.at(position), 5) == _read(source.at(0).skip(position), 5)
 
 
-def test_a_position_far_away_is_reached_without_going_through_what_comes_before() -> None:
+def test_a_far_position_is_reached_at_once() -> None:
     source, far = _source(_training()), 11 * 10**15
     batches = _read(source.at(far), 11)  # four epochs, from the start of one on
     assert _read(source.at(far + 3), 8) == batches[3:]
@@ -129,7 +129,7 @@ def test_the_ragged_end_of_a_pass_keeps_every_example_once(replicas: int) -> Non
 
 
 @pytest.mark.parametrize("pipelines", [1, 2, 4])
-def test_fewer_examples_than_replicas_leave_the_last_ones_with_empty_batches(pipelines: int) -> None:
+def test_too_few_examples_give_the_last_replicas_empty_batches(pipelines: int) -> None:
     assert _shares(_source(_validation(), 2), 4, pipelines, 5) == [[0], [1], [], []]
 
 
@@ -250,13 +250,13 @@ def test_a_batch_larger_than_the_data_is_refused_with_what_fits() -> None:
 
 
 @pytest.mark.parametrize(("batch", "nearest"), [(6, "4 or 8"), (2, "4")])
-def test_a_batch_that_replicas_cannot_share_names_the_nearest_ones(batch: int, nearest: str) -> None:
+def test_a_batch_that_replicas_cannot_share_names_near_sizes(batch: int, nearest: str) -> None:
     with pytest.raises(UsageError, match=rf"batch {batch} on 4 replicas leaves 2 over; .*equally: {nearest}$"):
         _source(_training(batch)).at(0, _context(4))
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
-def test_replicas_share_any_batch_of_a_pass_with_one_example_more_for_the_first(drop_remainder: bool) -> None:
+def test_first_replicas_get_one_example_more_of_an_uneven_batch(drop_remainder: bool) -> None:
     shares = _shares(_source(_validation(6, drop_remainder=drop_remainder)), 4, 2, 2)
     full, rest = [[0, 1], [2, 3], [4], [5]], [[6, 7], [8], [9], [10]]
     assert shares == (full if drop_remainder else full + rest)
@@ -267,7 +267,7 @@ def test_replicas_that_get_nothing_get_empty_batches() -> None:
 
 
 @pytest.mark.parametrize(("batch", "shape"), [(4, [None]), (11, [11])])
-def test_batches_of_a_pass_are_of_a_static_size_where_all_are_alike(batch: int, shape: list[int | None]) -> None:
+def test_equal_batches_of_a_pass_have_a_static_size(batch: int, shape: list[int | None]) -> None:
     dataset = _source(_validation(batch)).at(0)
     assert dataset.element_spec.shape.as_list() == shape
     assert int(dataset.cardinality()) == -(-EXAMPLES // batch)
@@ -278,11 +278,11 @@ def test_without_an_autotune_algorithm_nothing_is_tuned() -> None:
 
 
 def test_an_unknown_autotune_algorithm_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"autotune_algorithm: 'hil_climb' is none.*did you mean hill_climb"):
+    with pytest.raises(UsageError, match=r"autotune_algorithm: 'hil_climb' is not an .*did you mean hill_climb"):
         _source(_training(autotune_algorithm="hil_climb"))
 
 
-def test_what_is_set_and_has_no_effect_on_arrays_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_names_fields_without_effect_on_arrays(caplog: pytest.LogCaptureFixture) -> None:
     _source(_training(input_path="a", shuffle_buffer_size=7, tf_data_service_address="b", cycle_length=1))
     (record,) = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "trainer_kit.inputs.sources.arrays")

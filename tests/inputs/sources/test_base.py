@@ -73,7 +73,7 @@ def test_a_source_of_ones_own_satisfies_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_resumed_run_asks_for_its_position_and_evaluation_for_the_start(tmp_path: Path, replicas: int) -> None:
+def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path, replicas: int) -> None:
     first, asked = _trainer(replicas)
     assert asked == {"train": [], "validation": []}  # nothing is asked for before it is known where to start
     first.train(tf.constant(3))
@@ -90,7 +90,7 @@ def test_a_resumed_run_asks_for_its_position_and_evaluation_for_the_start(tmp_pa
     assert asked == {"train": [(7, replicas)], "validation": [(0, replicas)]}
 
 
-def test_after_a_rollback_the_position_is_that_of_the_restored_step(tmp_path: Path) -> None:
+def test_a_rollback_moves_to_the_restored_steps_position(tmp_path: Path) -> None:
     trainer, asked = _trainer()
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
@@ -142,7 +142,7 @@ def _whole(build_inputs: Any, replicas: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "position", [Position(), Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
 )
-def test_data_begins_at_the_position_and_has_not_what_is_left_out(
+def test_data_begins_at_the_position_without_left_out_batches(
     position: Position, build_inputs: Any, replicas: int
 ) -> None:
     rows = _whole(build_inputs, replicas)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
@@ -169,7 +169,7 @@ def test_one_pass_knows_its_length_without_what_is_left_out(
             assert int(dataset.cardinality()) == len(expected) == len(_shares(dataset, -1))
 
 
-def test_a_dataset_of_unknown_length_and_of_any_structure_can_leave_out() -> None:
+def test_any_dataset_can_leave_batches_out() -> None:
     def build_inputs(params: Any) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(9).filter(lambda value: value != 4)
         return numbers.map(lambda value: {"a": value, "b": (value, [value])})
@@ -203,7 +203,7 @@ def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
 
 
 @pytest.mark.usefixtures("_global_seed")
-def test_unseeded_shuffles_are_the_same_however_many_random_numbers_were_drawn_before() -> None:
+def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
     first = _shares(made_inputs(_plain_inputs, None), 20)
     following = float(tf.random.uniform([]))
     assert _shares(made_inputs(_plain_inputs, None), 20) == first

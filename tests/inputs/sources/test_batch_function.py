@@ -78,7 +78,7 @@ class _Method:
         _Method().method,
     ],
 )
-def test_a_second_parameter_named_seed_gets_a_seed_for_each_example(function: Any) -> None:
+def test_a_parameter_named_seed_gets_one_seed_per_example(function: Any) -> None:
     assert _seeds_of(_arrays(function), 7) == _seeds_of(_arrays(_with_seed), 7)
     spec = _arrays(function).at(0).element_spec
     assert spec[1] == tf.TensorSpec([4, 2], tf.int32)
@@ -167,7 +167,7 @@ def test_seeds_are_the_same_on_any_number_of_replicas(params: DataConfig, replic
         assert found == sorted(itertools.chain(*_seeds_of(_arrays(_with_seed, params), 4, 1)))
 
 
-def test_seeds_do_not_depend_on_where_the_data_begins_and_differ_by_epoch() -> None:
+def test_seeds_depend_on_the_epoch_and_not_on_the_start() -> None:
     whole = _seeds_of(_arrays(_with_seed), 20)
     for position in (1, 5, 6, 13):
         assert _seeds_of(_arrays(_with_seed), 20 - position, position) == whole[position:]
@@ -205,7 +205,7 @@ def _reasons(source: Any, **options: Any) -> list[str]:
     """What is reported when a run begins to read the source."""
     data = TrainData(lambda open_at: open_at(lambda params: source, PARAMS, None), lambda: 0, **options)
     next(data.iterator())
-    return sorted(data._told)
+    return sorted(data._warned)
 
 
 def cropped(batch: Any) -> Any:
@@ -296,7 +296,7 @@ def _noisy(position: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(10**6).map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64)).skip(position)
 
 
-def test_a_source_of_another_class_is_examined_without_false_alarms() -> None:
+def test_sources_of_other_classes_raise_no_false_alarm() -> None:
     assert _reasons(_Own(_generated), require_exact=True) == []
     assert _reasons(_Own(lambda position: _arrays(stateless).at(position).unbatch().batch(2)), require_exact=True) == []
     assert _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []  # it reads from its start

@@ -9,7 +9,7 @@ from trainer_kit.inputs.dataset_structure import kind_of, transformations
 from trainer_kit.inputs.sources.source_pipeline import finished, options_of, warning_of_unread
 
 
-def test_unread_fields_are_those_that_are_set_and_neither_shared_nor_the_readers() -> None:
+def test_unread_fields_are_set_but_used_by_no_reader() -> None:
     params = DataConfig(global_batch_size=4, seed=3, input_path="a", cycle_length=2, cache=True)
     assert warning_of_unread("X", params, {"cache"}).startswith("X does not read input_path, cycle_length;")
     assert warning_of_unread("X", params, {"cache", "input_path", "cycle_length"}) == ""

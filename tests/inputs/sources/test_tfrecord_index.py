@@ -85,7 +85,7 @@ def test_a_million_records_are_indexed_in_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 11, 12, 15, 16, FRAME + len(RECORDS[-1]) - 1])
-def test_a_file_that_ends_inside_a_record_is_told_with_the_records_offset(tmp_path: Path, cut: int) -> None:
+def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int) -> None:
     path = _write(tmp_path / "a", RECORDS)
     os.truncate(path, _offset(4) + cut)
     with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(4)} is cut: the file ends at"):
@@ -102,7 +102,7 @@ def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, by
 
 
 @pytest.mark.parametrize("place", [12, 14, -4, -1])
-def test_a_damaged_record_is_told_when_it_is_read_and_the_others_can_be_read(tmp_path: Path, place: int) -> None:
+def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> None:
     good, path = _write(tmp_path / "good", [b"x"]), _write(tmp_path / "a", RECORDS)
     _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
     files = RecordFiles([good, path])
@@ -142,7 +142,7 @@ def test_a_length_that_looks_like_a_compressed_file_is_a_length(tmp_path: Path) 
     assert len(RecordFiles([_write(tmp_path / "a", [b"x" * length])])) == 1
 
 
-def test_patterns_are_a_path_globs_commas_or_a_list_and_the_files_are_sorted(tmp_path: Path) -> None:
+def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
     for name in ("b-1", "a-2", "a-1", "c"):
         (tmp_path / name).touch()
     base, names = str(tmp_path), ["a-1", "a-2", "b-1"]

@@ -72,7 +72,7 @@ def test_the_order_is_that_of_arrays_from_any_position(pattern: str, training: b
     assert bool(expected) == (training or position < 6)
 
 
-def test_a_position_is_the_stream_without_what_comes_before_over_epochs(pattern: str) -> None:
+def test_a_position_drops_the_batches_before_it_over_epochs(pattern: str) -> None:
     source = _source(pattern, _params())
     stream = _read(source.at(0), 24)
     for position in (1, 3, 6, 11, 17):
@@ -122,7 +122,7 @@ def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> Non
     assert stream[stream.index(5) : stream.index(5) + 5] == [5, 6, 7, 8, 9]
 
 
-def test_a_damaged_record_is_told_with_file_and_offset_when_it_is_read(tmp_path: Path) -> None:
+def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     path, size = tmp_path / "a", len(_example(0)) + 16
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number in range(4):
@@ -204,7 +204,7 @@ Detected at node while/assert_less/Assert/AssertGuard/Assert defined at (most re
 
 
 @pytest.mark.parametrize("waiting", ["IteratorGetNext/_2", "while/body/_1/while/IteratorGetNext_1/_16", "Identity/_6"])
-def test_what_fails_elsewhere_is_no_damage_although_the_data_is_named_as_waiting_for_it(waiting: str) -> None:
+def test_a_failure_that_the_data_only_waits_for_is_no_damage(waiting: str) -> None:
     assert damage_in(tf.errors.InvalidArgumentError(None, None, _ELSEWHERE % waiting)) is None
 
 
@@ -231,15 +231,13 @@ def test_errors_of_files_and_config_come_when_it_is_made(pattern: str, tmp_path:
         _source(f"{tmp_path}/*", _params())
     with pytest.raises(DataError, match="global_batch_size is 24, but there are 23 examples"):
         _source(pattern, _params(batch=24))
-    with pytest.raises(UsageError, match="autotune_algorithm: 'x' is none"):
+    with pytest.raises(UsageError, match="autotune_algorithm: 'x' is not an algorithm"):
         _source(pattern, _params(autotune_algorithm="x"))
     with pytest.raises(UsageError, match="batch 4 on 3 replicas leaves 1 over"):
         _source(pattern, _params()).at(0, tf.distribute.InputContext(1, 0, 3))
 
 
-def test_fields_that_are_not_read_are_named_and_those_that_are_are_not(
-    pattern: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_unread_fields_are_named(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
     _source(pattern, _params(input_path=pattern, block_length=2, prefetch_buffer_size=1))
     assert caplog.records == []
     _source(pattern, _params(cycle_length=4, cache=True))

@@ -73,7 +73,7 @@ def _attempts(folder: Path, *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(record[key] for key in keys) for record in read_lines(folder / "attempts.jsonl")]
 
 
-def test_a_run_that_is_preempted_twice_and_crashes_once_is_finished_by_its_fourth_attempt(
+def test_two_preemptions_and_a_crash_take_four_attempts(
     ends: Ends, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert ends("75@10", "75@20", "1@25", "0@30", max_restarts=1) == 0
@@ -96,7 +96,7 @@ def test_a_record_tells_the_command_and_when_it_ran(tmp_path: Path) -> None:
     assert started.endswith("+00:00") and 0 < seconds < 60
 
 
-def test_a_run_that_crashes_at_the_same_step_for_ever_is_stopped_after_two_attempts(
+def test_two_crashes_at_the_same_step_end_the_supervisor(
     ends: Ends, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert ends("1@40") == 1
@@ -116,9 +116,9 @@ def test_each_decision_is_one_line_of_the_log(ends: Ends, caplog: pytest.LogCapt
     ]
 
 
-def test_when_the_restarts_are_used_up_the_code_of_the_last_crash_is_returned(ends: Ends, tmp_path: Path) -> None:
+def test_without_restarts_left_the_last_crashs_code_is_returned(ends: Ends, tmp_path: Path) -> None:
     assert ends("1@1", "75@2", "7@3", max_restarts=1) == 7
-    assert _attempts(tmp_path, "decision")[-1] == ("end: no restart left of 1",)
+    assert _attempts(tmp_path, "decision")[-1] == ("end: no restart is left of 1",)
 
 
 def test_a_run_that_is_killed_is_restarted_and_its_step_is_known(ends: Ends, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_heartbeat_of_the_attempt_before_tells_no_step(ends: Ends, tmp_path: P
     assert _attempts(tmp_path, "step") == [(40,), (None,), (50,)]
 
 
-def test_a_checkpoint_tells_of_a_later_step_than_a_heartbeat_that_is_old(ends: Ends, tmp_path: Path) -> None:
+def test_a_checkpoint_may_have_a_later_step_than_the_heartbeat(ends: Ends, tmp_path: Path) -> None:
     # Both crash before their second heartbeat, but the second one after a later checkpoint.
     assert ends("-6@0+30", "-6@0+60", "0@90") == 0
     assert _attempts(tmp_path, "step") == [(30,), (60,), (90,)]
@@ -178,7 +178,7 @@ def test_crashes_count_where_no_step_is_ever_told(tmp_path: Path) -> None:
     assert _attempts(tmp_path, "decision")[1:] == [
         ("restart 2 of 3 in 0.002 s",),
         ("restart 3 of 3 in 0.004 s",),
-        ("end: no restart left of 3",),
+        ("end: no restart is left of 3",),
     ]
 
 
@@ -201,7 +201,7 @@ sys.exit(int(end.rstrip("+")))
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_is_to_be_done_once_is_asked_for_until_a_run_has_begun(
+def test_until_begun_arguments_are_used_until_a_run_begins(
     tmp_path: Path, apart: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, log_dir = tmp_path / "run", tmp_path / "other" if apart else tmp_path / "run"
@@ -241,7 +241,7 @@ def test_a_run_whose_folder_was_moved_is_not_restarted(
     (tmp_path / "latest").symlink_to("run")
     command = [sys.executable, "-S", "-c", _MOVED, str(tmp_path / "latest"), str(code)]
     assert supervise(command, max_restarts=3, log_dir=tmp_path / "latest", backoff_seconds=0.001) == 6
-    assert f"{tmp_path}/run was moved or removed during the run: it is {tmp_path}/moved" in caplog.text
+    assert f"{tmp_path}/run was moved or removed during the run: it is now at {tmp_path}/moved" in caplog.text
     assert not (tmp_path / "run").exists()
 
 
@@ -259,7 +259,7 @@ def test_a_record_that_cannot_be_written_does_not_stop_the_run(
         ([], {}, r"\[\] is not a list of a program and its arguments"),
         ("python train.py", {}, "'python train.py' is not a list of a program and its arguments"),
         (["true"], {"max_restarts": -1}, "max_restarts: -1 is not a number of restarts; give 0 or more"),
-        (["true"], {"log_dir": "gs://bucket/run"}, "'gs://bucket/run' is a remote folder; only local ones are allowed"),
+        (["true"], {"log_dir": "gs://bucket/run"}, "'gs://bucket/run' is a remote folder; only local and mounted"),
         (["no-such-program"], {}, "'no-such-program' cannot be started: No such file"),
     ],
 )
@@ -270,7 +270,7 @@ def test_arguments_that_are_not_allowed_are_told(
         supervise(command, **{"max_restarts": 1, "log_dir": tmp_path, **changes})
 
 
-def test_outside_the_main_thread_it_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+def test_outside_the_main_thread_it_fails_with_nothing_open(tmp_path: Path) -> None:
     errors: list[Exception] = []
 
     def call() -> None:
@@ -283,7 +283,7 @@ def test_outside_the_main_thread_it_is_refused_and_nothing_stays_open(tmp_path: 
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    assert isinstance(errors[0], UsageError) and "only its main thread can; call it there" in str(errors[0])
+    assert isinstance(errors[0], UsageError) and "only the main thread of a process can" in str(errors[0])
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -323,7 +323,7 @@ def _supervisor(folder: Path, child: str, grace: float = 60.0, backoff: float = 
         (signal.SIGINT, "signal.SIG_DFL", 60.0, 130, -2),
     ],
 )
-def test_a_supervisor_that_is_asked_to_stop_stops_its_child_and_starts_no_other(
+def test_a_stopped_supervisor_stops_its_child_and_ends(
     tmp_path: Path, number: signal.Signals, on_signal: str, grace: float, expected: int, recorded: int
 ) -> None:
     supervisor = _supervisor(
@@ -338,12 +338,12 @@ def test_a_supervisor_that_is_asked_to_stop_stops_its_child_and_starts_no_other(
     assert output == " light\n"
 
 
-def test_a_supervisor_that_is_asked_to_stop_while_it_waits_starts_no_other(tmp_path: Path) -> None:
+def test_a_supervisor_stopped_during_a_wait_starts_no_attempt(tmp_path: Path) -> None:
     supervisor = _supervisor(tmp_path, "sys.exit(1)", backoff=100_000)
     assert supervisor.stderr is not None
     assert supervisor.stderr.readline().endswith("; restart 1 of 9 in 100000 s\n")
     supervisor.send_signal(signal.SIGTERM)
     _, log = supervisor.communicate(timeout=20)
     assert supervisor.returncode == 75
-    assert log == "attempt 2 is not made: asked to stop by SIGTERM\n"
+    assert log == "attempt 2 is not started: asked to stop by SIGTERM\n"
     assert json.loads((tmp_path / "attempts.jsonl").read_text())["exit_code"] == 1

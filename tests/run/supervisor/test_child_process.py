@@ -68,7 +68,7 @@ def _is_free(lock: Path) -> bool:
     return True
 
 
-def test_output_passes_through_unchanged_and_its_last_lines_are_kept(
+def test_output_is_copied_unchanged_and_its_last_lines_kept(
     wakeups: Wakeups, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     out, err = b"".join(b"%d\xff\r\n" % line for line in range(50)), b"no newline \x00 at the end"
@@ -80,7 +80,7 @@ def test_output_passes_through_unchanged_and_its_last_lines_are_kept(
     assert of_out == [f"{line}\ufffd" for line in range(50)][-len(of_out) :]
 
 
-def test_of_a_line_that_was_written_over_and_of_a_long_one_the_end_is_kept(wakeups: Wakeups) -> None:
+def test_the_end_of_overwritten_and_long_lines_is_kept(wakeups: Wakeups) -> None:
     lines = run(_child("print('10 %\\r20 %\\r30 %')", "print('x' * 100_000 + 'end')"), wakeups, 5.0)[1]
     assert lines[0] == "30 %"
     assert lines[1].endswith("xend") and len(lines[1]) == 2000
@@ -95,7 +95,7 @@ def test_a_signal_that_ends_it_is_told_as_a_negative_code(wakeups: Wakeups) -> N
     assert run(_child("os.kill(os.getpid(), signal.SIGKILL)"), wakeups, 5.0)[0] == -9
 
 
-def test_what_it_leaves_behind_is_ended_although_it_ignores_sigterm(wakeups: Wakeups, tmp_path: Path) -> None:
+def test_left_processes_that_ignore_sigterm_are_ended(wakeups: Wakeups, tmp_path: Path) -> None:
     assert run(_with_grandchild(tmp_path / "lock", "sys.exit(1)"), wakeups, 0.2)[0] == 1
     assert _is_free(tmp_path / "lock")
 
@@ -130,9 +130,7 @@ def test_a_stop_signal_is_passed_on_and_remembered(wakeups: Wakeups, number: sig
     assert wakeups.stop is number
 
 
-def test_what_does_not_stop_within_its_grace_is_killed_with_all_that_it_started(
-    wakeups: Wakeups, tmp_path: Path
-) -> None:
+def test_after_the_grace_time_the_whole_group_is_killed(wakeups: Wakeups, tmp_path: Path) -> None:
     command = _with_grandchild(
         tmp_path / "lock",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
@@ -198,7 +196,7 @@ def test_handlers_and_the_wakeup_descriptor_are_put_back() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_a_pause_ends_when_its_time_is_over_although_other_processes_end_meanwhile(wakeups: Wakeups) -> None:
+def test_a_pause_lasts_its_time_although_processes_end(wakeups: Wakeups) -> None:
     begun = time.monotonic()
     process = subprocess.Popen(["true"])
     wakeups.pause(0.1)

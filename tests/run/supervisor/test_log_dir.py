@@ -72,7 +72,7 @@ def test_a_description_of_workers_that_is_wrong_is_told(monkeypatch: pytest.Monk
         _log_dir()
 
 
-def test_what_a_process_tells_is_its_answer_whatever_else_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_is_the_last_line_whatever_else_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import sys; print('loading', end=''); print('a warning', file=sys.stderr); " + (
         "from trainer_kit.run.supervisor.log_dir import tell; tell('runs/é \\n x')"
     )
@@ -81,9 +81,7 @@ def test_what_a_process_tells_is_its_answer_whatever_else_it_prints(capfd: pytes
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(6)", 6), ("os.kill(os.getpid(), 9)", 1)])
-def test_a_process_that_fails_gives_its_code_and_what_it_has_printed(
-    capfd: pytest.CaptureFixture[str], end: str, code: int
-) -> None:
+def test_a_failed_process_gives_its_code_and_its_output(capfd: pytest.CaptureFixture[str], end: str, code: int) -> None:
     said = "import os, sys; print('out', flush=True); print('error', file=sys.stderr, flush=True); "
     assert ask_log_dir([sys.executable, "-c", said + end]) == (code, "")
     assert capfd.readouterr() == ("out\n", "error\n")

@@ -36,7 +36,7 @@ def test_each_cause_has_a_word_of_its_own() -> None:
         (42, "crashed with exit code 42"),
     ],
 )
-def test_death_by_a_signal_and_a_code_that_is_not_ours_are_crashes(code: int, cause: str) -> None:
+def test_death_by_a_signal_and_a_foreign_code_are_crashes(code: int, cause: str) -> None:
     assert outcome(code) == (cause, Decision.RETRY)
 
 
@@ -50,20 +50,20 @@ def test_crashes_wait_and_count_until_none_is_left() -> None:
     policy = Policy(3, 1.0, 60.0)
     assert _seconds(policy, (1, 10), (7, 5), (-9, 8)) == [1, 2, 4]
     last = policy.after(1, 40)
-    assert not last.restart and "no restart left of 3" in last.text
+    assert not last.restart and "no restart is left of 3" in last.text
 
 
-def test_without_restarts_the_first_crash_is_the_last_and_preemptions_go_on() -> None:
+def test_with_0_restarts_only_preemptions_are_restarted() -> None:
     assert _seconds(Policy(0, 1.0, 60.0), (75, 10), (75, 20), (1, 30)) == [0, 0, None]
 
 
-def test_preemptions_neither_count_nor_wait_while_steps_are_gained() -> None:
+def test_preemptions_that_gain_steps_neither_count_nor_wait() -> None:
     policy = Policy(1, 1.0, 60.0)
     assert _seconds(policy, *((75, step) for step in range(100))) == [0] * 100
     assert _seconds(policy, (1, 100), (75, 120), (1, 130)) == [1, 0, None]
 
 
-def test_preemptions_without_a_step_gained_wait_longer_and_longer_and_go_on() -> None:
+def test_preemptions_that_gain_no_step_wait_longer_each_time() -> None:
     policy = Policy(0, 1.0, 60.0)
     stuck = _seconds(policy, (75, 5), *[(75, 5)] * 10)
     assert stuck == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
@@ -80,11 +80,11 @@ def test_a_preemption_that_waits_tells_why() -> None:
     assert texts == [
         "restart in 1 s: its step is not known",
         "restart at once",
-        "restart in 1 s: it has not got beyond step 30",
+        "restart in 1 s: no step after 30 was reached",
     ]
 
 
-def test_the_second_crash_in_a_row_at_one_step_ends_it_and_names_the_step() -> None:
+def test_the_second_crash_at_a_step_ends_it_and_names_the_step() -> None:
     policy = Policy(100, 1.0, 60.0)
     assert _seconds(policy, (1, 30), (1, 40)) == [1, 1]
     verdict = policy.after(-11, 40)
@@ -107,23 +107,23 @@ def test_a_wait_is_short_again_after_a_crash_that_came_further() -> None:
     assert _seconds(policy, (1, 30), (1, 20), (1, 25), (1, 31), (1, 30)) == [1, 2, 4, 1, 2]
 
 
-def test_kills_from_outside_are_not_taken_for_crashes_at_one_step() -> None:
+def test_kills_from_outside_are_not_crashes_at_one_step() -> None:
     policy = Policy(3, 1.0, 60.0)
     assert _seconds(policy, *[(-9, None)] * 4) == [1, 2, 4, None]
 
 
-def test_a_preemption_in_between_does_not_hide_that_the_step_is_the_same() -> None:
+def test_a_preemption_does_not_hide_crashes_at_the_same_step() -> None:
     assert _seconds(Policy(100, 1.0, 60.0), (1, 40), (75, 35), (1, 40)) == [1, 1, None]
 
 
-def test_crashes_of_what_never_tells_its_step_are_not_at_the_same_one() -> None:
+def test_crashes_without_known_steps_are_not_at_the_same_step() -> None:
     policy = Policy(3, 1.0, 60.0)
     verdicts = [policy.after(1, None, silent=True) for _ in range(4)]
     assert [verdict.seconds for verdict in verdicts if verdict.restart] == [1, 2, 4]
-    assert verdicts[-1].text == "end: no restart left of 3"
+    assert verdicts[-1].text == "end: no restart is left of 3"
 
 
-def test_of_what_never_tells_its_step_an_attempt_that_lasted_has_come_further() -> None:
+def test_without_known_steps_a_long_attempt_counts_as_progress() -> None:
     policy = Policy(9, 1.0, 60.0)
     ends = [(75, 61.0), (75, 59.0), (75, 1.0), (75, 61.0), (1, 1.0), (1, 1.0), (1, 61.0), (1, 1.0)]
     seconds = [policy.after(code, None, seconds=lasted, silent=True).seconds for code, lasted in ends]

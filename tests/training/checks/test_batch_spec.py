@@ -124,7 +124,7 @@ def test_a_model_that_is_built_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("validation", [{}, None, DataConfig()])
-def test_without_validation_data_the_batch_is_of_the_training_data(validation: Any) -> None:
+def test_without_validation_data_the_training_batch_is_used(validation: Any) -> None:
     sections = types.SimpleNamespace(train_data=TinyConfig().train_data, validation_data=validation)
     model = Net()
     build_model(sections, TinyTask(TinyConfig()), model, train=False)

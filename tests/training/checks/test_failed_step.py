@@ -1,4 +1,4 @@
-"""After an error in a training step: what is saved, what is lost, and a run that goes on ends with the same bits."""
+"""After an error in a training step: what is saved and lost, and that a resumed run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_step_that_may_have_written_is_not_saved(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING, "trainer_kit"), pytest.raises(tf.errors.OpError, match="injected"):
         _run(tmp_path / "failed", config, path, in_step=True)
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10]
-    assert "nothing was saved after the error" in caplog.text and "goes on from step 10 (" in caplog.text
+    assert "nothing was saved after the error" in caplog.text and "resumes from step 10 (" in caplog.text
     path.write_text("")
     _run(tmp_path / "failed", config, path, in_step=True)
     _run(tmp_path / "whole", config, path, in_step=True)
@@ -132,7 +132,7 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     assert raised.value.exit_code == 1
     alone = strategy == "one worker"
     assert list(complete_checkpoints(str(tmp_path / "run"))) == ([10, 15] if alone else [10])
-    told = "saved step 15 after the error" if alone else "the same command goes on from step 10 ("
+    told = "saved step 15 after the error" if alone else "the same command resumes from step 10 ("
     assert told in caplog.text and ("5 steps are lost" in caplog.text) is not alone
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
 

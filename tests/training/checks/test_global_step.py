@@ -124,7 +124,7 @@ def test_a_loop_that_counts_back_is_an_error(tmp_path: Path) -> None:
         _run(_CountsBack, tmp_path)
 
 
-def test_a_controller_of_orbit_ends_too_when_nothing_is_counted_or_a_stop_was_asked_for(tmp_path: Path) -> None:
+def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> None:
     with pytest.raises(TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"):
         _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
     with pytest.raises(DataError, match="ended at step 13"):
@@ -154,5 +154,5 @@ def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
         def train(self, num_steps: Any) -> None: ...
 
     config = tiny_experiment()
-    with pytest.raises(UsageError, match=r"Plain is no trainer_kit\.Trainer; inherit from trainer_kit\.Trainer, or"):
+    with pytest.raises(UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"):
         run_experiment(None, TinyTask(config.task), "train", config, str(tmp_path), trainer=Plain())  # type: ignore[arg-type]

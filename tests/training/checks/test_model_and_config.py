@@ -48,11 +48,11 @@ def test_xla_is_refused_on_several_replicas() -> None:
     check_model(model, RuntimeConfig(enable_xla=True), tf.distribute.get_strategy())
 
 
-def test_the_single_threaded_executor_is_refused_on_several_replicas() -> None:
+def test_single_threaded_executor_is_refused_on_replicas() -> None:
     model, replicas = tf.Module(), SimpleNamespace(num_replicas_in_sync=2)
     model.weight = tf.Variable(1.0)
     one_thread = RuntimeConfig(executor="single_threaded")
-    with pytest.raises(UsageError, match=r"it is for one device, and there are 2 replicas; set executor=default"):
+    with pytest.raises(UsageError, match=r"one device only, and there are 2 replicas; set executor=default"):
         check_model(model, one_thread, replicas)
     check_model(model, one_thread, tf.distribute.get_strategy())
 
@@ -66,7 +66,7 @@ def test_the_single_threaded_executor_is_refused_on_several_replicas() -> None:
         (lambda: tf.py_function(lambda: 1.0, [], tf.float32), "EagerPyFunc"),
     ],
 )
-def test_a_training_loop_with_state_that_no_checkpoint_holds_is_told_of_or_refused(
+def test_unsaved_state_in_a_loop_is_a_warning_or_an_error(
     draw: Any, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @tf.function

@@ -15,7 +15,7 @@ from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, che
 
 
 @pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])
-def test_evaluation_runs_to_the_end_of_the_data_or_the_number_asked_for(wanted: int, done: int, total: float) -> None:
+def test_evaluation_ends_with_the_data_or_the_wanted_steps(wanted: int, done: int, total: float) -> None:
     counter = Counter()
     evaluate = EvalLoop(counter.begin, counter.step, counter.results, counter.stop)
     assert evaluate(iter(batches()), wanted) == (done, {"total": total})
@@ -95,9 +95,7 @@ def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop
 
 
 @pytest.mark.parametrize("reduce_fn", [_values, _histogram, _nested, _in_place, _rows, _branching])
-def test_a_state_of_any_structure_and_shape_is_the_same_in_graph_and_step_by_step(
-    reduce_fn: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_state_is_the_same_in_graph_and_step_by_step(reduce_fn: Any, caplog: pytest.LogCaptureFixture) -> None:
     counter, graph, by_step = _loops(reduce_fn)
     for wanted in (-1, 2, 1, 9, 0):
         done, state = graph(iter(batches()), wanted, None, reduce_fn)
@@ -124,7 +122,7 @@ def test_batches_of_a_static_size_may_grow_too() -> None:
     assert (done, state.numpy().tolist()) == (4, list(range(12)))
 
 
-def test_data_of_another_kind_is_traced_anew_and_the_first_kind_is_still_known(
+def test_other_data_gets_its_own_trace_besides_the_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _, graph, _ = _loops(_values)
@@ -135,7 +133,7 @@ def test_data_of_another_kind_is_traced_anew_and_the_first_kind_is_still_known(
     assert "step by step" not in caplog.text
 
 
-def test_a_limited_loop_in_graph_takes_no_element_more_than_it_uses() -> None:
+def test_limited_graph_loop_takes_no_unused_element() -> None:
     _, graph, _ = _loops(_values)
     iterator = iter(batches())
     graph(iterator, 2, None, _values)
@@ -192,15 +190,15 @@ def _nothing(state: Any, outputs: Any) -> Any:
     ("reduce_fn", "reason"),
     [
         (_sums, "'SymbolicTensor' object has no attribute 'numpy'"),
-        (_texts, "no tensor that follows from the logs"),
+        (_texts, "no tensor that is computed from the logs"),
         (_list_of_tensors, "changes its structure from step to step"),
         (_dict_by_batch, "changes its structure from step to step"),
         (_floats, "holds a float"),
         (_changing_type, "int64.* after one step and .*float32"),
-        (_nothing, "no tensor that follows from the logs"),
+        (_nothing, "no tensor that is computed from the logs"),
     ],
 )
-def test_what_no_graph_can_do_goes_step_by_step_after_one_warning(
+def test_untraceable_reduction_runs_step_by_step_with_a_warning(
     reduce_fn: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter, graph, by_step = _loops(reduce_fn)
@@ -209,7 +207,7 @@ def test_what_no_graph_can_do_goes_step_by_step_after_one_warning(
         assert float(counter.total) == 45.0  # each batch counted once
         assert (done, _plain(state)) == (4, _plain(by_step(iter(batches()), -1, None, reduce_fn)[1]))
     (warning,) = [record.getMessage() for record in caplog.records if "step by step" in record.getMessage()]
-    assert re.search(f"{reason}.*; trainer.eval_tf_while_loop=false silences this$", warning)
+    assert re.search(f"{reason}.*; trainer.eval_tf_while_loop=false silences this warning$", warning)
 
 
 class _Remembering:
@@ -235,7 +233,7 @@ class _Remembering:
     ("method", "reason"),
     [("count", "_Remembering.batches"), ("keep", "_Remembering.parts"), ("keep_and_read", "attribute 'numpy'")],
 )
-def test_what_a_reduction_remembers_elsewhere_is_as_if_nothing_had_been_traced(
+def test_side_effects_of_tracing_a_reduction_are_undone(
     method: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = _Remembering()
@@ -265,7 +263,7 @@ def test_a_mistake_in_the_reduction_is_raised_as_it_is(reduce_fn: Any, error: ty
     assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
-def test_a_mistake_that_only_values_show_is_raised_from_the_graph() -> None:
+def test_an_error_that_depends_on_values_is_raised_in_graph() -> None:
     def reduce_fn(state: Any, outputs: Any) -> Any:
         tf.debugging.assert_less(outputs["value"], tf.constant(6, tf.int64), "too much")
         return _values(state, outputs)
@@ -275,7 +273,7 @@ def test_a_mistake_that_only_values_show_is_raised_from_the_graph() -> None:
         graph(iter(batches()), -1, None, reduce_fn)
 
 
-def test_an_evaluation_without_a_batch_is_an_error_and_one_with_fewer_than_asked_for_a_warning(
+def test_no_batch_is_an_error_and_too_few_are_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(DataError, match="has no batch"):
@@ -284,4 +282,4 @@ def test_an_evaluation_without_a_batch_is_an_error_and_one_with_fewer_than_asked
     check_evaluated(3, 3, stopped=False)
     assert not caplog.text
     check_evaluated(3, 4, stopped=False)
-    assert "evaluated 3 batches of the 4 asked for" in caplog.text
+    assert "the evaluation used 3 batches of the 4 asked for" in caplog.text

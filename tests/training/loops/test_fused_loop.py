@@ -100,7 +100,7 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
         loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
     told = str(not_compiled(caught.value, 4))
     assert "trainer.fuse_steps=4: XLA cannot compile the training step: it uses tf.py_function" in told
-    assert ", which XLA does not have; change the step, or" in told
+    assert ", which XLA does not support; change the step, or" in told
     assert "test_fused_loop.py" in told
     assert "set trainer.fuse_steps to 1" in told
     assert not_compiled(caught.value, 1) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer_kit.training.loops.interrupted_loop import InterruptedLoop
 
 
-def test_a_loop_that_was_cut_goes_on_to_its_own_end_after_a_resume() -> None:
+def test_interrupted_loop_runs_to_its_end_after_a_resume() -> None:
     loop = InterruptedLoop()
     assert (loop.state(), loop.next(6, 100, 10)) == (None, (6, 16))
     loop.steps = (0, 10)

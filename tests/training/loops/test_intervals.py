@@ -48,7 +48,7 @@ def test_training_pauses_at_multiples_and_at_the_end() -> None:
     assert next_stop(3, -1, None) == -1
 
 
-def test_what_is_due_at_a_pause_has_a_multiple_there_and_all_is_due_at_the_end() -> None:
+def test_events_are_due_at_their_multiples_and_at_the_end() -> None:
     intervals = {"dev": 4, "test": 6, "last": None}
     assert [all_due(*steps, 20, intervals) for steps in ((0, 4), (4, 6), (11, 12), (6, 9), (19, 21), (8, 11))] == [
         ["dev"], ["test"], ["dev", "test"], ["dev"], ["dev", "test", "last"], [],

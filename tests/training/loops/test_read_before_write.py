@@ -8,7 +8,7 @@ import tensorflow as tf
 from trainer_kit.training.loops.read_before_write import writes_after
 
 
-def test_a_variable_is_written_only_once_the_batch_is_there_and_read_at_any_time() -> None:
+def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
     count, weight, total = tf.Variable(0), tf.Variable(2.0), tf.Variable(0.0)
 
     @tf.function(autograph=False)
@@ -31,7 +31,7 @@ def test_a_variable_is_written_only_once_the_batch_is_there_and_read_at_any_time
     assert (int(count), float(total)) == (2, 6.0)
 
 
-def test_what_a_batch_holds_beside_tensors_of_this_graph_is_waited_for_by_nothing() -> None:
+def test_nothing_waits_for_constants_and_variables_of_a_batch() -> None:
     count, scale, outside = tf.Variable(0), tf.Variable(2.0), tf.constant(3.0)
 
     @tf.function(autograph=False)
@@ -45,7 +45,7 @@ def test_what_a_batch_holds_beside_tensors_of_this_graph_is_waited_for_by_nothin
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_in_a_loop_over_replicas_no_more_is_written_when_the_data_has_ended(ragged: bool) -> None:
+def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice("CPU:0")
     )

@@ -36,7 +36,7 @@ def _parts(loop: _Loop, *steps: int) -> tuple[LoopParts, list[int]]:
     return parts, at
 
 
-def test_the_first_step_of_a_new_loop_is_a_call_of_its_own_and_the_next_loops_are_one_call() -> None:
+def test_only_the_first_step_of_a_new_loop_is_a_separate_call() -> None:
     loop, numbers = _Loop(), iter(range(100))
     parts, _ = _parts(loop)
     assert parts.ready_at == 0.0
@@ -95,7 +95,7 @@ def test_the_time_that_a_trace_takes_is_told_apart() -> None:
     assert tracing[0][0] >= 0.02 and tracing[1][0] >= 0.03 and tracing[2][0] == 0.0
 
 
-def test_the_wait_for_data_is_that_of_all_parts_but_the_first_step() -> None:
+def test_waits_of_all_parts_but_the_first_step_are_added() -> None:
     loop, numbers = _Loop(), iter(range(100))
     parts, _ = _parts(loop, 3, 4)
     waited = []

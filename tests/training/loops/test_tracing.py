@@ -11,7 +11,7 @@ from trainer_kit.training.loops.iterators import Iterators, OneElement
 from trainer_kit.training.loops.tracing import LoopFunction
 
 
-def test_functions_that_run_eagerly_run_their_python_at_each_call() -> None:
+def test_eager_functions_run_their_python_at_each_call() -> None:
     calls = []
     loop = LoopFunction(lambda iterator: calls.append(next(iterator)) or tf.constant(1), "the training loop")
     iterator = _iterator(2)
@@ -41,10 +41,10 @@ def test_another_shape_of_batch_is_told_with_the_one_before(caplog: pytest.LogCa
         assert caplog.text == ""
         assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
     assert "the training loop is traced again" in caplog.text
-    assert "its batches are int64(4,), float32(4,), and were int64(2,), float32(2,);" in caplog.text
+    assert "its batches are now int64(4,), float32(4,), and were int64(2,), float32(2,) before;" in caplog.text
 
 
-def test_several_iterators_go_into_one_graph_and_each_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_iterators_share_a_graph_and_keep_their_positions(caplog: pytest.LogCaptureFixture) -> None:
     traced = []
 
     def function(iterators: Iterators) -> tf.Tensor:

@@ -62,7 +62,7 @@ def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
     assert kept.restore() == []
 
 
-def test_what_objects_hold_themselves_and_what_has_not_changed_is_left_alone() -> None:
+def test_unchanged_and_nested_objects_are_not_restored() -> None:
     one = _Object()
     kept = SideEffects([one])
     one.other.count = 1

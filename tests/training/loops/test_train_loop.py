@@ -31,7 +31,7 @@ def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_reading_of_the_clock_holds_an_element_back_only_where_waits_are_to_be_exact(exact: bool) -> None:
+def test_only_exact_waits_make_elements_wait_for_the_clock(exact: bool) -> None:
     counter = Counter()
     train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, exact_waits=exact)
     iterator = iter(batches())
@@ -56,7 +56,7 @@ def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
     assert train(iter(batches()), tf.constant(4)) == (0, {"total": 0.0})
 
 
-def test_the_end_of_the_data_is_an_exception_and_keeps_what_was_done() -> None:
+def test_end_of_the_data_raises_and_keeps_the_steps_done() -> None:
     counter = Counter()
     train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop)
     with pytest.raises(tf.errors.OutOfRangeError):
@@ -100,7 +100,7 @@ def test_a_batch_may_have_parts_that_are_none() -> None:
     assert train.waited is not None and train.waited > 0
 
 
-def test_an_evaluation_step_that_takes_two_elements_is_told_what_to_set() -> None:
+def test_error_of_an_eval_step_with_two_elements_names_the_flag() -> None:
     iterator = OneElement(tf.constant(1))
     next(iterator)
     with pytest.raises(ValueError, match="eval_tf_function=false"):

@@ -12,7 +12,7 @@ from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 
 
 @pytest.mark.parametrize("strategy", ["default", "OneDeviceStrategy"])
-def test_synchronous_training_joins_at_once_and_has_no_coordinator(strategy: str) -> None:
+def test_synchronous_training_has_no_coordinator(strategy: str) -> None:
     one = tf.distribute.OneDeviceStrategy("CPU:0") if strategy != "default" else tf.distribute.get_strategy()
     workers = AsyncWorkers(one)
     workers.join()
@@ -21,7 +21,7 @@ def test_synchronous_training_joins_at_once_and_has_no_coordinator(strategy: str
         _ = workers.coordinator
 
 
-def test_a_dataset_is_made_by_the_function_with_strategy_and_arguments() -> None:
+def test_dataset_function_gets_strategy_and_arguments() -> None:
     workers = AsyncWorkers(tf.distribute.get_strategy())
 
     def make(strategy: Any, count: int, *, start: int) -> tuple[Any, list[int]]:

@@ -48,7 +48,7 @@ class _Run:
 
     @property
     def held(self) -> set[str]:
-        """The names of what checkpoints hold beside all other sections."""
+        """The names of the variables that checkpoints hold in addition to all other sections."""
         return {name.rpartition("/")[2] for name in self.state.discovered.items}
 
 

@@ -1,7 +1,7 @@
 """Finds variables and hash tables by the path of attributes that leads to them.
 
-A path such as `task/critic/_layers/0/_kernel` depends on the names that the user's code gives only: not on TensorFlow's
-or Keras' counters, and not on the order in which a process has made things.
+A path such as `task/critic/_layers/0/_kernel` depends only on names in the user's code: neither on TensorFlow's and
+Keras' counters nor on the order in which a process creates objects.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.Dense
 
 
 def reachable(roots: Mapping[str, Any], apart_from: Iterable[Any] = ()) -> dict[str, Any]:
-    """Returns path -> tf.Variable or mutable hash table, each once, by the shortest of its paths. Eager.
+    """Returns path -> tf.Variable or mutable hash table, each once, by its shortest path. Eager.
 
-    Attributes, lists, tuples, dicts and what functions close over, default to, or use of their module's globals are
-    searched. Of TensorFlow, Keras and this package only what holds variables is.
+    Searches attributes, lists, tuples, dicts, and the closures, defaults and used module globals of functions. Of
+    TensorFlow, Keras and this package it searches only objects that hold variables.
 
     Args:
-      roots: objects to begin with, by the first part of their paths.
-      apart_from: objects that are not searched, which saves the time that a large model takes.
+      roots: The objects to start from, by the first part of their paths.
+      apart_from: Objects to skip, for example a large model that takes long to search.
     """
     found: dict[str, Any] = {}
     seen = {id(one): one for one in apart_from}  # the objects too, so that no other takes the id of one that is gone
@@ -61,7 +61,7 @@ def is_state(item: Any) -> bool:
 
 
 def _leaf(item: Any) -> Any:
-    """Returns the variable or table that `item` is, or that it is known by; None if it is none."""
+    """Returns the variable or table that `item` is or wraps; None if there is none."""
     if isinstance(item, (keras.random.SeedGenerator, tf.random.Generator)):
         item = item.state
     if isinstance(item, keras.Variable):
@@ -94,12 +94,12 @@ def _children(item: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _of_key(key: Any, number: int) -> str:
-    """Returns a key as a name; its place for one that is no name, or an `id`, which the next process has not."""
+    """Returns a key as a name; its position if it is no name, or an `id`, which differs in the next process."""
     return str(key) if isinstance(key, str) or (isinstance(key, int) and abs(key) <= _LARGEST) else f"#{number}"
 
 
 def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of an object, those of classes of the user's own and of `__slots__` included."""
+    """Yields the attributes of an object, including those of user classes and `__slots__`."""
     own = not is_framework(type(item).__module__)
     if not own and not isinstance(item, (_HOLDERS, types.SimpleNamespace)):
         return
@@ -115,7 +115,7 @@ def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields what a function of the user's own closes over, has as defaults, and uses of its module's globals."""
+    """Yields the closure, the defaults and the used module globals of a user's function."""
     if is_framework(function.__module__):
         if inspect.unwrap(function) is not function:  # such as by tf.autograph.experimental.do_not_convert
             yield "func", inspect.unwrap(function)
@@ -137,12 +137,12 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _numbered(name: str, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yields each value with a name that has its number."""
+    """Yields each value with a numbered name."""
     return ((f"{name}.{number}", value) for number, value in enumerate(values))
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes that a function uses, those of functions inside it included."""
+    """Yields the names of globals and attributes that a function and its inner functions use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

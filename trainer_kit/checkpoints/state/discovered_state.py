@@ -1,11 +1,11 @@
-"""The section `step_state` of a checkpoint: what changes while a run trains and no other section holds.
+"""The section `step_state` of a checkpoint: state that training changes and that no other section holds.
 
 A module, a second model or optimizer, a generator or a hash table that a task, a model or a function holds is found
-when the step has been traced: whatever its graph writes to, and the checkpoint does not hold yet, is added under the
-path that leads to it. A run that is resumed restores it as soon as it is known, before the first step.
+when the step is traced: every variable that its graph writes to, and that the checkpoint does not hold yet, is added
+under the path that leads to it. A resumed run restores it as soon as it is found, before the first step.
 
-What actions, callbacks or `initialize` write to, such as a target network, no graph tells. Its values are looked at
-before the first step and before each save, and it is added once they have changed: no checkpoint holds a frozen model.
+No graph shows what actions, callbacks or `initialize` write to, such as a target network. Such values are compared
+before the first step and before each save, and added once they have changed, so no checkpoint holds a frozen model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer_kit.checkpoints.state.traced_writes import described, variable_of, 
 from trainer_kit.errors import StorageError, UsageError
 
 SECTION = "step_state"
-_ADVICE = "keep it in an attribute of the task or of the model, where it is found and saved"
+_ADVICE = "store it in an attribute of the task or the model, where trainer_kit finds and saves it"
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,12 +31,12 @@ class DiscoveredState:
     """Variables and hash tables by the path that leads to them.
 
     Args:
-      roots: task, model and trainer, by the first part of the paths.
-      partial: leave out what has another shape in a checkpoint, with a warning.
+      roots: The task, model and trainer, by the first part of the paths.
+      partial: Whether to skip items with another shape in a checkpoint, with a warning.
 
     Attributes:
       items: path -> variable or table, as a checkpoint holds them.
-      section: of a checkpoint, which holds the items as attributes by their paths.
+      section: The section of the checkpoint, which holds the items as attributes named by their paths.
     """
 
     def __init__(self, roots: Mapping[str, Any], partial: bool = False) -> None:
@@ -51,13 +51,13 @@ class DiscoveredState:
         self._used: set[int] = set()  # the `id` of each handle that the training step reads or writes
 
     def restored(self, path: str | None) -> bool:
-        """Restores what the checkpoint at `path` holds of this section, as far as it can be found already.
+        """Restores this section from the checkpoint at `path`, as far as its items can be found already.
 
         Args:
-          path: of the checkpoint that was restored; None when there was none.
+          path: The prefix of the restored checkpoint; None when there was none.
 
         Returns:
-          Whether there are more items than before.
+          Whether items were added.
 
         Raises:
           UsageError: when an item has another shape in the checkpoint.
@@ -67,35 +67,35 @@ class DiscoveredState:
         known = reachable(self.roots) if self._saved.keys() - self.items.keys() else {}
         new = {name: known[name] for name in self._saved if name in known and name not in self.items}
         if late := sorted(self.items.keys() - self._saved.keys()) if path else []:
-            self._report(f"{path} does not hold {', '.join(late)}: it keeps the value that it has", False)
+            self._report(f"{path} does not hold {', '.join(late)}, which keeps its current value", False)
         self._hold(new)
         self._restore(self.items)
         return bool(new)
 
     def watch(self, found: Mapping[str, Any], held: set[int]) -> None:
-        """Remembers the values of what no section holds, for `add_changed`.
+        """Remembers the values of items that no section holds, for `add_changed`.
 
-        Called before the task initializes the model, and after each restore; what is remembered already stays so.
+        Called before the task initializes the model, and after each restore; values remembered earlier stay.
 
         Args:
-          found: of `reachable`.
-          held: as of `add_written`.
+          found: The result of `reachable`.
+          held: See `add_written`.
         """
         self._watched.watch(self._not_held(found, held))
 
     def add_changed(self, apart: set[int] | None = None, required: bool = False) -> bool:
-        """Adds what was watched and has changed since; before a save.
+        """Adds watched items whose values have changed; to be called before a save.
 
         Args:
-          apart: None if `add_written` or `add_reachable` was called. Else as `held` of `add_written`: then what has
-            come into being since `watch` is added too.
-          required: as of `add_written`.
+          apart: None if `add_written` or `add_reachable` was called. Otherwise `held` of `add_written`; then items that
+            were created since `watch` are added too.
+          required: See `add_written`.
 
         Returns:
-          Whether there are more items than before.
+          Whether items were added.
 
         Raises:
-          UsageError: if `required`, when something has changed that cannot be saved, or was not restored.
+          UsageError: if `required`, when changed state cannot be saved or was not restored.
         """
         new = {name: item for name, item in self._watched.take_changed().items() if name not in self.items}
         if apart is not None:
@@ -105,25 +105,25 @@ class DiscoveredState:
         self._hold(new)
         if hidden := sorted(self._hidden.take_changed()):
             self._report(
-                f"{', '.join(hidden)} changes between training steps, which use it, and no checkpoint holds it: a "
-                f"resumed run will not be the same as one that was never stopped; {_ADVICE}",
+                f"{', '.join(hidden)} changes between training steps and they use it, but no checkpoint holds it: a "
+                f"resumed run will differ from one that was never stopped; {_ADVICE}",
                 required,
             )
         return bool(new)
 
     def add_written(self, graph: Any, held: set[int], required: bool = False) -> bool:
-        """Adds what the training step writes to, and restores it from the checkpoint that the run goes on from.
+        """Adds the variables that the training step writes to, and restores them from the resumed checkpoint.
 
         Args:
-          graph: of the training loop or step, traced.
-          held: `id` of the handles of what other sections hold, and of what needs no saving.
-          required: whether state that cannot be saved is an error.
+          graph: The graph of the traced training loop or step.
+          held: The `id` of each handle that other sections hold or that needs no saving.
+          required: Whether state that cannot be saved is an error.
 
         Returns:
-          Whether there are more items than before.
+          Whether items were added.
 
         Raises:
-          UsageError: if `required`, when something cannot be saved or was not saved; see `restored` too.
+          UsageError: if `required`, when state cannot be saved or was not saved; see also `restored`.
         """
         held = held | handles(self.items.values())
         self._used = {id(outer) for outer, _ in graph.captures}
@@ -137,18 +137,18 @@ class DiscoveredState:
         if lost := [described(graph, handle) for number, handle in left.items() if number not in named]:
             self._report(
                 f"the training step changes {', '.join(sorted(lost))}, which no checkpoint holds: a resumed run will "
-                f"not be the same as one that was never stopped; {_ADVICE}",
+                f"differ from one that was never stopped; {_ADVICE}",
                 required,
             )
         return self._add(new, required)
 
     def add_reachable(self, held: set[int], required: bool = False, begun: bool = False) -> bool:
-        """Adds all that can be reached and is not held: of steps that are not compiled no graph tells what they write.
+        """Adds all reachable items that are not held: steps that are not compiled have no graph to show their writes.
 
         Args:
-          held: as of `add_written`.
-          required: as of `add_written`.
-          begun: whether steps were taken since the restore; what came into being in them had its initial value there.
+          held: See `add_written`.
+          required: See `add_written`.
+          begun: Whether steps were taken since the restore; items that they created started from initial values.
         """
         new = self._not_held(reachable(self.roots), held)
         if begun:
@@ -156,25 +156,25 @@ class DiscoveredState:
         return self._add(new, required)
 
     def report_evaluation(self, graph: Any, apart: set[int], required: bool = False) -> None:
-        """Warns of what an evaluation changes and the training step uses.
+        """Warns of variables that an evaluation changes and the training step uses.
 
-        Such as the state of a recurrent layer with stateful=True: the checkpoint of a step holds what it was before the
-        evaluation, and a resumed run does not repeat the evaluations on record.
+        An example is the state of a recurrent layer with stateful=True: the checkpoint of a step holds its value from
+        before the evaluation, and a resumed run does not repeat recorded evaluations.
 
         Args:
-          graph: of the evaluation.
-          apart: `id` of the handles of what needs no saving or is put back.
-          required: whether it is an error.
+          graph: The graph of the evaluation.
+          apart: The `id` of each handle that needs no saving or is restored afterwards.
+          required: Whether such a variable is an error.
 
         Raises:
-          UsageError: if `required`, when there is something.
+          UsageError: if `required`, when there is such a variable.
         """
         changed = {described(graph, one) for one in written(graph) if id(one) in self._used - apart}
         if changed:
             self._report(
                 f"the evaluation changes {', '.join(sorted(changed))}, which training uses: a resumed run does not "
-                "repeat the evaluations on record, so it will not be the same as one that was never stopped; evaluate "
-                "with a variable of its own, or put the value back in validation_step",
+                "repeat recorded evaluations, so it will differ from one that was never stopped; use a separate "
+                "variable for evaluation, or restore the value in validation_step",
                 required,
             )
 
@@ -183,7 +183,7 @@ class DiscoveredState:
         return {name: item for name, item in found.items() if not handles([item]) & ours}
 
     def _watch_read(self, graph: Any, read: Mapping[int, Any], found: Mapping[str, Any]) -> None:
-        """Watches what the training step only reads, by its path, or else by what it is."""
+        """Watches variables that the training step only reads, by path, or by description if there is no path."""
         there = {name: item for name, item in found.items() if handles([item]) & read.keys()}
         self._watched.watch(there)
         named = handles(there.values())
@@ -193,8 +193,8 @@ class DiscoveredState:
     def _report_late(self, new: Mapping[str, Any], required: bool) -> None:
         if late := sorted(new.keys() & self._saved.keys()):
             self._report(
-                f"{', '.join(late)}: made in the first step, of which no graph is known beforehand, so that it was "
-                "not restored before; make it in build_model, or compile the step (trainer.train_tf_function=true)",
+                f"{', '.join(late)}: created in the first step, which is not compiled, so its value was not restored "
+                "before that step; create it in build_model, or compile the step (trainer.train_tf_function=true)",
                 required,
             )
 
@@ -225,7 +225,7 @@ class DiscoveredState:
             text = ", ".join(f"{name} {list(self._saved[name])}, here {_shape(there[name])}" for name in misfits)
             if not self.partial:
                 raise UsageError(f"{self._path} does not fit this run; it holds {text}")
-            self._report(f"{self._path} is restored in part; what follows keeps its initial value: {text}", False)
+            self._report(f"{self._path} is restored in part; the following keep their initial value: {text}", False)
         there = {name: item for name, item in there.items() if name not in misfits}
         if there and self._path is not None:
             restore_section(self._path, SECTION, there)
@@ -239,21 +239,21 @@ class DiscoveredState:
 
 
 def handles(items: Iterable[Any]) -> set[int]:
-    """Returns the `id` of each resource handle of variables and tables; a mirrored variable has one a replica."""
+    """Returns the `id` of each resource handle of variables and tables; a mirrored variable has one per replica."""
     parts = [part for item in items for part in (getattr(item, "values", None) or [item])]
     found = (getattr(part, "resource_handle", None) for part in parts)
     return {id(part.handle if handle is None else handle) for part, handle in zip(parts, found, strict=True)}
 
 
 def saved_section(path: str, section: str) -> dict[str, tuple[int, ...] | None]:
-    """Returns name -> shape of what a checkpoint holds of a section; of a table the shape is None.
+    """Returns name -> shape for a section of a checkpoint; the shape of a table is None.
 
     Args:
-      path: of the checkpoint.
-      section: its name, or `section/subsection`.
+      path: The checkpoint's prefix.
+      section: The section's name, or `section/subsection`.
 
     Raises:
-      StorageError: when it cannot be read.
+      StorageError: when the checkpoint cannot be read.
     """
     try:
         shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
@@ -268,10 +268,10 @@ def saved_section(path: str, section: str) -> dict[str, tuple[int, ...] | None]:
 
 
 def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:
-    """Restores some items of a section, all of which the checkpoint holds in the same shape; eager, in scope.
+    """Restores items of a section that the checkpoint holds in the same shape; eager, in strategy scope.
 
     Raises:
-      StorageError: when it cannot be read.
+      StorageError: when the checkpoint cannot be read.
     """
     root, _, below = section.partition("/")
     target = tf.train.Checkpoint(**{root: {below: dict(items)} if below else dict(items)})

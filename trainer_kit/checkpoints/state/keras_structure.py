@@ -1,9 +1,9 @@
 """The structure of a Keras 3 model as a checkpoint shows it: what `tf.train.Checkpoint(model=model)` would write.
 
 TensorFlow finds a variable in a checkpoint by the names of the attributes that lead to it, such as
-`_functional/_operations/1/_kernel`. Our own names, such as `sequential/dense/kernel`, are edges that a program which
-knows only TensorFlow does not look for. So the best weights are written with both: each variable is in the file once,
-and two paths lead to it.
+`_functional/_operations/1/_kernel`. A program that uses only TensorFlow does not know our names, such as
+`sequential/dense/kernel`. So the best weights are written with both: each variable is in the file once, and two paths
+lead to it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _LOG = logging.getLogger(__name__)
 
 
 def named_and_structured(model: Any) -> Any:
-    """Returns what a checkpoint holds of `model`: its variables by our names and, of Keras 3, by its structure too.
+    """Returns the trackable to save for a built `model`: its variables by our names and, for Keras 3, by structure too.
 
-    Eager, in cross-replica context, when the model is built. The structure is a copy made of plain nodes: a Keras 3
-    object among them would be a second owner of the same variable, and the file would hold each value twice. A warning
-    names what `tf.train.Checkpoint(model=model)` cannot load.
+    Eager, in cross-replica context. The structure is a copy made of plain nodes: a Keras 3 object in it would be a
+    second owner of the same variable, and the file would hold each value twice. A warning names the variables that
+    `tf.train.Checkpoint(model=model)` cannot load.
 
     Args:
-      model: Keras 3, tf_keras or tf.Module. The latter two are returned as they are, since TensorFlow saves them by
-        structure anyway.
+      model: A Keras 3 model, tf_keras model or tf.Module. The latter two are returned unchanged, since TensorFlow saves
+        them by structure anyway.
     """
     named = model_variables(model)
     if not isinstance(model, keras.Layer):
@@ -62,11 +62,11 @@ def _not_plain(model: Any, reason: str) -> str:
 
 
 def _copied(item: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns a plain node for a layer or a container, the tf.Variable of a Keras variable, and all else as it is.
+    """Returns a plain node for a layer or container, the tf.Variable of a Keras variable, and other items unchanged.
 
     Args:
-      item: what a checkpoint of the model would track.
-      known: id -> (original, its node), for what several paths lead to.
+      item: An object that a checkpoint of the model would track.
+      known: id -> (original, its node), for objects that several paths lead to.
     """
     if isinstance(item, keras.Variable):
         return item.value

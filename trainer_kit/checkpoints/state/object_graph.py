@@ -1,4 +1,4 @@
-"""A TensorFlow checkpoint as the graph of objects that was saved: which attributes lead to which value."""
+"""Reads the graph of objects in a TensorFlow checkpoint: which attributes lead to which value."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class CheckpointGraph:
     """The nodes, edges and values of a checkpoint. Eager, on the host.
 
     Args:
-      prefix: of the files.
+      prefix: The checkpoint's prefix.
 
     Attributes:
-      shapes: key -> shape of each value, without TensorFlow's own.
+      shapes: key -> shape of each value, without TensorFlow's bookkeeping.
 
     Raises:
-      UsageError: when the checkpoint has no graph of objects, as those of TensorFlow 1.
-      StorageError: when it is gone or damaged.
+      UsageError: when the checkpoint has no graph of objects, like those of TensorFlow 1.
+      StorageError: when the checkpoint is gone or damaged.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -42,8 +42,8 @@ class CheckpointGraph:
             raise _unreadable(prefix, error) from error
         if _GRAPH not in shapes:
             raise UsageError(
-                f"{prefix} names its values only, as checkpoints of TensorFlow 1 do, and not the objects that they are "
-                "of; read it with tf.train.load_checkpoint and assign the values yourself"
+                f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no graph of objects; read "
+                "it with tf.train.load_checkpoint and assign the values yourself"
             )
         graph = object_graph(self.value(_GRAPH))
         self.shapes = {
@@ -58,18 +58,18 @@ class CheckpointGraph:
         ]
 
     def children(self, node: int | None) -> dict[str, int]:
-        """Returns attribute -> node of what `node` holds; nothing for None."""
+        """Returns attribute -> node for the children of `node`; {} for None."""
         return {} if node is None else self._edges[node]
 
     def key(self, node: int | None) -> str | None:
-        """Returns the key of the value that `node` is; None if it is none."""
+        """Returns the key of the value at `node`; None if the node has no value."""
         return None if node is None else self._keys[node]
 
     def value(self, key: str) -> Any:
-        """Returns a value as NumPy has it.
+        """Returns a value as a NumPy array.
 
         Raises:
-          StorageError: when it cannot be read.
+          StorageError: when the value cannot be read.
         """
         try:
             return self._reader.get_tensor(key)
@@ -77,7 +77,7 @@ class CheckpointGraph:
             raise _unreadable(self.prefix, error) from error
 
     def nodes(self, depth: int) -> dict[str, int]:
-        """Returns path -> node of what holds others, up to `depth` attributes below the root, which is ""."""
+        """Returns path -> node for nodes with children, up to `depth` attributes below the root, whose path is ""."""
         found, layer = {"": ROOT}, {"": ROOT}
         for _ in range(depth):
             below = {
@@ -88,7 +88,7 @@ class CheckpointGraph:
         return found
 
     def below(self, node: int) -> set[str]:
-        """Returns the keys of all values that `node` leads to."""
+        """Returns the keys of all values below `node`."""
         seen, waiting = {node}, [node]
         while waiting:
             new = set(self._edges[waiting.pop()].values()) - seen
@@ -98,31 +98,31 @@ class CheckpointGraph:
 
 
 def object_graph(serialized: bytes) -> Any:
-    """Returns the objects that a checkpoint was made of; its `nodes` have children and attributes. On the host.
+    """Parses the object graph of a checkpoint; its `nodes` have children and attributes. On the host.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not register the message: no checkpoint could be compared with a run.
+      TrainerKitError: when this TensorFlow does not register the message type, so no checkpoint can be compared.
     """
     try:
         descriptor = descriptor_pool.Default().FindMessageTypeByName(_MESSAGE)
     except KeyError as error:
         raise TrainerKitError(
-            f"TensorFlow {tf.__version__} does not show what is in its checkpoints ({error}); use the TensorFlow of "
-            "requirements.lock"
+            f"TensorFlow {tf.__version__} does not register the format of its checkpoints ({error}); use the "
+            "TensorFlow of requirements.lock"
         ) from error
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
 
 
 def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
-    """Returns path -> owner of what was saved below an object and is no object now; eager, on the host.
+    """Returns path -> owner of saved objects that this run does not have; eager, on the host.
 
     Args:
-      graph: of the checkpoint.
-      root: the tf.train.Checkpoint of this run; what it lacks of the sections of the file is left out.
+      graph: The graph of the checkpoint.
+      root: The tf.train.Checkpoint of this run; sections that it lacks entirely are left out.
 
     Returns:
-      By path, the nearest object that is there and is no list or dict. Slots that TensorFlow saves beside their
-      variable, as those of tf_keras.optimizers.legacy, are left out.
+      By path, the nearest existing owner that is not a list or dict. Slots that TensorFlow saves with their variable,
+      like those of tf_keras.optimizers.legacy, are left out.
     """
     lost: dict[int, tuple[str, Any]] = {}
     found: set[int] = set()
@@ -144,7 +144,7 @@ def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
 
 
 def readable(key: str) -> str:
-    """Returns the path of attributes that a key spells: TensorFlow writes "/" in a name as ".S", and "." as ".."."""
+    """Returns the path of attributes in a key: TensorFlow writes "/" in a name as ".S", and "." as ".."."""
     path = key.partition(_ATTRIBUTES)[0]
     return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
 

@@ -1,8 +1,8 @@
-"""PythonState: what a run has to remember beside its variables, as one string variable of its checkpoint.
+"""PythonState: the Python state of a run, saved as one string variable of its checkpoint.
 
-TensorFlow serialises Python state in the thread of the save, later than it copies the variables. So the parts are
-turned into JSON on the caller's thread, just before a save, and travel as a variable. No part may hold a wall-clock
-value: a run that was killed and one that was not have equal checkpoints.
+TensorFlow serialises Python state in the save's thread, after it has copied the variables. So the parts are turned
+into JSON on the caller's thread, just before a save, and saved as a variable. No part may hold a wall-clock value: a
+killed run and one that was not killed must have equal checkpoints.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class PythonState:
-    """Named parts, each with a function that returns its value and one that takes it back.
+    """Named parts, each with a function that returns its value and one that restores it.
 
     Attributes:
-      variable: string scalar, on the host; what a checkpoint holds.
+      variable: The string scalar that a checkpoint holds, on the host.
     """
 
     def __init__(self) -> None:
-        # In a thread of its own, where no strategy is: one of several workers would broadcast its value, and cannot
-        # broadcast a string.
+        # In a separate thread without a strategy: a strategy of several workers would broadcast the value, and strings
+        # cannot be broadcast.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             self.variable = thread.submit(_variable).result()
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
@@ -44,17 +44,17 @@ class PythonState:
         """Adds a part.
 
         Args:
-          name: its key; one that is there already is replaced.
-          get: returns what JSON can hold; arrays and variables, too, which come back as NumPy arrays.
-          put: takes what `get` returned when the checkpoint was made; None when the checkpoint has no such part.
+          name: The part's key; it replaces an earlier part of this name.
+          get: Returns a value that JSON can hold; arrays and variables are allowed and come back as NumPy arrays.
+          put: Takes the value that `get` returned at the save; None when the checkpoint has no such part.
         """
         self._parts[name] = (get, put)
 
     def store(self) -> None:
-        """Puts all parts into the variable; eager, on the host, right before a save.
+        """Writes all parts into the variable; eager, on the host, right before a save.
 
         Raises:
-          UsageError: when a part returns what cannot be held.
+          UsageError: when a part returns a value that cannot be saved.
         """
         values = {name: get() for name, (get, _) in self._parts.items()}
         try:
@@ -66,18 +66,18 @@ class PythonState:
         self.variable.assign(text)
 
     def load(self) -> None:
-        """Hands all parts what the variable holds; eager, on the host, after a restore."""
+        """Restores all parts from the variable; eager, on the host, after a restore."""
         text = self.variable.numpy()
         values = json.loads(text, object_hook=_decoded) if text else {}
         if unknown := sorted(values.keys() - self._parts.keys()):
-            _LOG.warning("the checkpoint holds the state of what this run does not have: %s", ", ".join(unknown))
+            _LOG.warning("the checkpoint holds state that this run does not use: %s", ", ".join(unknown))
         for name, (_, put) in self._parts.items():
             put(values.get(name))
 
     def load_part(self, path: str, name: str) -> None:
-        """Hands one part what the checkpoint at `path` holds of it, if there is such a part; eager.
+        """Restores one part, if it exists here, from the checkpoint at `path`; eager.
 
-        Best weights hold none; a warning says so.
+        Best weights hold no parts; a warning says so.
 
         Raises:
           StorageError: when the checkpoint cannot be read.
@@ -91,18 +91,18 @@ class PythonState:
             raise StorageError(f"{path} is gone or damaged: {error}") from error
         value = json.loads(text or "{}", object_hook=_decoded).get(name)
         if value is None:
-            _LOG.warning("%s holds no state of the %s: it keeps the state that it has", path, name)
+            _LOG.warning("%s holds no state of the %s, which keeps its current state", path, name)
         else:
             self._parts[name][1](value)
 
     def clear(self) -> None:
-        """Forgets what was loaded, for a run that starts anew."""
+        """Clears the loaded state, for a run that starts from step 0."""
         self.variable.assign("")
         self.load()
 
 
 def _encoded(value: Any) -> Any:
-    """Returns an array or a variable as JSON can hold it, bit by bit."""
+    """Returns an array or a variable in a form for JSON that keeps every bit."""
     if not hasattr(value, "__array__"):
         raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
     array = np.asarray(value)
@@ -115,7 +115,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    """Returns the array that `_encoded` was given; any other dict as it is."""
+    """Returns the array that `_encoded` encoded; any other dict unchanged."""
     if value.keys() != {_ARRAY}:
         return value
     held = value[_ARRAY]
@@ -129,21 +129,21 @@ def _variable() -> tf.Variable:
 
 
 def check_state(name: str, value: Any) -> None:
-    """Raises UsageError when a checkpoint cannot hold `value`, the state of what is called `name`."""
+    """Raises UsageError when a checkpoint cannot hold `value`, the state of the part `name`."""
     try:
         json.dumps(value, default=_encoded)
         _check_keys(value)
     except (TypeError, ValueError) as error:
-        advice = "return numbers, texts, arrays, lists, and dicts with texts as keys from state()"
+        advice = "return numbers, strings, arrays, lists or dicts with string keys from state()"
         raise UsageError(f"the state of {name} cannot be saved: {error}; {advice}") from None
 
 
 def _check_keys(value: Any) -> None:
-    """Raises TypeError for a dict with keys that are no texts, which would come back as texts."""
+    """Raises TypeError for a dict with keys that are not strings, since JSON would return strings."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"a dict with the key {key!r}")
+                raise TypeError(f"a dict has the key {key!r}, which is not a string")
             _check_keys(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:

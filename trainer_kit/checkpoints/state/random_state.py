@@ -1,7 +1,7 @@
-"""State that neither model.variables nor an optimizer shows, and without which a resumed run draws other numbers.
+"""Random state that neither model.variables nor an optimizer lists; without it a resumed run draws other numbers.
 
-Keras 3 lists its own variables only: a tf.random.Generator or a tf.Variable that a layer made by itself is not among
-them. Keras' global seed generator and TensorFlow's global generator belong to the process.
+Keras 3 lists only its own variables, not a tf.random.Generator or a tf.Variable that a layer creates itself. Keras'
+global seed generator and TensorFlow's global generator belong to the process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KINDS = (
 
 
 def process_generators(seed: int) -> dict[str, tf.Variable]:
-    """Returns the states of the process' own random generators; eager, in strategy scope.
+    """Returns the states of the process's global random generators; eager, in strategy scope.
 
-    Keras' serves keras.random functions without a seed; TensorFlow's is made from `seed` unless the user has set one.
-    One that an earlier run in this process has left on the replicas of its own strategy is replaced.
+    Keras' generator serves keras.random functions without a seed. TensorFlow's is created from `seed` unless the user
+    has set one. A generator that an earlier run in this process left on the replicas of its strategy is replaced.
     """
     keras_generator = global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
@@ -38,7 +38,7 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
 
 
 def _global_generator() -> tf.random.Generator | None:
-    """Returns the global generator that is set; None if there was none, or TensorFlow has just made a random one."""
+    """Returns the global generator if one was set; None if TensorFlow had to create a random one."""
     made = []
 
     def note(create: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
@@ -54,16 +54,16 @@ def _global_generator() -> tf.random.Generator | None:
 
 
 def _is_of_another_strategy(variable: Any) -> bool:
-    """Whether a variable lies on the replicas of a strategy that is not the current one, which cannot use it."""
+    """Whether a variable lies on the replicas of another strategy, so that the current one cannot use it."""
     mirrored = isinstance(variable, tf.distribute.DistributedValues)
     return mirrored and not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
 
 
 def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
-    """Returns the state of `model` that its own part of a checkpoint does not hold, by the path that leads to it.
+    """Returns path -> variable for the state that the section `model` of a checkpoint does not hold.
 
-    That is, of a Keras 3 model, tf.Variables and tf.random.Generators of its layers; of a tf_keras model the generators
-    of its layers, which it hides from checkpoints.
+    For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers; for a tf_keras model the
+    generators of its layers, which it hides from checkpoints.
     """
     found = _below(model)
     if isinstance(model, keras.Layer):
@@ -75,19 +75,19 @@ def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
 
 
 def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
-    """Returns the tf.Variables and the states of random generators of a task, by the path that leads to them.
+    """Returns path -> variable for the tf.Variables and the random generators of a task.
 
-    Of Keras 3 layers the weights do not count: what a task teaches with, or augments with, it does not train.
+    Weights of Keras 3 layers are left out: a task does not train its teacher or its augmentation layers.
 
     Args:
-      task: any object; it is looked for in attributes, lists, tuples and dicts, layers and modules.
-      model: what is reached through it alone is left out.
+      task: Any object; its attributes, lists, tuples, dicts, layers and modules are searched.
+      model: An object whose contents are left out.
     """
     return _below(task, apart_from=model)
 
 
 def _below(root: Any, apart_from: Any = None) -> dict[str, tf.Variable]:
-    """Variables by path, each once, by the first of its paths; depth first, attributes of one object by name."""
+    """Returns path -> variable, each once by its first path; depth first, attributes of an object sorted by name."""
     found: dict[str, tf.Variable] = {}
     seen, waiting = {id(apart_from)}, [("", root)]
     while waiting:

@@ -1,9 +1,9 @@
-"""What a checkpoint holds, and its strict restore.
+"""Defines the contents of a checkpoint and restores them strictly.
 
-The root keys are TF Model Garden's: global_step, model, optimizer. Beside them stand `average`, the moving average of
-the weights; `run_state` (python_state.py); `random` and `task`, state that the model does not show (random_state.py);
-`step_state`, what else the training step changes (discovered_state.py, which restores it too); and what the model
-itself adds by `checkpoint_items`.
+The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the moving average of
+the weights; `run_state` (python_state.py); `random` and `task`, state that the model does not list (random_state.py);
+`step_state`, other state that the training step changes (discovered_state.py, which also restores it); and the items
+that the model adds by `checkpoint_items`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def training_checkpoint(
     """Returns the checkpoint of a run. Eager, in strategy scope, after the optimizer was built.
 
     Args:
-      global_step: int64 scalar.
-      model: Keras 3, tf_keras or tf.Module; its `checkpoint_items`, a dict of trackables, is saved beside it.
-      optimizer: a Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
-      average: the moving average of the weights, by the paths of the variables; None leaves it out.
-      **others: variables, or dicts of them by name, of which those in OPTIONAL may be missing in a file.
+      global_step: The step counter, an int64 scalar.
+      model: A Keras 3 model, tf_keras model or tf.Module; its `checkpoint_items`, a dict of trackables, is saved too.
+      optimizer: A Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
+      average: The moving average of the weights, by the paths of the variables; None leaves it out.
+      **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
@@ -64,10 +64,10 @@ def training_checkpoint(
 
 
 def weights_checkpoint(*, global_step: tf.Variable, model: Any, **items: Any) -> tf.train.Checkpoint:
-    """Returns the checkpoint of the weights alone, as the best checkpoint keeps them, and of further items by name.
+    """Returns the checkpoint of the weights alone, as the best checkpoint holds them, with further items by name.
 
-    It can be read by our names and, of a Keras 3 model, by `tf.train.Checkpoint(model=model)` as well. It is for
-    writing: `restore` reads by our names.
+    The file can be read by our names and, for a Keras 3 model, by `tf.train.Checkpoint(model=model)` as well. Use the
+    result only for writing: `restore` reads by our names.
     """
     parts = _items(training_checkpoint(global_step=global_step, model=model, **items))
     own = {STEP_STATE: items[STEP_STATE]} if STEP_STATE in items else {}
@@ -86,15 +86,15 @@ def restore(
     """Restores `checkpoint` from `path`, strictly. Eager, in strategy scope.
 
     Args:
-      checkpoint: of training_checkpoint.
-      path: prefix of the files, `model_dir/ckpt-<step>`.
-      whole: also refuse what the file has and the run has no place for; False for evaluation.
-      partial: restore what fits by name and shape, and log what does not.
-      loose: sections that are restored as far as both sides have them, also what comes into being later.
-      advice: what to do when it does not fit, for the message; "": what the owner of a run can do.
+      checkpoint: The result of training_checkpoint.
+      path: The prefix of the files, `model_dir/ckpt-<step>`.
+      whole: Whether to refuse a file with variables that the run does not have; False for evaluation.
+      partial: Whether to restore what fits by name and shape, and log what does not.
+      loose: The sections that are restored as far as both sides have them, including variables created later.
+      advice: The advice for the message when it does not fit; "" selects the advice for the owner of a run.
 
     Raises:
-      UsageError: when a variable is missing, has another shape or, if `whole`, has no place; a table lists all.
+      UsageError: when a variable is missing, has another shape or, if `whole`, is not in the run; a table lists all.
       StorageError: when the files are missing or damaged.
     """
     try:
@@ -106,7 +106,9 @@ def restore(
             _restore_loosely({name: item for name, item in items.items() if name in loose}, path, saved)
             checkpoint = tf.train.Checkpoint(**{name: item for name, item in items.items() if name not in loose})
         if text:
-            _LOG.warning("%s is restored in part; what follows keeps its initial value or is not used:\n%s", path, text)
+            _LOG.warning(
+                "%s is restored in part; the following keep their initial value or are not used:\n%s", path, text
+            )
             tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
             return
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
@@ -136,11 +138,11 @@ def _does_not_fit(path: str, text: str, partial: bool, advice: str) -> UsageErro
         return UsageError(f"{advice}:\n{text}")
     record = os.path.join(os.path.dirname(path), "params.yaml")
     config = f" ({record})" if os.path.exists(record) else ""
-    otherwise = ", or --allow_partial_restore, which takes what fits"
+    otherwise = ", or --allow_partial_restore, which restores what fits"
     if partial:
-        otherwise = " (a model of this kind is taken whole)"
+        otherwise = " (a model of this kind cannot be restored in part)"
     return UsageError(
-        f"{path} does not fit this run; use the code and the config that it was made with{config}, another model_dir"
+        f"{path} does not fit this run; use the code and the config that it was saved with{config}, another model_dir"
         f"{otherwise}:\n{text}"
     )
 
@@ -157,15 +159,15 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, path: str) -> Non
 
 
 def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> list[str]:
-    """Returns what was saved of optimizers that a model holds, and they do not have yet: paths of attributes; eager.
+    """Returns the paths of saved variables that optimizers inside the model have not created yet; eager.
 
-    An optimizer of tf_keras makes its slots in the first step, and TensorFlow restores each as it is made. So `restore`
-    lets them be missing, and `check_made` tells afterwards whether they have come.
+    A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is created. So
+    `restore` allows them to be missing, and `check_made` checks afterwards that they were created.
 
     Args:
-      checkpoint: of training_checkpoint.
-      path: of the files that it was restored from.
-      loose: as of `restore`.
+      checkpoint: The result of training_checkpoint.
+      path: The prefix of the files that it was restored from.
+      loose: See `restore`.
 
     Raises:
       StorageError: when the files are gone or damaged.
@@ -175,10 +177,10 @@ def made_in_first_step(checkpoint: tf.train.Checkpoint, path: str, loose: Collec
 
 
 def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> None:
-    """Refuses what `made_in_first_step` still returns, with the same arguments, when the step has been traced; eager.
+    """Raises for paths that `made_in_first_step` still returns after the step was traced; eager, same arguments.
 
     Raises:
-      UsageError: when optimizers of the model lack some of what was saved of them.
+      UsageError: when optimizers inside the model lack saved variables.
       StorageError: when the files are gone or damaged.
     """
     rows: list[tuple[str, str, Any, Any]]
@@ -191,14 +193,14 @@ def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:
 
 
 def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of what the checkpoint at `path` holds, without TensorFlow's bookkeeping.
+    """Returns name -> shape of the variables in the checkpoint at `path`, without TensorFlow's bookkeeping.
 
     Args:
-      path: of the checkpoint.
-      all_names: also the further names of a variable that several sections hold; it is saved under one of them.
+      path: The checkpoint's prefix.
+      all_names: Whether to include all names of a variable that several sections hold; it is saved under one of them.
 
     Raises:
-      StorageError: when there is no such checkpoint any more, or it cannot be read.
+      StorageError: when the checkpoint no longer exists or cannot be read.
     """
     try:
         reader = tf.train.load_checkpoint(path)
@@ -213,12 +215,12 @@ def saved_shapes(path: str, all_names: bool = False) -> dict[str, tuple[int, ...
 
 
 def _objects(reader: Any) -> Any:
-    """Returns the nodes of the objects that a checkpoint was made of; none for one that is not object-based."""
+    """Returns the nodes of a checkpoint's object graph; () if the checkpoint is not object-based."""
     return object_graph(reader.get_tensor(_OBJECTS)).nodes if reader.has_tensor(_OBJECTS) else ()
 
 
 def _paths(nodes: Any, number: int, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yields (name, key) of the variables below a node: one that has several names is saved under one of them only."""
+    """Yields (name, key) of the variables below a node; a variable with several names is saved under one of them."""
     for child in nodes[number].children if nodes and depth else ():
         name = f"{path}/{child.local_name}".lstrip("/")
         keys = [one.checkpoint_key for one in nodes[child.node_id].attributes if one.name == "VARIABLE_VALUE"]
@@ -232,9 +234,9 @@ def holds(path: str, section: str) -> bool:
 
 
 def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: Collection[str] = ()) -> str:
-    """Returns a table, by layer, of what the file at `path` and this run do not share; "" if names tell nothing.
+    """Returns a table, by layer, of the differences between the file at `path` and this run; "" if there are none.
 
-    Models and optimizers of tf_keras, and tf.Module, are known to TensorFlow by structure only and are not compared.
+    Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are not compared.
     """
     saved = saved_shapes(path, all_names=True)
     saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in loose}
@@ -252,12 +254,12 @@ def difference(checkpoint: tf.train.Checkpoint, path: str, whole: bool, loose: C
 
 
 def _absent(items: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
-    """Sections that the file has and this run does not."""
+    """Returns the sections that only the file has."""
     return _sections(saved) - items.keys()
 
 
 def differences_table(rows: Sequence[tuple[str, str, Any, Any]]) -> str:
-    """Lays out (name, what, shape saved, shape here) under a line for each layer, at most ROWS of them."""
+    """Formats rows of (name, what, shape saved, shape here) under a line for each layer, at most ROWS of them."""
     lines: list[str] = []
     layer = None
     for name, what, saved, here in rows[:ROWS]:
@@ -280,13 +282,13 @@ def _sections(names: Iterable[str]) -> set[str]:
 
 
 def _without_absent(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """The items of `checkpoint` but for optional ones of which the file holds nothing."""
+    """Returns the items of `checkpoint` without optional ones that the file does not hold."""
     there, optional = _sections(saved), OPTIONAL if whole else (*OPTIONAL, "optimizer")  # of a best checkpoint
     return {name: item for name, item in _items(checkpoint).items() if name in there or name not in optional}
 
 
 def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The items of `checkpoint` without the named variables that the file lacks or has in another shape."""
+    """Returns the items of `checkpoint` without named variables that are missing or have another shape in the file."""
 
     def fitting(name: str, item: Any) -> Any:
         if isinstance(item, Mapping):
@@ -300,7 +302,7 @@ def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dic
 
 
 def wanted_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the variables that a checkpoint of named variables would save."""
+    """Returns name -> shape of the variables that a checkpoint of named variables would save."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def collect(name: str, child: Any) -> None:

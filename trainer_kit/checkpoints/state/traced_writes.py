@@ -1,4 +1,4 @@
-"""Finds the variables and tables that a traced graph reads and writes, and the line of the user's code that writes."""
+"""Finds the variables and tables that a traced graph reads and writes, and the user's line that writes them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WHAT = {"Var": "a variable", "LookupInterface": "a hash table", "IteratorResour
 
 
 def written(graph: Any) -> list[Any]:
-    """Returns the handles of the variables, tables and iterators outside a traced graph that it changes.
+    """Returns the handles of outer variables, tables and iterators that a traced graph changes.
 
-    Loops, branches, and functions that the graph calls count, those of replicas included.
+    The search includes loops, branches and called functions, and those of replicas.
 
     Args:
-      graph: a FuncGraph.
+      graph: The traced FuncGraph.
     """
     captured = _captured(graph)
     outside = [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) in _WHAT]
@@ -34,12 +34,12 @@ def written(graph: Any) -> list[Any]:
 
 
 def variables_used(graph: Any) -> list[Any]:
-    """Returns the handles of the variables outside a traced graph that it reads or writes."""
+    """Returns the handles of outer variables that a traced graph reads or writes."""
     return [outer for outer, _ in graph.captures if outer.dtype == tf.resource and _kind(outer) == "Var"]
 
 
 def variable_of(graph: Any, handle: Any) -> Any:
-    """Returns the variable that a handle is of, as the graph knows it; None if it does not."""
+    """Returns the variable that a handle belongs to; None if the graph does not know it."""
     for variable in (one for part in _graphs(graph) for one in part.variables):
         if any(part.handle is handle for part in getattr(variable, "values", None) or [variable]):
             return variable
@@ -47,7 +47,7 @@ def variable_of(graph: Any, handle: Any) -> Any:
 
 
 def described(graph: Any, handle: Any) -> str:
-    """Returns what a handle of `written` is, and where the graph changes it, for messages."""
+    """Returns the description of a handle of `written`, and where the graph changes it, for messages."""
     what, variable = _WHAT[_kind(handle)], variable_of(graph, handle)
     if variable is not None:
         what = f"the variable {variable.name.partition(':')[0]} ({variable.dtype.name} {list(variable.shape)})"
@@ -55,7 +55,7 @@ def described(graph: Any, handle: Any) -> str:
 
 
 def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yields a graph and those of all functions that it calls."""
+    """Yields a graph and the graphs of all functions that it calls."""
     seen = set() if seen is None else seen
     if id(graph) in seen:
         return
@@ -66,7 +66,7 @@ def _graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 def _captured(graph: Any) -> dict[int, list[Any]]:
-    """Returns the tensors by which a graph, and the functions that it calls, know a handle, by its `id`."""
+    """Returns `id` of a handle -> the tensors that stand for it in a graph and in the functions that it calls."""
     found: dict[int, list[Any]] = {}
     for part in _graphs(graph):
         for outer, inner in part.captures:
@@ -75,7 +75,7 @@ def _captured(graph: Any) -> dict[int, list[Any]]:
 
 
 def _users(captured: dict[int, list[Any]], handle: Any) -> list[Any]:
-    """Returns the operations that are given a handle, without calls, loops and branches: what those run counts."""
+    """Returns the operations that take a handle, without calls, loops and branches, whose bodies are searched."""
     found = [operation for inner in captured.get(id(handle), ()) for operation in inner.consumers()]
     return [
         one
@@ -85,7 +85,7 @@ def _users(captured: dict[int, list[Any]], handle: Any) -> list[Any]:
 
 
 def _is_harmless(operation: Any) -> bool:
-    """Whether an operation leaves a resource as it is; collective operations have variables that order them only."""
+    """Whether an operation leaves a resource unchanged; collective operations use variables only for their order."""
     return _HARMLESS.match(operation.type) is not None
 
 
@@ -95,7 +95,7 @@ def _kind(handle: Any) -> str:
 
 
 def _place(graph: Any, handle: Any) -> str:
-    """Returns ` (changed in file:line)`, of the innermost frame that is the user's; "" if none is known."""
+    """Returns ` (changed in file:line)` for the innermost frame of the user's code; "" if none is known."""
     for operation in _users(_captured(graph), handle):
         frames = own_frames(operation.traceback or ())
         if frames and not _is_harmless(operation):

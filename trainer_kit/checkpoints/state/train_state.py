@@ -1,4 +1,4 @@
-"""TrainState: everything that a run is made of at one moment, as its checkpoints hold it."""
+"""TrainState: the complete state of a training run, as its checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -38,27 +38,26 @@ _LOG = logging.getLogger(__name__)
 
 
 class TrainState:
-    """Model, optimizers, global step, moving average, random state and run state. Made in the strategy's scope.
+    """Model, optimizers, global step, moving average, random state and run state. Created in strategy scope.
 
     Args:
-      global_step: int64 scalar.
-      model: Keras 3, tf_keras or tf.Module, built.
-      optimizer: built, or a dict of them; None for evaluation, which needs no run state either.
-      average: a MovingAverage, or None; or what has its `begin` and `reset`, and with `section` and `variables` tells
-        what a checkpoint holds of it, and where.
-      task: whose own variables and generators belong to the run.
-      seed: of the process' random generators.
-      items: further parts of every checkpoint, the best included, by their names; they are restored as far as both
-        sides have them.
+      global_step: The step counter, an int64 scalar.
+      model: A built Keras 3 model, tf_keras model or tf.Module.
+      optimizer: A built optimizer or a dict of them; None for evaluation, which has no run state either.
+      average: A MovingAverage, an object with the same `begin`, `reset`, `section` and `variables`, or None.
+      task: The task, whose own variables and generators belong to the run.
+      seed: The seed of the process's random generators.
+      items: Further parts of every checkpoint, the best included, by name; they are restored as far as both sides have
+        them.
 
     Attributes:
-      checkpoint: all of it.
-      python_state: takes further parts, before the restore.
-      loose: the names of the further parts.
-      in_use: a lock, held while variables have other values for an evaluation; a late save comes from another thread.
+      checkpoint: The checkpoint of the complete state.
+      python_state: The Python state, which takes further parts before the restore.
+      loose: The names of the further parts.
+      in_use: A lock, held while variables have other values for an evaluation; a late save comes from another thread.
 
     Raises:
-      UsageError: when a further part has a name of the state's own.
+      UsageError: when the name of a further part is already taken.
     """
 
     def __init__(
@@ -85,7 +84,8 @@ class TrainState:
             others = {"run_state": self.python_state.variable, "task": evaluated["task"], "random": generators}
         self._items, self.loose = dict(items or {}), frozenset(items or ())
         if taken := self.loose & {*OPTIONAL, STEP_STATE, "global_step", "model", "optimizer"}:
-            raise UsageError(f"a checkpoint has {', '.join(sorted(taken))} of its own; give your item another name")
+            names = ", ".join(sorted(taken))
+            raise UsageError(f"every checkpoint already has a part named {names}; give your item another name")
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
         evaluated[STEP_STATE] = others[STEP_STATE] = self.discovered.section
         self.checkpoint = training_checkpoint(global_step=global_step, model=model, **others)
@@ -99,31 +99,31 @@ class TrainState:
 
     @property
     def other_variables(self) -> list[tf.Variable]:
-        """What a checkpoint holds of the task, and of the training step, beside model, optimizer and average."""
+        """The variables of the task and the training step besides model, optimizer and average."""
         sections = (*self._evaluated_parts.values(), self.discovered.items)
         found = (section[name] for section in sections for name in sorted(section))
         return [one for one in found if isinstance(one, tf.Variable)]
 
     @functools.cached_property
     def weights(self) -> tf.train.Checkpoint:
-        """The weights alone, as the best checkpoint keeps them; made at the first evaluation that is kept."""
+        """The checkpoint of the weights alone, as the best checkpoint holds them; created at first use."""
         return weights_checkpoint(
             global_step=self._global_step, model=self._model, **self._items, **self._saved_with_weights
         )
 
     def keep_replicas(self, strategy: tf.distribute.Strategy) -> None:
-        """Has checkpoints hold what each replica has for itself, such as the averages of batch normalization."""
+        """Adds each replica's local values, such as the averages of batch normalization, to checkpoints."""
         of_model = ReplicasState(lambda: self._model.variables, strategy)
         self.python_state.add("replicas", of_model.state, of_model.restore)
         others = ReplicasState(lambda: self.other_variables, strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
 
     def restored(self, path: str | None) -> None:
-        """Brings what is no variable in line with what was restored; eager, in scope.
+        """Restores the state that is not in variables after a checkpoint was restored; eager, in strategy scope.
 
         Args:
-          path: of the checkpoint; None when there was none. What it does not hold starts anew: the average at the
-            weights.
+          path: The checkpoint's prefix; None when there was none. State that it does not hold starts from the
+            beginning: the moving average starts at the weights.
         """
         awaited = path is not None and made_in_first_step(self.checkpoint, path, self.loose)
         self._incomplete = path if awaited else None
@@ -138,14 +138,14 @@ class TrainState:
             self._average.reset()
 
     def restore_weights(self, path: str) -> None:
-        """Restores what an evaluation uses from a checkpoint of a run; eager, in scope.
+        """Restores the state that an evaluation uses from a checkpoint of a run; eager, in strategy scope.
 
-        That is: global step, model, average, and what the task and the training step hold besides, but no optimizer; of
-        the run state the task's own part, which best weights lack.
+        This is the global step, model, average, and state of the task and the training step, but no optimizer; of the
+        run state only the task's part, which best weights lack.
 
         Raises:
-          UsageError: when it does not fit.
-          StorageError: when it is gone or damaged.
+          UsageError: when the checkpoint does not fit.
+          StorageError: when the checkpoint is gone or damaged.
         """
         restore(self._evaluated(), path, whole=False, loose=self.loose)
         self._restore_evaluated(path)
@@ -154,24 +154,24 @@ class TrainState:
             self._average.reset()
 
     def fits(self, path: str) -> bool:
-        """Whether the checkpoint at `path` has all that `restore_weights` takes; reads names and shapes only.
+        """Whether the checkpoint at `path` has all that `restore_weights` restores; reads names and shapes only.
 
         Raises:
-          StorageError: when it is gone or damaged.
+          StorageError: when the checkpoint is gone or damaged.
         """
         return difference(self._evaluated(), path, whole=False, loose=self.loose) == ""
 
     def keep_written(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
-        """Has all that the training step writes to be in checkpoints; eager, in scope, before the first step.
+        """Adds all state that the training step writes to checkpoints; eager, in strategy scope, before the first step.
 
         Args:
-          graph: of the loop or of the step, traced; None if neither is compiled: then all that can be found is kept.
-          apart: variables that need no saving, such as those of metrics that are reset.
-          required: whether state that cannot be saved is an error.
+          graph: The graph of the traced loop or step; None if neither is compiled: then all reachable state is added.
+          apart: Variables that need no saving, such as those of metrics that are reset.
+          required: Whether state that cannot be saved is an error.
 
         Raises:
-          UsageError: if `required`, when something cannot be saved; or when optimizers of the model lack what the
-            checkpoint that was restored holds of them.
+          UsageError: if `required`, when state cannot be saved; or when optimizers inside the model lack variables of
+            the restored checkpoint.
         """
         held = self._held(apart)
         if graph is None:
@@ -181,16 +181,16 @@ class TrainState:
             self._check_made()
 
     def keep_made(self, apart: Iterable[Any], required: bool) -> None:
-        """Does the same, where steps are not compiled, with what came into being in the first of them."""
+        """Adds state that was created in the first step to checkpoints, where steps are not compiled."""
         self._noted(self.discovered.add_reachable(self._held(apart), required, begun=True))
         self._check_made()
 
     def watch(self, apart: Iterable[Any], everything: bool = False) -> None:
-        """Remembers the values of what no checkpoint holds yet, for `keep_changed`; eager, in scope.
+        """Remembers the values of state that no checkpoint holds yet, for `keep_changed`; eager, in strategy scope.
 
         Args:
-          apart: as of `keep_written`.
-          everything: whether to look into model and optimizer as well, as where no graph will tell what steps do.
+          apart: See `keep_written`.
+          everything: Whether to search model and optimizer as well; needed where no graph shows what steps write.
         """
         optimizers = self._optimizer.values() if isinstance(self._optimizer, Mapping) else [self._optimizer]
         found = reachable(self.discovered.roots, () if everything else (self._model, *optimizers))
@@ -199,35 +199,35 @@ class TrainState:
             self.discovered.watch(found, self._held(apart))
 
     def keep_changed(self, apart: Iterable[Any] | None, required: bool) -> None:
-        """Has what has changed since `watch` be in checkpoints; eager, before a save.
+        """Adds state that has changed since `watch` to checkpoints; eager, before a save.
 
         Args:
-          apart: as of `keep_written`; None if that was called.
-          required: as of `keep_written`.
+          apart: See `keep_written`; None if that was called.
+          required: See `keep_written`.
 
         Raises:
-          UsageError: if `required`, when something cannot be saved.
+          UsageError: if `required`, when state cannot be saved.
         """
         self._noted(self.discovered.add_changed(None if apart is None else self._held(apart), required))
 
     def report_evaluation(self, graph: Any, apart: Iterable[Any], required: bool) -> None:
-        """Warns of what an evaluation changes and training uses, random generators apart, which are put back.
+        """Warns of variables that an evaluation changes and training uses; random generators, which are reset, apart.
 
         Args:
-          graph: of the evaluation, traced.
-          apart: as of `keep_written`.
-          required: whether it is an error.
+          graph: The graph of the traced evaluation.
+          apart: See `keep_written`.
+          required: Whether such a variable is an error.
 
         Raises:
-          UsageError: if `required`, when there is something.
+          UsageError: if `required`, when there is such a variable.
         """
         self.discovered.report_evaluation(graph, handles([*_native(apart), *(self._generators or ())]), required)
 
     def remember_generators(self) -> None:
         """Remembers the states of all random generators for `put_generators_back`; eager, on the host.
 
-        An evaluation that draws random numbers would change those of the training after it, and a run that is resumed
-        does not repeat the evaluations on record.
+        An evaluation that draws random numbers would change those of later training, and a resumed run does not repeat
+        recorded evaluations.
         """
         if self._generators is None:
             checkpoint = self.checkpoint if self._optimizer is not None else self.weights
@@ -237,7 +237,7 @@ class TrainState:
         self._before_evaluation = [(part, part.read_value()) for part in self._generators]
 
     def put_generators_back(self) -> None:
-        """Gives the random generators the states that were remembered last, once; eager, from any thread."""
+        """Restores the random generators to the states that were remembered last, once; eager, from any thread."""
         before, self._before_evaluation = self._before_evaluation, []
         for part, value in before:
             part.assign(value)
@@ -248,7 +248,7 @@ class TrainState:
             check_made(self.checkpoint, path, self.loose)
 
     def _held(self, apart: Iterable[Any]) -> set[int]:
-        """The handles of all that the other sections hold, and of `apart`."""
+        """Returns the handles of all variables in other sections, and of `apart`."""
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
         known = [one for one in items if is_state(one)]
         # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped one too.
@@ -260,12 +260,12 @@ class TrainState:
     def _noted(self, changed: bool) -> None:
         self._generators = None
         if changed:
-            error = end_saver(self.checkpoint)  # it knows only what there was at its first save
-            if error is not None:  # the manager tells of it at its next `sync`, when the reason is gone
+            error = end_saver(self.checkpoint)  # it knows only the variables of its first save
+            if error is not None:  # the manager reports the failure at its next `sync`, but without the reason
                 _LOG.warning("a checkpoint was not written: %s", error)
 
     def _restore_evaluated(self, path: str | None) -> None:
-        """Restores what an evaluation uses beside weights and average, as far as run and checkpoint have it."""
+        """Restores the state that an evaluation uses besides weights and average, as far as both sides have it."""
         self._noted(self.discovered.restored(path))
         if path is None:
             return
@@ -287,7 +287,7 @@ class TrainState:
         return bool(self._weights_finite().numpy())
 
     def is_sound(self) -> bool:
-        """Whether the weights, and what optimizers and the average keep of them, are finite; eager, on the host."""
+        """Whether the weights, the optimizers' variables and the average are finite; eager, on the host."""
         averages = getattr(self._average, "variables", None)
         others = [*_kept_by(self._optimizer), *(averages.values() if isinstance(averages, Mapping) else ())]
         if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
@@ -296,10 +296,10 @@ class TrainState:
 
     @tf.autograph.experimental.do_not_convert
     def finite(self) -> tf.Tensor:
-        """Returns whether all of the model's variables of floating point are finite, a bool scalar; in graph.
+        """Returns whether all floating-point variables of the model are finite, a bool scalar; in graph.
 
-        A sum is finite if all that it sums is, and reading once is all it costs. (One that overflows float32 belongs to
-        a model that has diverged as well.)
+        A sum is finite only if all its terms are, and it reads each value once. (A sum that overflows float32 also
+        belongs to a model that has diverged.)
         """
         return _all_finite(self._model.variables)
 
@@ -309,7 +309,7 @@ def _if_any(**parts: Any) -> dict[str, Any]:
 
 
 def _kept_by(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer of any kind, or of a dict of them."""
+    """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
         return [variable for one in optimizer.values() for variable in _kept_by(one)]
     variables = getattr(optimizer, "variables", ())
@@ -325,7 +325,7 @@ def _check_aggregations(items: Iterable[Any]) -> None:
             raise UsageError(
                 f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
                 "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
-                "ONLY_FIRST_REPLICA (each replica keeps its own value all the same)"
+                "ONLY_FIRST_REPLICA (each replica still keeps its own value)"
             )
 
 

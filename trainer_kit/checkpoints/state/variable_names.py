@@ -1,9 +1,9 @@
 """Stable names for the variables of models and optimizers, as a checkpoint keys them.
 
 TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and tf.train.Checkpoint(model=...)
-leaves out Keras 3's seed generators. So the tf.Variables behind Keras 3's are tracked, by name. Keras numbers layers
-over the life of a process ("dense_7"); here the numbers count within one model, so that the names do not depend on
-what the process built before.
+leaves out Keras 3's seed generators. So the tf.Variables behind Keras 3's variables are tracked, by name. Keras numbers
+layers over the life of a process ("dense_7"); here the numbers count within one model, so that names do not depend on
+earlier models of the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
 def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
-    """Returns the variables of a Keras 3 model by name, seed generators included; any other model as it is.
+    """Returns the variables of a Keras 3 model by name, seed generators included; any other model unchanged.
 
     tf_keras models and tf.Module can be tracked directly. Eager, in cross-replica context.
     """
@@ -31,10 +31,10 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
 
 
 def item_variables(item: Any) -> Any:
-    """Returns an item of `checkpoint_items` with the tf.Variables of what is of Keras 3 in it, by name.
+    """Returns an item of `checkpoint_items` with its Keras 3 objects replaced by their tf.Variables, by name.
 
     Args:
-      item: a trackable; or a dict, a list or a tf.train.Checkpoint of such, nested ones included.
+      item: A trackable, or a dict, list or tf.train.Checkpoint of trackables, nested ones included.
     """
     if isinstance(item, keras.Layer):
         return model_variables(item)
@@ -56,11 +56,11 @@ def item_variables(item: Any) -> Any:
 
 
 def optimizer_variables(optimizer: Any, model: Any) -> dict[str, tf.Variable] | Any:
-    """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other as it is.
+    """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other unchanged.
 
     Args:
-      optimizer: built, or a dict of those by name.
-      model: whose trainable variables the slots belong to.
+      optimizer: A built optimizer, or a dict of them by name.
+      model: The model whose trainable variables the slots belong to.
     """
     if isinstance(optimizer, Mapping):
         return {name: optimizer_variables(one, model) for name, one in optimizer.items()}
@@ -97,7 +97,7 @@ def _stem_and_number(part: str) -> tuple[str, int]:
 
 
 def _owner_names(model: Any) -> list[tuple[str, str]]:
-    """(flattened path as Keras' optimizers put it into slot names, our name) of each variable, longest first."""
+    """Returns (flattened path as in Keras' slot names, our name) of each variable, longest first."""
     variables = list(model.trainable_variables)
     paths = [getattr(variable, "path", None) or variable.name for variable in variables]
     names = list(_unique(canonical_paths(paths), variables))

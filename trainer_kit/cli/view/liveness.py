@@ -1,7 +1,7 @@
-"""Whether a process that tells of itself in a file is alive, as somebody sees it who reads the file again and again.
+"""Decides whether a process is alive from its heartbeat file, which a reader reads repeatedly.
 
-The clocks of two machines differ. So a beat is looked at for change only, and how long it has not changed is measured
-by the clock of this process; the age of the file counts only for what was so before the first look.
+The clocks of two machines differ. So a beat is only compared with the last one, and the time without a change is
+measured by this process's clock. The file's age counts only at the first reading.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SILENT_AFTER = 20.0  # seconds: four beats
 
 @dataclass(frozen=True)
 class Pulse:
-    """How a process is.
+    """The state of a process.
 
     Attributes:
-      state: alive; silent, for longer than a living process would be; gone, it is none of this machine's any more and
-        has told no end; ended, as it has told.
-      seconds: since its last beat.
+      state: "alive"; "silent", for longer than a living process would be; "gone", it no longer runs on this machine and
+        recorded no end; or "ended", as it recorded.
+      seconds: The time since its last beat.
     """
 
     state: State
@@ -42,12 +42,12 @@ class _Seen:
 
 
 class Pulses:
-    """Feels the pulse of processes, each by its name.
+    """Tracks the heartbeats of processes, each by its name.
 
     Args:
-      clock: seconds that only go up.
-      wall: seconds since the epoch, for the age of a file at the first look.
-      host: name of this machine, whose processes can be asked for.
+      clock: Returns monotonic seconds.
+      wall: Returns seconds since the epoch, for the age of a file at the first reading.
+      host: The name of this machine, whose process table can be checked.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Pulses:
         self._seen: dict[str, _Seen] = {}
 
     def feel(self, name: str, process: Process) -> Pulse:
-        """Returns how the process is that tells of itself under `name`."""
+        """Returns the state of the process called `name`, given its newest heartbeat."""
         now, seen = self._clock(), self._seen.get(name)
         if seen is None:
             seen = _Seen(process.beat, now, max(0.0, self._wall() - process.written))
@@ -77,7 +77,7 @@ class Pulses:
 
 
 def pulse_text(process: Process, pulse: Pulse) -> str:
-    """Returns "alive", "ended: done", "gone, no end told" or "silent for 23 s"."""
+    """Returns "alive", "ended: done", "gone, no end recorded" or "silent for 23 s"."""
     if pulse.state == "silent":
         return f"silent for {math.floor(pulse.seconds)} s"
-    return {"ended": f"ended: {process.ended}", "gone": "gone, no end told"}.get(pulse.state, pulse.state)
+    return {"ended": f"ended: {process.ended}", "gone": "gone, no end recorded"}.get(pulse.state, pulse.state)

@@ -1,4 +1,4 @@
-"""The evaluations of a run for those who look at it: what the ledgers hold, which are best, where their weights are."""
+"""Reads the evaluations of a run from outside: the ledgers, the best evaluations, and where their weights are."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 from trainer_kit.telemetry.scalars import as_scalar, flat_scalars
 
-VALIDATION, EVAL = "validation", "eval"  # the ledgers of training runs and of mode eval; every other is a sidecar's
+VALIDATION, EVAL = "validation", "eval"  # the ledgers of training runs and of mode eval; the others are sidecars'
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation.
+    """One evaluation in a ledger.
 
     Attributes:
-      step: global step of the weights.
-      dataset: what they were evaluated on; "" if the ledger does not tell.
-      metrics: nested names are joined by "|".
-      seconds: how long it took, if the ledger tells.
-      checkpoint: that held the weights, relative to the run's folder; "" if they were not saved.
-      lineage: how often the run had been rewound.
-      active: whether it counts: no later lineage began before it.
+      step: The global step of the weights.
+      dataset: The name of the validation set; "" if the ledger has none.
+      metrics: The metrics; nested names are joined by "|".
+      seconds: The duration, if the ledger has it.
+      checkpoint: The checkpoint with the weights, relative to the run's folder; "" if they were not saved.
+      lineage: How often the run had been rewound.
+      active: Whether the evaluation counts, because no later lineage began before it.
     """
 
     step: int
@@ -55,24 +55,28 @@ class Choice:
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """Adds the metric and the comparison that decide what is best."""
-    parser.add_argument("--metric", help="The metric that decides. Default: the run's best_checkpoint_eval_metric.")
-    parser.add_argument("--comparison", choices=["higher", "lower"], help="Which value of the metric is better.")
+    """Adds arguments for the metric and the comparison that decide which evaluation is best."""
+    parser.add_argument(
+        "--metric", help="The metric that decides what is best. Default: the run's best_checkpoint_eval_metric."
+    )
+    parser.add_argument(
+        "--comparison", choices=["higher", "lower"], help="Whether a higher or a lower value of the metric is better."
+    )
 
 
 def choose(
     metric: str | None, comparison: str | None, settings: Settings, evaluations: Iterable[Evaluation]
 ) -> Choice | None:
-    """Returns what decides: what was asked for, or what the run itself goes by; None when it goes by nothing.
+    """Returns the criterion that was asked for, or else the run's own; None when the run has none.
 
     Raises:
-      UsageError: when no evaluation has the metric that was asked for, or only half of the choice is known.
+      UsageError: when no evaluation has the metric that was asked for, or the metric or the comparison is missing.
     """
     if metric:
         check_metric(metric, evaluations)
     if not (name := metric or settings.metric):
         if comparison:
-            raise UsageError("--comparison: by which metric? The run keeps no best checkpoint; give --metric too")
+            raise UsageError("--comparison: needs --metric too, because the run keeps no best checkpoint")
         return None
     known = comparison or (settings.comparison if name == settings.metric else None)
     if known is None:
@@ -81,16 +85,16 @@ def choose(
 
 
 def ledger_names(folder: Path) -> list[str]:
-    """Returns the names of the files evals/<name>.jsonl, that of the training run first."""
+    """Returns the <name> of each file evals/<name>.jsonl, the training run's ledger first."""
     names = sorted(path.stem for path in (folder / "evals").glob("*.jsonl") if path.is_file())
     return sorted(names, key=lambda name: name != VALIDATION)
 
 
 def require_ledgers(folder: Path, name: str | None) -> list[str]:
-    """Returns the names of all ledgers, or of the one that is asked for.
+    """Returns the names of all ledgers, or [name] if a name is given.
 
     Raises:
-      UsageError: when there is none, or none of that name.
+      UsageError: when there is no ledger, or none with that name.
     """
     names = ledger_names(folder)
     if not names:
@@ -103,10 +107,10 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
 
 
 def read_evaluations(folder: Path, name: str) -> list[Evaluation]:
-    """Returns the evaluations in the ledger `name`, in its order; none if there is no such file.
+    """Returns the evaluations in the ledger `name`, in its order; [] if the file does not exist.
 
     Raises:
-      StorageError: when it cannot be read.
+      StorageError: when the ledger cannot be read.
     """
     with readable(path := folder / "evals" / f"{name}.jsonl"):
         records = read_records(path)
@@ -116,21 +120,21 @@ def read_evaluations(folder: Path, name: str) -> list[Evaluation]:
 
 
 def metric_names(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Returns the names of all metrics, in the order in which they come."""
+    """Returns the names of all metrics, in the order in which they first appear."""
     return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
 
 
 def check_metric(metric: str, evaluations: Iterable[Evaluation]) -> None:
-    """Raises UsageError, with near names or those that there are, when no evaluation has the metric."""
+    """Raises UsageError, which suggests near names or lists all, when no evaluation has the metric."""
     names = metric_names(evaluations)
     if metric not in names:
         raise UsageError(f"--metric: no evaluation has {metric!r}; {suggestion(metric, names)}")
 
 
 def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[Evaluation]]:
-    """Returns dataset -> the evaluations that count, the best first, of each step one; the first of equals first.
+    """Returns dataset -> active evaluations, best first, one per step; ties keep the ledger's order.
 
-    What is not finite is no candidate. Values on different data are not compared.
+    Values that are not finite are left out. Values on different datasets are not compared.
     """
     values = [(one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.active]
     candidates = [(one, value) for one, value in values if math.isfinite(value)]
@@ -141,18 +145,18 @@ def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[
 
 
 def best_folder(folder: Path, settings: Settings, name: str) -> Path | None:
-    """Returns where the best weights by the ledger `name` are kept, a sidecar's apart; None if they are not kept."""
+    """Returns the folder of the best weights of the ledger `name`; None if none are kept. Each sidecar has its own."""
     own = folder if name == VALIDATION else folder / "evals" / name
     return own / settings.best_folder if settings.best_folder and name != EVAL else None
 
 
 def named_folder(folder: Path, name: str, best: str) -> Path:
-    """Returns where the weights of the best called `best` are kept by the ledger `name`."""
+    """Returns the folder of the best weights that the ledger `name` keeps under the name `best`."""
     return (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best
 
 
 def kept(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, list[Evaluation]]:
-    """Returns dataset -> the evaluations that count and that a run keeps by `criterion`, the best first."""
+    """Returns dataset -> the active evaluations that a run keeps by `criterion`, best first."""
     found: dict[str, list[Scored]] = {}
     for one in evaluations:
         scored = criterion.score(one.step, one.metrics, one) if one.active else None
@@ -162,12 +166,12 @@ def kept(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, l
 
 
 def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Path | None:
-    """Returns where the weights of an evaluation are: the path of a checkpoint without its suffixes; None if nowhere.
+    """Returns the checkpoint prefix (a path without suffix) of an evaluation's weights; None if they are gone.
 
     Args:
-      evaluation: of a ledger.
-      folder: the run's.
-      kept: folders of best weights, which are looked at first.
+      evaluation: An evaluation of a ledger.
+      folder: The run's folder.
+      kept: Folders of best weights, which are searched first.
     """
     name = f"ckpt-{evaluation.step}"
     noted = [folder / evaluation.checkpoint] if evaluation.checkpoint else []
@@ -175,19 +179,19 @@ def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Pa
 
 
 def info_verdict(best: Iterable[Evaluation], choice: Choice, kept: Path) -> tuple[bool | None, str]:
-    """Returns whether info.json in `kept` names one of `best`, and that in words; None where they are not comparable.
+    """Returns whether info.json in `kept` names one of `best` (None if they are not comparable), and a sentence.
 
     Args:
-      best: the best evaluation of each dataset.
-      choice: what they are the best by.
-      kept: folder of the best weights.
+      best: The best evaluation of each dataset.
+      choice: The criterion by which they are the best.
+      kept: The folder of the best weights.
     """
     info = read_info(os.fspath(kept), quiet=True)
     if info is None:
         return (False, f"{INFO} is damaged") if (kept / INFO).exists() else (None, f"there is no {INFO}")
     said = f"step {info['step']}, {info['metric']} {info['value']!r}"
     if info["metric"] != choice.metric:
-        return None, f"{INFO} goes by another metric: {said}"
+        return None, f"{INFO} uses another metric: {said}"
     if (info["step"], info["value"]) in [(one.step, one.metrics[choice.metric]) for one in best]:
         return True, f"{INFO} agrees: {said}"
     return False, f"{INFO} differs: {said}"
@@ -207,7 +211,7 @@ def _evaluation(record: Mapping[str, Any], active: bool) -> Evaluation:
 
 
 def _is_there(prefix: Path) -> bool:
-    """Whether the index and all parts of a checkpoint are there; not, whether they are whole."""
+    """Whether the index and all data files of a checkpoint exist; their content is not checked."""
     names = [path.name for path in prefix.parent.glob(f"{prefix.name}.*") if owner(path.name) == prefix.name]
     parts = [match for name in names if (match := re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name))]
     return f"{prefix.name}.index" in names and len(parts) == max((int(part[1]) for part in parts), default=-1)

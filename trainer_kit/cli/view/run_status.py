@@ -1,7 +1,7 @@
-"""What the files of a run tell somebody who looks at it from outside: its state, without TensorFlow.
+"""Reads the state of a run from its files, from outside the run and without TensorFlow.
 
-Whatever is missing, half written or not ours is left out: a run that begins, or was written by another version, is
-looked at all the same. Nothing is written.
+Files that are missing, half written or foreign are left out, so that a run that has just begun, or was written by
+another version, can be read too. Nothing is written.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 from trainer_kit.telemetry.metrics_jsonl import newest_report
 
 LEASE = ".lease.json"
-_LISTED = 12  # names in a message
+_LISTED = 12  # most names in a message
 _RUN_FILES = ("params.yaml", "manifest.json", "metrics.jsonl", "final.json", "attempts.jsonl", "evals", HEARTBEAT, LOCK)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What params.yaml tells a viewer; what it does not is the default of the config.
+    """The settings in params.yaml that a viewer needs; missing ones have the config's defaults.
 
     Attributes:
-      train_steps: up to which it trains; None if that is not known.
-      metric: that decides what is best; "" if nothing does.
-      comparison: "higher" or "lower", what is better.
-      best_folder: name of the folder of the best checkpoint; "" if there is none.
-      named: what else is kept, by name.
+      train_steps: The last step of training; None if it is not known.
+      metric: The metric that decides what is best; "" if there is none.
+      comparison: "higher" or "lower": which value is better.
+      best_folder: The name of the best checkpoint's folder; "" if there is none.
+      named: The criteria of trainer.best_checkpoints by name.
     """
 
     train_steps: int | None
@@ -50,15 +50,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Process:
-    """What a trainer or a sidecar tells of itself again and again.
+    """The content of a trainer's heartbeat or a sidecar's lease.
 
     Attributes:
-      host, pid: where it runs; "" and None when it does not tell.
-      phase: what it is doing.
-      step: where a trainer is, or what a sidecar reads; None when it does not tell.
-      beat: changes while it lives.
-      ended: "" while it lives; else how it ended.
-      written: when the file was written, in seconds of the clock of the machine that has the disk.
+      host, pid: Where the process runs; "" and None if the file does not say.
+      phase: What the process is doing.
+      step: The trainer's step, or the step that a sidecar reads; None if the file does not say.
+      beat: A text that changes while the process lives.
+      ended: "" while the process lives, else how it ended.
+      written: When the file was written, in seconds of the file system's clock.
     """
 
     host: str
@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """The last report of a training loop; metrics in groups are named "group/name"."""
+    """The last report of a training loop; a metric in a group is named "group/name"."""
 
     step: int
     metrics: Mapping[str, float]
@@ -84,13 +84,13 @@ class RunStatus:
     """The state of a run and of its sidecars.
 
     Attributes:
-      settings: what params.yaml tells.
-      trainer: None before its first heartbeat.
-      report: None before the first one.
-      checkpoint: the newest one's name; "" if there is none.
-      sidecars: by name; None for one that tells nothing of itself.
-      finished: the step that the run has ended with; None while it has not.
-      stopped: why it has ended before the last of its steps; "" if it has not.
+      settings: The settings in params.yaml.
+      trainer: The trainer's heartbeat; None before the first one.
+      report: The last training report; None before the first one.
+      checkpoint: The name of the newest checkpoint; "" if there is none.
+      sidecars: Each sidecar's lease by the sidecar's name; None for a sidecar without one.
+      finished: The step at which the run finished; None if it has not finished.
+      stopped: Why the run finished before its last step; "" if it did not.
     """
 
     settings: Settings
@@ -103,10 +103,10 @@ class RunStatus:
 
 
 def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
-    """Returns the folder of a run that is to be looked at.
+    """Returns `model_dir` as a path, after checking that it is the folder of a run.
 
     Raises:
-      UsageError: when it is no folder, or holds no run, with what there is instead.
+      UsageError: when it is not a folder or holds no run; the message says what it holds.
     """
     if files.is_remote(model_dir):
         raise UsageError(f"MODEL_DIR: {model_dir!r} is a remote folder; give the path that it is mounted at")
@@ -125,18 +125,18 @@ def open_run(model_dir: str, may_be_empty: bool = False) -> Path:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the first of `names`, sorted, for a message; "nothing" if there is none."""
+    """Returns the first `names` in sorted order, for a message; "nothing" if there are none."""
     return ", ".join(sorted(names)[:_LISTED]) or "nothing"
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether there is any file that a run writes."""
+    """Whether the folder has any of the files that a run writes."""
     return any((folder / name).exists() for name in _RUN_FILES) or bool(complete_checkpoints(os.fspath(folder)))
 
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Tells as StorageError that `path` cannot be read."""
+    """Turns an OSError into a StorageError which says that `path` cannot be read."""
     try:
         yield
     except OSError as error:
@@ -144,29 +144,29 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Returns what params.yaml tells; a value that is missing or of the wrong kind is the config's default."""
+    """Returns the settings in params.yaml; a missing or malformed value has the config's default."""
     try:
         text = (folder / "params.yaml").read_text(encoding="utf-8")
         values: Any = yaml_loader.parse(text, "params.yaml", own=True).values
     except (OSError, ValueError, ConfigError):
         values = None
     trainer = values.get("trainer") if isinstance(values, dict) else None
-    told = trainer if isinstance(trainer, dict) else {}
+    recorded = trainer if isinstance(trainer, dict) else {}
     plain = TrainerConfig()
-    steps, comparison = told.get("train_steps"), told.get("best_checkpoint_metric_comp")
-    metric, best = told.get("best_checkpoint_eval_metric"), told.get("best_checkpoint_export_subdir")
+    steps, comparison = recorded.get("train_steps"), recorded.get("best_checkpoint_metric_comp")
+    metric, best = recorded.get("best_checkpoint_eval_metric"), recorded.get("best_checkpoint_export_subdir")
     return Settings(
         train_steps=steps if isinstance(steps, int) and steps >= 0 else None,
         metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
         comparison=comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp,
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
-        named=_named_bests(told.get("best_checkpoints")),
+        named=_named_bests(recorded.get("best_checkpoints")),
     )
 
 
-def _named_bests(told: Any) -> dict[str, Criterion]:
+def _named_bests(recorded: Any) -> dict[str, Criterion]:
     found = {}
-    for name, values in told.items() if isinstance(told, dict) else ():
+    for name, values in recorded.items() if isinstance(recorded, dict) else ():
         with contextlib.suppress(ValueError, TypeError):  # a FieldError is a ValueError
             one = BestCheckpointConfig(**values)
             found[str(name)] = Criterion(one.metric, one.metric_comp, one.keep, one.min_delta)
@@ -174,7 +174,7 @@ def _named_bests(told: Any) -> dict[str, Criterion]:
 
 
 def read_status(folder: Path) -> RunStatus:
-    """Returns the state of the run in `folder` as its files tell it now.
+    """Returns the current state of the run in `folder`, read from its files.
 
     Raises:
       StorageError: when the folder, or metrics.jsonl in it, cannot be read.
@@ -195,21 +195,21 @@ def read_status(folder: Path) -> RunStatus:
 
 
 def read_process(path: Path) -> Process | None:
-    """Returns what the heartbeat or lease at `path` tells; None when there is none, or it is not whole."""
-    told = files.read_json(path)
+    """Returns the content of the heartbeat or lease at `path`; None if the file is missing or incomplete."""
+    recorded = files.read_json(path)
     try:
         written = path.stat().st_mtime
     except OSError:
         return None
-    if told is None:
+    if recorded is None:
         return None
-    pid, step, ended = told.get("pid"), told.get("step"), told.get("ended")
+    pid, step, ended = recorded.get("pid"), recorded.get("step"), recorded.get("ended")
     return Process(
-        host=str(told.get("host") or ""),
+        host=str(recorded.get("host") or ""),
         pid=pid if isinstance(pid, int) and pid > 0 else None,
-        phase=str(told.get("phase") or ""),
+        phase=str(recorded.get("phase") or ""),
         step=step if isinstance(step, int) else None,
-        beat=str(told.get("beat")),
+        beat=str(recorded.get("beat")),
         ended=ended if isinstance(ended, str) else "done" if ended else "",
         written=written,
     )
@@ -224,17 +224,17 @@ def _read_report(path: Path) -> TrainReport | None:
 
 
 def _sidecar_names(folder: Path) -> list[str]:
-    """Names of all that evaluates beside the run: what has a lease, a ledger or a folder of its own."""
+    """Returns the names of the run's sidecars: each has a lease, a ledger or a folder."""
     leases = [path.name.removesuffix(LEASE) for path in (folder / "evals").glob(f"*{LEASE}")]
     ledgers = [path.stem for path in (folder / "evals").glob("*.jsonl")]
     return sorted({*leases, *ledgers, *(path.name for path in _folders(folder / "evals"))} - {"validation", "eval", ""})
 
 
 def _beside(missing: Path) -> str:
-    """What there is in place of a folder that is missing."""
+    """Returns a clause about a missing folder: near names in its parent, or that the parent is missing too."""
     parent = missing.parent
     if not parent.is_dir():
-        return f"nor is there {parent}"
+        return f"there is no folder {parent} either"
     return f"in {parent}: {suggestion(missing.name, [path.name for path in _folders(parent)])}"
 
 
@@ -242,4 +242,4 @@ def _folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError:
-        return []  # there is none, or it is none of ours
+        return []  # the folder does not exist or cannot be read

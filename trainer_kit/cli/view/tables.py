@@ -1,4 +1,4 @@
-"""Tables of text: on a terminal as wide as it is, in a pipe as plain columns. No cell is ever cut."""
+"""Prints tables of text: fitted to the width of a terminal, or as plain columns in a pipe. No cell is ever cut."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Table:
     """A table of text.
 
     Attributes:
-      title: above it.
-      headers: of the columns; the first column tells what a row is about.
-      rows: cells; "" is shown as a dash.
-      styles: rich's, by the number of a row.
-      left: headers of columns that are words, not numbers.
+      title: The line above the table.
+      headers: The headers of the columns; the first column names the row.
+      rows: The cells of each row; "" is shown as a dash.
+      styles: rich's style of a row, by row number.
+      left: The headers of left-aligned columns, which hold words.
     """
 
     title: str
@@ -42,12 +42,12 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Returns a metric as text, six digits of it; "" for None."""
+    """Returns a metric as text with six digits; "" for None."""
     return "" if value is None else number_text(value, _DIGITS)
 
 
 def terminal(stream: TextIO) -> Console | None:
-    """Returns rich's view of the terminal that `stream` is; None if it is none that can be drawn on."""
+    """Returns a rich Console for `stream`; None if it is not a terminal that can be drawn on."""
     if not stream.isatty():
         return None
     from rich.console import Console
@@ -57,7 +57,7 @@ def terminal(stream: TextIO) -> Console | None:
 
 
 def show(tables: Sequence[Table], stream: TextIO) -> None:
-    """Prints tables, an empty line between two."""
+    """Prints tables, separated by empty lines."""
     console = terminal(stream)
     if console is None:
         print("\n\n".join(map(plain, tables)), file=stream)
@@ -66,7 +66,7 @@ def show(tables: Sequence[Table], stream: TextIO) -> None:
 
 
 def plain(table: Table) -> str:
-    """Returns a table as lines of text, however long they are."""
+    """Returns a table as lines of text, without a limit on their length."""
     padded = []
     for column in table.columns():
         width = max(map(len, column))
@@ -76,7 +76,7 @@ def plain(table: Table) -> str:
 
 
 def drawn(tables: Sequence[Table], width: int) -> RenderableType:
-    """Returns what rich draws; a table that is wider than `width` continues below, with its first column again."""
+    """Returns tables for rich to draw; a table wider than `width` continues below, repeating its first column."""
     from rich.console import Group
     from rich.text import Text
 
@@ -89,7 +89,7 @@ def drawn(tables: Sequence[Table], width: int) -> RenderableType:
 
 
 def _fitted(table: Table, width: int) -> Iterator[list[int]]:
-    """Yields the numbers of the columns that fit beside each other, the first one always among them."""
+    """Yields groups of column numbers that fit next to each other; the first column is in every group."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in table.columns()]

@@ -1,7 +1,7 @@
-"""The door for TF Model Garden: its tasks, experiments, YAML and gin files run on the engine of trainer_kit.
+"""Compatibility layer for TF Model Garden: its tasks, experiments, YAML and gin files run on trainer_kit's engine.
 
-The names are those of `official.core`, with the same signatures. Each name is resolved when it is first used: importing
-this module imports nothing of Model Garden. What needs no translation is Model Garden's own object.
+The names and signatures are those of `official.core`. Each name is imported when it is first used, so importing this
+module imports nothing of Model Garden. Names that need no translation are Model Garden's own objects.
 """
 
 from __future__ import annotations

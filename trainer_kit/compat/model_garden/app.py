@@ -1,4 +1,4 @@
-"""absl's app for programs that are ported: errors that explain themselves are one line, with their exit codes."""
+"""absl's app for ported programs: errors of trainer_kit are printed in one line, and set the exit code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainer_kit.errors import explained
 
 
 def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> NoReturn:
-    """Parses the flags, calls `main`, and ends the process; as absl.app.run, but for errors of trainer_kit.
+    """Parses the flags, calls `main`, and ends the process, like absl.app.run except for errors of trainer_kit.
 
-    Those end it with one line and their exit code, which supervisors and clusters go by: 75 after a preemption, 2 for a
-    mistake. All others stay tracebacks.
+    Those end the process with one line and their exit code, which supervisors and clusters read: 75 after a preemption,
+    2 for a mistake. All other errors end with a traceback.
 
     Args:
-      main: called with the command's name and its positional arguments.
-      argv: the command line; None: sys.argv.
+      main: Called with a list of the command's name and its positional arguments.
+      argv: The command line; None: sys.argv.
     """
 
-    def told(arguments: list[str]) -> Any:
+    def explained_main(arguments: list[str]) -> Any:
         try:
             return main(arguments)
         except Exception as error:
@@ -32,4 +32,4 @@ def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> 
             print(f"error: {mistake}", file=sys.stderr)
             return int(mistake.exit_code)
 
-    sys.exit(app.run(told, argv))
+    sys.exit(app.run(explained_main, argv))

@@ -1,6 +1,6 @@
-"""Model Garden's experiments among those of trainer_kit: `tfm/<name>`, and `<name>` where nobody else uses it.
+"""Offers Model Garden's experiments in trainer_kit as `tfm/<name>`, and as `<name>` where that name is free.
 
-The names are known without an import. Model Garden is imported, which takes ten seconds, when a config is made.
+The names are known without an import. Model Garden is imported, which takes ten seconds, when a config is created.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX = "tfm/"
 _VISION = ("official.vision",)
 _NLP = ("official.nlp.tasks", "official.nlp.configs.experiment_configs")
 
-# What the release that we are installed with registers; the modules that register it.
+# The experiments that the installed release registers, and the modules that register them.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "mock": ("official.utils.testing.mock_task",),
     **dict.fromkeys(
@@ -47,9 +47,9 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 
 def find(name: str) -> None:
-    """Registers the experiment `name` if Model Garden has it, and without a name all that it has; does not import it.
+    """Registers Model Garden's experiment `name`, if it exists; for "", all of its experiments. Imports nothing.
 
-    What a module of `official.projects`, or of a user's, registers with Model Garden is known when it is imported.
+    Experiments that a module of `official.projects` or of a user registers are known once that module is imported.
     """
     known = {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}
     for own, modules in known.items():
@@ -68,18 +68,18 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
             from trainer_kit.compat.model_garden.config.conversion import convert
         except ImportError as error:
             raise UsageError(
-                f"{PREFIX}{name} is of Model Garden, which cannot be imported: {error}; install tf-models-official "
-                "and what it needs"
+                f"{PREFIX}{name} is an experiment of Model Garden, which cannot be imported: {error}; install "
+                "tf-models-official and its dependencies"
             ) from error
         return convert(exp_factory.get_exp_config(name))
 
-    factory.__doc__ = f"Of Model Garden ({modules[0] if modules else 'an imported module'})."
+    factory.__doc__ = f"An experiment of Model Garden ({modules[0] if modules else 'an imported module'})."
     factory.__qualname__ = factory.__name__ = f"get_exp_config({name!r})"
     return factory
 
 
 def registered_names() -> list[str]:
-    """Returns the names that are registered with Model Garden now; none as long as it is not imported."""
+    """Returns the names that are currently registered with Model Garden; [] while it is not imported."""
     module = sys.modules.get("official.core.exp_factory")
     return list(_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
 

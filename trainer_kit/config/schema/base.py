@@ -1,4 +1,4 @@
-"""How a config class is made: `@configclass`, the Config it inherits from, and the choice of one branch.
+"""Makes config classes: `@configclass`, the base class Config, and OneOfConfig for the choice of a branch.
 
 A config class is a pydantic dataclass: frozen, keyword-only, without extra keys. Fields are strict one by one ("5" is
 not an int, "yes" is not a bool), nested sections may be given as dicts and tuples as lists. A strict class would
@@ -43,10 +43,10 @@ def configclass(cls: type[Section]) -> type[Section]:
         raise TypeError(
             f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)"
         )
-    own = inspect.get_annotations(cls)
+    declared = inspect.get_annotations(cls)
     hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
-    hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in own})
-    cls.__annotations__ = {name: _strict(hints[name]) for name in own}
+    hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in declared})
+    cls.__annotations__ = {name: _strict(hints[name]) for name in declared}
     settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
     made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
     return made  # type: ignore[return-value]
@@ -58,10 +58,10 @@ def is_configclass(cls: object) -> bool:
 
 
 class FieldError(ConfigError):
-    """Values that a config class does not take, with the message that the command line has for them.
+    """An error for values that a config class refuses, with the message that the command line shows for them.
 
     Attributes:
-      parts: for each section with a mistake: its dotted path, its class, and what pydantic found.
+      parts: For each section with a mistake: its dotted path, its class, and pydantic's error.
     """
 
     def __init__(self, config_class: type[Config], parts: Sequence[Part]) -> None:
@@ -73,7 +73,7 @@ class FieldError(ConfigError):
             add_note(self, f"given in {place}")
 
     def errors(self) -> list[dict[str, Any]]:
-        """Returns what pydantic found, as its `ValidationError.errors()` does, with whole paths."""
+        """Returns pydantic's errors in the form of `ValidationError.errors()`, with whole paths."""
         return [
             {**details, "loc": (*filter(None, path.split(".")), *details["loc"])}
             for path, _, error in self.parts
@@ -81,7 +81,7 @@ class FieldError(ConfigError):
         ]
 
     def below(self, path: str) -> list[Part]:
-        """Returns the parts as those of the section around, in which this one is at the dotted `path`."""
+        """Returns the parts as parts of the outer section, in which this section is at the dotted `path`."""
         return [(_joined(path, inner), config_class, error) for inner, config_class, error in self.parts]
 
 
@@ -99,7 +99,7 @@ class Config:
     merges_values: bool = False
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
-        """Sees to it that the class raises FieldErrors. pydantic sets `__init__` again when a class is first used."""
+        """Makes the class raise FieldErrors. pydantic sets `__init__` again when a class is first used."""
         if is_configclass(cls) and not hasattr(cls.__init__, "__wrapped__"):
             cls.__init__ = _with_field_errors(cls.__init__)  # type: ignore[method-assign]
         return super().__new__(cls)
@@ -241,7 +241,7 @@ def _one_or_several(annotation: Any) -> Any:
         return annotation
 
     def which(value: Any) -> str:
-        # So that a mistake is told once, for what was meant, and not for each part of the union.
+        # So that a mistake is reported once, for what was meant, and not for each part of the union.
         return SEVERAL if isinstance(value, Mapping) and gives_several(annotation, value) else ONE
 
     one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]

@@ -1,4 +1,4 @@
-"""The config of evaluations: validation sets, what is the best, when enough was trained, and what a sidecar takes."""
+"""The config of evaluations: validation sets, best checkpoints, early stopping and sidecars."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of 
 
 
 def folder_name_problem(name: str, taken: Collection[str]) -> str:
-    """Returns why `name` cannot be a folder of its own among the files of a run, and what to do; "" when it can."""
+    """Returns why `name` cannot be a folder among the files of a run, and what to do; "" if it can."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
-        return f"{name!r} is not a plain folder name; use one without / and \\, and neither empty nor . nor .."
+        return f"{name!r} is not a plain folder name; use a name without / and \\ that is not empty, . or .."
     if name in taken:
-        return f"{name!r} is what trainer_kit calls something of its own; choose another name"
+        return f"{name!r} is a name that trainer_kit uses itself; choose another name"
     return ""
 
 
 def validation_sets(task: Any) -> dict[str, Any]:
-    """Returns the datasets that a task's config is evaluated on, by name; a single one is called ""."""
+    """Returns the datasets that a task is evaluated on, by name; a single one is called ""."""
     data = getattr(task, "validation_data", None)
     return dict(data) if isinstance(data, Mapping) else {"": data}
 
@@ -46,7 +46,7 @@ class ValidationSetConfig(Config):
     interval: PositiveInt | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """There is something to evaluate."""
+        """An evaluation has to use at least one batch."""
         if self.steps == 0:
             yield "steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
 
@@ -92,9 +92,10 @@ class EarlyStoppingConfig(Config):
     eval_name: str = ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """A sidecar has a name of its own."""
+        """eval_name has to be a possible name of a sidecar."""
         if self.eval_name in OWN_EVALUATIONS:
-            yield "eval_name", f"{self.eval_name!r} is no sidecar; leave it empty for the run's own evaluations"
+            problem = f"{self.eval_name!r} is not the name of a sidecar"
+            yield "eval_name", f"{problem}; leave it empty for the run's own evaluations"
         elif self.eval_name and (problem := folder_name_problem(self.eval_name, ())):
             yield "eval_name", problem
 
@@ -117,7 +118,7 @@ class BestCheckpointConfig(Config):
     min_delta: Annotated[float, Field(ge=0)] = 0.0
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """A metric has a name."""
+        """The metric must not be empty."""
         if not self.metric:
             yield "metric", "is empty; name the metric that decides, or remove the entry"
 

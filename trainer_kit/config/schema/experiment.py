@@ -107,7 +107,7 @@ class DataConfig(Config):
     autotune_algorithm: str | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """At most one source of data."""
+        """At most one source of data may be set."""
         if self.input_path and self.tfds_name:
             yield "tfds_name", "cannot be set together with input_path; choose one source of data"
 
@@ -274,18 +274,18 @@ class TrainerConfig(Config):
         yield from self._folder_rules()
 
     def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
-        """Early stopping has a metric, and depends on no clock where a resume has to be exact."""
+        """Early stopping needs a metric; with require_exact_resume it must not depend on a sidecar's speed."""
         early = self.early_stopping
         if early is not None and not early.metric:
-            yield "early_stopping.metric", "is needed to tell an improvement; name a metric of the evaluations"
+            yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
         if self.require_exact_resume and early is not None and early.eval_name:
             yield (
                 "early_stopping.eval_name",
-                "makes the last step a matter of the clock, which require_exact_resume=true forbids; leave it empty",
+                "lets a sidecar's speed decide the last step, which require_exact_resume=true forbids; leave it empty",
             )
 
     def _folder_rules(self) -> Iterator[tuple[str, str]]:
-        """The folders that the config names lie in model_dir, apart from each other and from everything else."""
+        """The folders named in the config lie in model_dir, and differ from each other and from all run files."""
         best, summaries = self.best_checkpoint_export_subdir, self.validation_summary_subdir
         if problem := folder_name_problem(summaries, RUN_NAMES):
             yield "validation_summary_subdir", problem
@@ -318,16 +318,16 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Validation sets by name, fused steps, and batches to train on that virtual CPUs share equally.
+        """Rules for named validation sets, fused steps, and batches that virtual CPUs have to share equally.
 
-        Other strategies know their replicas on the machine only.
+        The replicas of other strategies are known only on the machine.
         """
         yield from self._set_rules()
         runtime = self.runtime
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
-                f"{self.trainer.fuse_steps} fuses steps of a graph; set runtime.run_eagerly=false",
+                f"{self.trainer.fuse_steps} needs steps that run as a graph; set runtime.run_eagerly=false",
             )
         if runtime.virtual_cpus < 2 or runtime.tpu or runtime.distribution_strategy not in ("auto", "mirrored"):
             return
@@ -348,7 +348,7 @@ class ExperimentConfig(Config):
                 )
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
-        """Several validation sets are named like folders, and what is said of one is said of one that there is."""
+        """Names of validation sets have to fit folders; settings for a set have to name an existing set."""
         sets = validation_sets(self.task)
         several = isinstance(getattr(self.task, "validation_data", None), Mapping)
         if several and not sets:
@@ -362,14 +362,14 @@ class ExperimentConfig(Config):
         ]
         for path, name in chosen:
             if not several:
-                yield path, f"names {name!r}, and task.validation_data is a single set; remove it"
+                yield path, f"names {name!r}, but task.validation_data is a single set; remove it"
             elif name not in sets:
                 yield path, f"there is no validation set {name!r}; {suggestion(name, list(sets))}"
 
     def equal_batches(self) -> Iterator[tuple[str, int]]:
-        """Yields path and size of the global batches that replicas have to share equally: those to train on.
+        """Yields path and size of the global batches that replicas have to share equally: those of training.
 
-        In an evaluation each example counts for itself, so that one replica may get more of them than another.
+        In an evaluation each example counts by itself, so one replica may get more examples than another.
         """
         found = {"task.train_data": (getattr(self.task, "train_data", None), True)}
         for name, data in validation_sets(self.task).items():

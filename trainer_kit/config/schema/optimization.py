@@ -286,7 +286,8 @@ class StepwiseLrConfig(_PiecewiseConfig):
         """One more value than boundaries."""
         yield from super().rules()
         if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries) + 1:
-            yield "values", f"{len(self.values)} given; {len(self.boundaries)} boundaries need one more than that"
+            needed = len(self.boundaries) + 1
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}"
 
 
 @configclass
@@ -305,7 +306,7 @@ class StepCosineLrConfig(_PiecewiseConfig):
         """As many values as boundaries."""
         yield from super().rules()
         if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries):
-            yield "values", f"{len(self.values)} given; {len(self.boundaries)} boundaries need as many"
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need as many"
 
 
 @configclass
@@ -541,4 +542,4 @@ class OptimizationConfig(Config):
     def rules(self) -> Iterator[tuple[str, str]]:
         """An optimizer needs a learning rate."""
         if self.optimizer.type and not self.learning_rate.type:
-            yield "learning_rate.type", "is needed beside an optimizer; the simplest is constant"
+            yield "learning_rate.type", "is needed when an optimizer is set; the simplest is constant"

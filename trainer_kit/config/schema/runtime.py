@@ -1,4 +1,4 @@
-"""RuntimeConfig: on what an experiment runs. Names and defaults as in experiment.py."""
+"""RuntimeConfig: the devices, threads, precision and seed of an experiment. Names and defaults as in experiment.py."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class RuntimeConfig(Config):
       use_tpu_mp_strategy: Whether a TPU strategy with model parallelism is used; only false is supported.
       virtual_cpus: The number of devices that the CPU is split into, for runs on several replicas without
         accelerators; 0 does not split it.
-      executor: How TensorFlow runs the operations of a loop: `default` on all threads, `single_threaded` one after the
-        other. The second is faster for tiny models on one CPU, with steps of less than 0.2 ms, and slower for all
-        others. Its bits are always the same, but they are not those of `default`, which adds up a sum of several parts
-        in another order.
+      executor: How TensorFlow runs the operations of a training loop: `default` on all threads, `single_threaded` one
+        after the other, and `auto` whichever of the two is faster. One thread is faster for steps of up to 8 MFLOP on
+        one CPU, and slower for larger ones. `auto` decides before the first step, and the run keeps to it. An executor
+        gives the same bits every time, but not the bits of the other, which adds up a sum of several parts in another
+        order. On one thread TensorFlow does not say which operation has failed, and a profile shows no operations.
       random_seed: The seed of Python, NumPy, TensorFlow and Keras.
       deterministic_ops: Whether TensorFlow uses deterministic kernels where it has a choice.
       inter_op_threads: The number of threads that run operations side by side; 0 means as many as at the run's first
@@ -76,7 +77,7 @@ class RuntimeConfig(Config):
     default_shard_dim: int = -1
     use_tpu_mp_strategy: bool = False
     virtual_cpus: Count = 0
-    executor: Literal["default", "single_threaded"] = "default"
+    executor: Literal["auto", "default", "single_threaded"] = "default"
     random_seed: Count = 1
     deterministic_ops: bool = False
     inter_op_threads: Count = 0
@@ -89,7 +90,7 @@ class RuntimeConfig(Config):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Settings that need another setting, or exclude one."""
         if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
-            yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove it or set that"
+            yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove loss_scale, or set that dtype"
         if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
             yield "loss_scale", f"{self.loss_scale} is not a scale; use 'dynamic' or a number above 0"
         if self.num_cores_per_replica != 1 or self.default_shard_dim != -1 or self.use_tpu_mp_strategy:
@@ -99,7 +100,7 @@ class RuntimeConfig(Config):
                 "leave num_cores_per_replica=1, default_shard_dim=-1 and use_tpu_mp_strategy=false",
             )
         if self.per_gpu_thread_count and self.gpu_thread_mode not in ("gpu_private", "gpu_shared"):
-            yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; remove it or set that"
+            yield "per_gpu_thread_count", "needs gpu_thread_mode=gpu_private or gpu_shared; set it, or remove the count"
         if self.random_seed >= 2**32:
             yield "random_seed", f"{self.random_seed} is too large; use a number below 2**32, the limit of NumPy"
         yield from self._strategy_rules()
@@ -127,7 +128,7 @@ class RuntimeConfig(Config):
             yield "task_index", f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0"
 
     def _all_reduce_rules(self) -> Iterator[tuple[str, str]]:
-        """Algorithms that the strategy has; one that sums nothing over devices takes any, so that it can be tried."""
+        """The strategy has to have the algorithm; a strategy that sums nothing over devices accepts any."""
         every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
         known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
         if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
@@ -137,6 +138,6 @@ class RuntimeConfig(Config):
                 f"it has: {', '.join(known)}",
             )
         if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
-            yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; remove it or set that"
+            yield "num_packs", "needs all_reduce_alg=nccl or hierarchical_copy; set one of these, or num_packs=1"
         if self.virtual_cpus > 1 and self.all_reduce_alg == "nccl":
             yield "all_reduce_alg", "nccl needs GPUs, not virtual_cpus; use hierarchical_copy or auto"

@@ -1,4 +1,4 @@
-"""Config files and --params_override -> layers."""
+"""Reads config files and --params_override into layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
     """Reads a YAML or JSON file whose keys are sections and fields: `trainer: {train_steps: 5}`.
 
     Args:
-      path: a local file. It is JSON when its name ends in .json or its text is a JSON object; else YAML.
+      path: A local file. It is JSON when its name ends in .json or its text is a JSON object; else YAML.
 
     Raises:
       ConfigError: when the file is missing (with the near names in its folder) or unreadable, when the text is broken
@@ -150,7 +150,7 @@ def _put(values: dict[str, Any], parts: list[str], value: Any) -> str:
     for depth, part in enumerate(parts[:-1]):
         inner = values.setdefault(part, {})
         if not isinstance(inner, dict):
-            return f"cannot be set: {join(*parts[: depth + 1])} is given as a value"
+            return f"cannot be set: {join(*parts[: depth + 1])} itself is set to a value"
         values = inner
     if parts[-1] in values:
         return "is given twice"

@@ -1,7 +1,7 @@
-"""Puts bindings into gin and takes ours out of it again. The gin module is handed in by gin_source.py.
+"""Binds values in gin and removes trainer_kit's bindings again. gin_source.py passes the gin module in.
 
-gin's state belongs to the process, and it can only forget everything, other people's bindings too. So this module keeps
-the list of what it has bound, and binds all else again.
+gin's state belongs to the process, and gin can only clear all bindings, those of other code too. So this module keeps
+a list of its own bindings, and binds all others again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer_kit.config.sources import gin_internals
 from trainer_kit.config.sources.gin_scan import Binding, Scan
 from trainer_kit.errors import Mistake, UsageError, near_names, suggestion
 
-SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # what gin takes for the modules of our names
+SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our selectors in gin
 _MACRO = "gin.macro"
 _HEADING = re.compile(r"^# Parameters for (\S+):$", re.MULTILINE)  # in gin's config_str
 _STATEMENT = re.compile(r"^([\w./]+) = ", re.MULTILINE)
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class _State:
-    """What is ours in this process, by gin's complete selectors."""
+    """trainer_kit's configurables and bindings in this process, by gin's complete selectors."""
 
     collectors: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
     current: dict[str, list[str]] = field(default_factory=dict)  # of the present experiment: the scopes it is read in
@@ -50,14 +50,13 @@ def experiment_selector(name: str) -> str:
 
 
 def forget(gin: Any) -> None:
-    """Unbinds all that this module has bound. Before the first run of a process it does nothing.
+    """Removes all bindings of this module. Before the first run of a process it does nothing.
 
-    gin's account of what was used begins again, and so do its singletons. Bindings and imports of other code stay; a
-    warning names an import that fails now.
+    gin's record of used values and its singletons are cleared too. Bindings and imports of other code stay; a warning
+    names an import that now fails.
 
     Raises:
-      UsageError: when gin lists a binding of other code that cannot be found; gin keeps all, and those of the run
-        before.
+      UsageError: when gin lists a binding of other code that cannot be found; gin then keeps all bindings.
     """
     if _state.collectors:
         listed = gin.config_str()
@@ -75,8 +74,8 @@ def _bound_by_others(gin: Any, listed: str) -> list[tuple[tuple[str, str], str, 
     """Returns ((scope, complete selector), argument, value) of each binding that is not of this module.
 
     Args:
-      gin: the module.
-      listed: its config_str. That leaves out values that gin cannot write as text, such as objects, but it has a
+      gin: The gin module.
+      listed: Its config_str. That leaves out values that gin cannot write as text, such as objects, but it has a
         heading for each selector and scope with bindings, and a line for each macro.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -91,9 +90,7 @@ def _bound_by_others(gin: Any, listed: str) -> list[tuple[tuple[str, str], str, 
         elif not macro:
             unread.append(name)
     if unread:
-        raise UsageError(
-            f"gin does not read back the bindings of this process ({unread[0]}); start each run in a process of its own"
-        )
+        raise UsageError(f"gin cannot list the bindings of this process ({unread[0]}); start each run in a new process")
     return [
         (key, argument, value)
         for key, arguments in found.items()
@@ -109,17 +106,17 @@ def _bound_in(gin: Any, scope: str, selector: str) -> dict[str, Any]:
 
 
 def _import_again(gin: Any, statements: list[str]) -> None:
-    """Has gin note the imports of other code again, which its config_str has; a warning names each that fails."""
+    """Repeats the imports of other code that gin's config_str lists; a warning names each that fails."""
     dynamic = [statement for statement in statements if statement.startswith("from __gin__ ")]  # how to read others
     for statement in statements:
         try:
             gin.parse_config(list(dict.fromkeys([*dynamic, statement])))
         except Exception as error:
-            _LOG.warning("gin loses `%s` of this process: %s", statement, error)
+            _LOG.warning("gin could not repeat `%s` and no longer knows this import: %s", statement, error)
 
 
 def collect(gin: Any, selector: str, scope: str) -> None:
-    """Makes `selector` a configurable that returns its bound keywords, and notes that it is read in `scope`."""
+    """Registers `selector` as a configurable that returns its bound keywords, and notes that it is read in `scope`."""
     if selector not in _state.collectors:
 
         def bound(**keywords: Any) -> dict[str, Any]:
@@ -143,14 +140,14 @@ def scopes(selector: str) -> list[str]:
 
 
 def ours(binding: Binding) -> str:
-    """Returns which name of the present experiment a binding is for, as a complete selector; "" if for none."""
+    """Returns the complete selector of the current experiment that a binding is for; "" if there is none."""
     if not binding.argument:
         return ""
     return next((known for known in _state.current if f".{known}".endswith(f".{binding.selector}")), "")
 
 
 def bind_ours(gin: Any, found: Scan, beginning: str) -> list[Mistake]:
-    """Binds what is for those of our selectors that begin so; returns what refers to something unknown instead."""
+    """Binds values of our selectors that start with `beginning`; returns mistakes for those with unknown references."""
     mistakes = []
     macros = [binding.name for binding in found.bindings if not binding.argument]
     for binding in found.bindings:
@@ -158,7 +155,7 @@ def bind_ours(gin: Any, found: Scan, beginning: str) -> list[Mistake]:
         if not selector.startswith(beginning):
             continue
         problems = [
-            (f"refers to @{name}, which is not registered yet", "give a plain value, or import the module before")
+            (f"refers to @{name}, which is not registered yet", "give a plain value, or import its module first")
             for name in binding.unknown
         ]
         undefined = [macro for macro in binding.macros if not _is_defined(gin, macro)]
@@ -173,7 +170,7 @@ def bind_ours(gin: Any, found: Scan, beginning: str) -> list[Mistake]:
 
 
 def bind_others(gin: Any, found: Scan, strict: bool) -> list[Mistake]:
-    """Binds macros and what other code has registered; returns what is wrong, unknown names only if `strict`."""
+    """Binds macros and names that other code has registered; returns mistakes, unknown names only if `strict`."""
     mistakes = []
     for binding in found.bindings:
         if not binding.argument:

@@ -1,7 +1,7 @@
-"""gin text -> its statements and where each stands. Nothing is bound and nothing imported here.
+"""Reads gin text into statements with their places. Nothing is bound and nothing imported here.
 
-gin's own reader stops at the first mistake and forgets the lines; this one uses gin's grammar and keeps both.
-The gin module itself is handed in: gin_source.py is the only one that imports it.
+gin's own reader stops at the first mistake and keeps no lines; this one uses gin's grammar and keeps both.
+The gin module is passed in: only gin_source.py imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer_kit.config.sources.config_files import read_text
 from trainer_kit.errors import ConfigError, Mistake
 
 PARAMS_FLAG = "--gin_params"
-_ADVICE = "values are Python's: words in quotes, True, False, None, numbers, lists"
+_ADVICE = "write values as in Python: words in quotes, True, False, None, numbers, lists"
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Binding:
     """One `scope/selector.argument = value`; a macro, `name = value`, has no argument.
 
     Attributes:
-      scope, selector, argument: as written.
-      value: as gin reads it; references and macros in it are not followed.
+      scope, selector, argument: The parts of the left side, as written.
+      value: The value as gin reads it; references and macros in it are not followed.
       origin: "conf.gin:3" or "--gin_params".
-      unknown: names that the value refers to and that nothing is registered under.
-      macros: names of the macros in the value.
+      unknown: Names in the value under which nothing is registered.
+      macros: The names of the macros in the value.
     """
 
     scope: str
@@ -56,7 +56,7 @@ class Scan:
 
 
 def scan(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
-    """Returns the statements of gin files, those that they include among them, and then of binding texts."""
+    """Returns the statements of gin files, of the files that they include, and then of binding texts."""
     found = Scan()
     for path in files:
         _scan_file(gin, path, found, ())

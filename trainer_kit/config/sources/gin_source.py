@@ -1,15 +1,15 @@
-"""All sources of values: YAML, JSON and `a.b=c` text from text.py, and gin, which is imported here only.
+"""All sources of values: YAML, JSON and `a.b=c` text from config_files.py, and gin, which only this module imports.
 
-In gin a section is called by the name of its config class, and told from others of that class by the name of its
-field: `TrainerConfig.train_steps = 500`, `validation_data/DataConfig.global_batch_size = 8` (that wins over
-`DataConfig.global_batch_size`). The branch of a "oneof" goes by its own class: `AdamConfig.beta_1 = 0.8`. A section
-that is None until it is given (ema) needs its field's name when another section has the same class.
+In gin a section is called by the name of its config class, and a scope named after its field distinguishes it from
+others of that class: `TrainerConfig.train_steps = 500`, `validation_data/DataConfig.global_batch_size = 8` (which wins
+over `DataConfig.global_batch_size`). The branch of a "oneof" goes by its own class: `AdamConfig.beta_1 = 0.8`. A
+section that is None by default (ema) needs its field's name when another section has the same class.
 
 An experiment's factory is called by the experiment's name: `digits.learning_rate = 3e-4`. For `vision/cifar-10` write
 `vision/cifar_10.learning_rate`, or with dots, or the last part alone: a character that gin does not allow in a name
 becomes `_`, and a part that begins with a digit gets one in front.
 
-gin's state belongs to the process. What an earlier first pass bound is unbound by the next; what others bound stays.
+gin's state belongs to the process. A first pass removes the bindings of the one before; bindings of other code stay.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from trainer_kit.errors import ConfigError, Mistake, suggestion
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What gin says of the config.
+    """The result of the first reading of gin.
 
     Attributes:
-      config: the experiment's default config, made with the factory arguments that gin binds.
-      layer: the values for its sections.
-      arguments: the bound factory arguments and where each was written.
-      mistakes: what is wrong so far; names that are unknown yet are left to the second pass.
-      near_misses: those of them that look like a name of ours. They are reported with other mistakes only: a module
-        that is imported later may register such a name.
+      config: The experiment's default config, made with the factory arguments that gin binds.
+      layer: The values for its sections.
+      arguments: The bound factory arguments and the place of each.
+      mistakes: The mistakes so far; names that are not known yet are left to the second pass.
+      near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are reported only together
+        with other mistakes: a module that is imported later may register such a name.
     """
 
     config: ExperimentConfig
@@ -65,13 +65,13 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
     gin's imports are left to the second pass. Files go before bindings; the last binding of a value wins.
 
     Args:
-      files: paths of gin files.
-      bindings: values of --gin_params, such as "TrainerConfig.train_steps = 500".
-      name: of a registered experiment.
+      files: The paths of gin files.
+      bindings: The values of --gin_params, such as "TrainerConfig.train_steps = 500".
+      name: The name of a registered experiment.
 
     Raises:
       UsageError: when there is no such experiment, or its factory fails without the bindings.
-      ConfigError: when the factory gives its config wrong values, with the mistakes of gin found before.
+      ConfigError: when the factory passes wrong values to its config; it also has the mistakes of gin found before.
     """
     experiments.lookup(name)
     gin = importlib.import_module("gin")
@@ -89,13 +89,13 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
 
 
 def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
-    """Binds everything else. To be called when the task's modules are imported, before their code runs.
+    """Binds all other names. Called after the task's modules are imported, before their code runs.
 
     Modules that a gin file imports are imported here.
 
     Raises:
-      ConfigError: for each name that is still unknown, with its file:line or flag and the near names; for what gin
-        itself refuses.
+      ConfigError: for each name that is still unknown, with its file:line or flag and near names; for bindings that
+        gin itself refuses.
     """
     if not files and not bindings:
         return
@@ -121,12 +121,12 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
 
 
 def operative_gin() -> str:
-    """Returns gin's account of the bindings and defaults that have been used so far; "" when gin is not in use."""
+    """Returns gin's list of the bindings and defaults that have been used so far; "" when gin is not in use."""
     return str(sys.modules["gin"].operative_config_str()) if "gin" in sys.modules else ""
 
 
 class _Reading:
-    """The first pass: what is bound for us, what of that has been read, and what is wrong."""
+    """The first pass: the bindings for trainer_kit, those of them that were read, and the mistakes."""
 
     def __init__(self, gin: Any, found: Scan) -> None:
         self._gin, self.found = gin, found
@@ -135,7 +135,7 @@ class _Reading:
         self.arguments: dict[str, str] = {}
 
     def make_config(self, name: str) -> ExperimentConfig:
-        """Returns what the experiment's factory makes of its bound arguments; without them when it refuses them."""
+        """Returns the config of the experiment's factory with its bound arguments; without them if it fails."""
         selector = gin_binding.experiment_selector(name)
         scope = "/".join(selector.split(".")[1:-1])
         gin_binding.collect(self._gin, selector, scope)
@@ -175,7 +175,7 @@ class _Reading:
         return layer
 
     def note_unread(self) -> None:
-        """Notes the bindings that are for us and that nothing has read: their scope is wrong."""
+        """Notes a mistake for each binding of a section that no section has read: its scope is wrong."""
         for binding in self.found.bindings:
             selector = gin_binding.ours(binding)
             refused = any((wrong.path, wrong.origin) == (binding.name, binding.origin) for wrong in self.mistakes)
@@ -183,10 +183,10 @@ class _Reading:
                 continue
             scopes = [scope for scope in gin_binding.scopes(selector) if scope]
             if binding.scope:
-                problem = f"nothing reads {binding.selector} in the scope {binding.scope}"
+                problem = f"no section reads {binding.selector} in the scope {binding.scope}"
                 advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
             else:
-                problem = "several sections have this class, and none of them is there"
+                problem = "several sections have this class, and none of them is set"
                 advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 

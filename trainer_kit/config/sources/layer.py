@@ -1,4 +1,4 @@
-"""A layer: the values that one source gives, and where each was written."""
+"""A layer: the values of one source, and where each was written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """What one source gives.
+    """The values of one source.
 
     Attributes:
-      values: nested dicts of the given values, as in the source; nothing is checked against the config's classes.
-      origins: dotted path of a value or section -> where it was written: "conf.yaml:12", "--params_override",
+      values: Nested dicts of the values, as in the source; they are not checked against the config's classes.
+      origins: The place of each value or section by its dotted path: "conf.yaml:12", "--params_override",
         "conf.gin:3", "--gin_params".
-      complete: whether sections by name that it leaves out are not there, as in the record of a run.
+      complete: Whether named sections that the source leaves out do not exist, as in the record of a run.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""YAML and JSON text -> plain values and the line of each; plain values -> YAML.
+"""Reads YAML and JSON text into plain values with the line of each, and writes plain values as YAML.
 
 YAML 1.1 turns `off` into a truth value, `1e-3` into text, `010` into 8 and `12:30` into 750. Here a scalar means what
-it looks like: only true and false are truth values, 1e-3 is a number, 010 is ten, 12:30 and 2024-01-01 stay words. What
-is written is quoted wherever a YAML 1.1 reader would misread it, so that other tools read the same values.
+it looks like: only true and false are truth values, 1e-3 is a number, 010 is ten, 12:30 and 2024-01-01 stay words. Text
+is written in quotes wherever a YAML 1.1 reader would misread it, so that other tools read the same values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_CHARACTERS = 2**20  # of a text; PyYAML takes some seconds for so many
 _MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for; PyYAML takes a second for them
 _MOST_LEVELS = 64
 _MOST_DIGITS = 300
-_TOO_LARGE = "a config is a few kilobytes; keep data in files of its own, and name them here"
+_TOO_LARGE = "a config is a few kilobytes; keep data in separate files, and name those files here"
 _LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 
@@ -119,11 +119,11 @@ def parse(text: str, name: str, as_json: bool = False, own: bool = False) -> Par
     """Reads one YAML document, or JSON.
 
     Args:
-      text: the document; an empty one gives None.
-      name: what the messages call it.
-      as_json: whether the text has to be JSON.
-      own: whether the text is of a file that trainer_kit writes, such as params.yaml: it may be of any length, and hold
-        as many values as can be written out in it.
+      text: The document; an empty one gives None.
+      name: The name of the document in messages.
+      as_json: Whether the text has to be JSON.
+      own: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may hold as many values
+        as can be written in it.
 
     Raises:
       ConfigError: when the text is not YAML (or JSON), has a key twice, is too long, or would become too many values;
@@ -152,7 +152,7 @@ def parse(text: str, name: str, as_json: bool = False, own: bool = False) -> Par
 
 
 def check_length(text: str, name: str) -> None:
-    """Raises ConfigError when `text` is longer than a config can be; `name` is what the message calls it."""
+    """Raises ConfigError when `text` is longer than a config can be; `name` is its name in the message."""
     if len(text) > MOST_CHARACTERS:
         raise ConfigError([Mistake("", f"is longer than {MOST_CHARACTERS:,} characters", _TOO_LARGE, name)])
 
@@ -217,19 +217,19 @@ class _Reader:
                 sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for source in reversed(sources):
                     merged.update(self._merged(source, path))
-        own: dict[Any, Any] = {}
+        direct: dict[Any, Any] = {}
         first_line: dict[Any, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 continue
             key = self._scalar(key_node, path)
-            if key in own:
+            if key in direct:
                 self._note(key_node, join(path, key), f"is given twice, first on line {first_line[key]}", "keep one")
                 continue
             first_line[key] = key_node.start_mark.line + 1
             self._parsed.lines[join(path, key)] = first_line[key]
-            own[key] = self.read(value_node, join(path, key))
-        return {**merged, **own}
+            direct[key] = self.read(value_node, join(path, key))
+        return {**merged, **direct}
 
     def _merged(self, node: yaml.Node, path: str) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""The files of a folder of best weights: what is there, what is whole, and info.json. TensorFlow at need only."""
+"""Reads and writes the files of a folder of best weights and its info.json; imports TensorFlow only if needed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trainer_kit.folder_identity import check_held
 
 
 class BestFolder:
-    """`ckpt-<step>.*`, whose commit records tell the metrics of the weights, and info.json, which names the best.
+    """A folder with `ckpt-<step>.*`, whose commit records hold the metrics, and info.json, which names the best.
 
     TensorFlow's pointer file `checkpoint` names the best one too, so that `tf.train.latest_checkpoint` finds it.
 
     Args:
-      path: of the folder; local.
-      writes: False where another process writes: then nothing is changed.
+      path: The local folder.
+      writes: Whether this process may change the folder; False where another process writes it.
     """
 
     def __init__(self, path: str, writes: bool = True) -> None:
@@ -47,11 +47,11 @@ class BestFolder:
         return list(complete_checkpoints(self.path))
 
     def whole(self, known: Container[int] = ()) -> set[int]:
-        """Returns the steps whose weights are whole; those of `known` are not read again."""
+        """Returns the steps whose weights are whole; weights of `known` steps are not read again."""
         return {step for step in self.steps() if step in known or not problem(self.prefix(step))}
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
-        """Returns step -> what is noted of weights that are whole and were kept by `metric`, in the order of steps."""
+        """Returns step -> info of whole weights that were kept by `metric`, in the order of steps."""
         told = self.told()
         found: dict[int, dict[str, Any]] = {}
         for step in self.steps():
@@ -63,11 +63,11 @@ class BestFolder:
         return found
 
     def told(self) -> dict[str, Any] | None:
-        """Returns what info.json tells, in the form that `name` gives it; None if there is none or it is not that."""
+        """Returns the content of info.json; None if it is missing or not in the form that `name` writes."""
         return read_info(self.path, quiet=True, either_form=False)
 
     def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Returns the content of info.json for weights, given what is noted of them."""
+        """Returns the content of info.json for the info of the best weights."""
         return info
 
     def has_info(self) -> bool:
@@ -75,7 +75,7 @@ class BestFolder:
         return os.path.exists(self.info_path)
 
     def wrong_with_info(self, whole: Container[int]) -> str:
-        """Returns what is wrong with info.json, given steps whose weights are whole; "" if nothing is."""
+        """Returns what is wrong with info.json; "" if nothing is. `whole` holds steps with whole weights."""
         if not self.has_info():
             return "is missing"
         told = self.told()
@@ -85,16 +85,16 @@ class BestFolder:
         return "" if sound else "names weights that are not whole"
 
     def name(self, info: dict[str, Any]) -> bool:
-        """Makes info.json, then the pointer file, name weights that are there; returns whether info.json has changed.
+        """Writes info.json, then the pointer file, to name existing weights; returns whether info.json has changed.
 
         Raises:
-          StorageError: when one of them cannot be written. The pointer file names weights that are whole all the same.
+          StorageError: when a file cannot be written. The pointer file then still names whole weights.
         """
         if not self.writes:
             return False
         content = self.written_form(info)
         before = files.read_json(self.info_path)
-        changed = json.dumps(before) != json.dumps(content)  # as text: NaN is no other than NaN
+        changed = json.dumps(before) != json.dumps(content)  # as text, since NaN has to equal NaN
         if changed:
             files.write_json(self.info_path, content, point="best.info")
         self._point_to(f"ckpt-{info['step']}")
@@ -107,16 +107,16 @@ class BestFolder:
                 os.remove(path)
 
     def note(self, info: dict[str, Any]) -> None:
-        """Writes the commit record of weights that are whole, and in it what they are.
+        """Writes the commit record of whole weights, with their info.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when the record cannot be written.
         """
         if self.writes:
             commit(self.prefix(info["step"]), point="best.record", info=info)
 
     def remove_others(self, steps: Collection[int]) -> None:
-        """Removes all weights with a record but those of `steps`, the record first; what has none is not ours.
+        """Removes weights that have a record, except those of `steps`; the record goes first. Others are not ours.
 
         Raises:
           OSError: when a file cannot be removed.
@@ -132,7 +132,7 @@ class BestFolder:
             unmark([prefix])
 
     def _point_to(self, name: str) -> None:
-        """Makes TensorFlow's pointer file name these weights only, unless it does."""
+        """Makes TensorFlow's pointer file name only these weights; writes it only if needed."""
         path, text = os.path.join(self.path, POINTER), pointer_text([name])
         with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as stream:
             if stream.read() == text:

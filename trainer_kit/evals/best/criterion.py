@@ -1,4 +1,4 @@
-"""Which evaluations are kept as the best: a fold over them in their order. No TensorFlow."""
+"""Decides which evaluations are kept as the best, by a fold over them in their order. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNS = {"higher": 1.0, "lower": -1.0}
 
 
 class Scored(NamedTuple):
-    """An evaluation that may be kept: the step of its weights, its value, and the record that tells of it."""
+    """An evaluation that may be kept: the step of its weights, its value, and its record."""
 
     step: int
     value: float
@@ -22,15 +22,15 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Criterion:
-    """What is kept: up to `keep` evaluations; a later one displaces the worst of them if it is better by enough.
+    """Keeps up to `keep` evaluations; a later one displaces the worst of them if it is better by enough.
 
-    The first of equals stays, and of a step the first evaluation that is kept.
+    Of equal evaluations the first stays, and of each step the first kept evaluation stays.
 
     Attributes:
-      metric: that decides; `a|b` is the entry b of the nested metrics a.
-      comparison: "higher" or "lower", what is better.
-      keep: how many are kept.
-      min_delta: what displaces another has to be better by more than this.
+      metric: The metric that decides; `a|b` is the entry b of the nested metrics a.
+      comparison: "higher" or "lower": which value is better.
+      keep: The number of evaluations to keep.
+      min_delta: An evaluation must be better by more than this to displace another.
     """
 
     metric: str
@@ -44,14 +44,14 @@ class Criterion:
         return Scored(step, value, record) if math.isfinite(value) else None
 
     def fold(self, candidates: Iterable[Scored]) -> list[Scored]:
-        """Returns what is kept of `candidates`, in the order in which they came."""
+        """Returns the kept `candidates`, in their order."""
         kept: list[Scored] = []
         for one in candidates:
             kept = self.add(kept, one)
         return kept
 
     def add(self, kept: Sequence[Scored], new: Scored) -> list[Scored]:
-        """Returns what is kept when `new` comes to what was kept before."""
+        """Returns the kept evaluations after `new` was considered."""
         if any(one.step == new.step for one in kept):
             return list(kept)
         if len(kept) < self.keep:
@@ -62,9 +62,9 @@ class Criterion:
         return [*(one for one in kept if one is not worst), new]
 
     def ranked(self, kept: Iterable[Scored]) -> list[Scored]:
-        """Returns the same, the best first, the first of equals before the others."""
+        """Sorts by metric, best first; ties keep their order."""
         return sorted(kept, key=lambda one: -_SIGNS[self.comparison] * one.value)
 
     def best(self, kept: Iterable[Scored]) -> Scored | None:
-        """Returns the best of what is kept; None when nothing is."""
+        """Returns the best kept evaluation; None when nothing is kept."""
         return next(iter(self.ranked(kept)), None)

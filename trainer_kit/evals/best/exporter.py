@@ -1,16 +1,15 @@
-"""The best checkpoints by one criterion: weights first, record second.
+"""Exports the best checkpoints by one criterion: the weights first, the record second.
 
-`ckpt-<step>.*` holds weights that were evaluated (averaged ones, if there is a moving average), and `info.json` names
-the best of them with its metric. The record is written when the weights are there, and weights that are kept no more
-are deleted when the record is there: at every moment info.json tells of weights that exist. The commit record of
-weights holds the same of them, so that an info.json that is lost or damaged can be made again.
+`ckpt-<step>.*` holds evaluated weights (averaged ones, if there is a moving average), and `info.json` names the best of
+them with its metric. The record is written after the weights, and weights that are no longer kept are deleted after the
+record: at every moment info.json names existing weights. The commit record of weights holds the same information, so
+that a lost or damaged info.json can be written again.
 
-What is kept follows from the evaluations on record (criterion.py). A run that was killed goes back to its last
-checkpoint and evaluates some steps again. What it reports as the best so far is the best up to the step it has reached;
-what it had exported later stays where it is, until the run comes to that step again. A run that goes back for good
-moves what it exported later to `archived/`. Weights that are to be kept and are gone are exported again from the
-checkpoint of their step, if that is there (`lost`); if not, the next evaluation is exported that is better than what
-there are weights of.
+The recorded evaluations decide which weights are kept (criterion.py). A killed run resumes from its last checkpoint and
+evaluates some steps again. It reports the best up to the step it has reached; weights that it exported later stay in
+place until the run reaches their step again. A run that goes back by request moves later exports to `archived/`.
+Missing weights that should be kept are exported again from the checkpoint of their step (`lost`). If that is missing
+too, the next evaluation that is better than the existing weights is exported.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class BestCheckpoint:
-    """Exports the weights of each evaluation that is to be kept, over restarts too.
+    """Exports the weights of each evaluation that is kept, across restarts.
 
     Args:
-      export_dir: folder of the weights and of info.json.
-      metric_name: in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
-      metric_comp: "higher" or "lower", what is better.
-      keep: how many are kept.
-      min_delta: by how much more than this another has to be better, to displace the worst that is kept.
-      keeps: whether anything stays in the folder. False on workers that are not the chief: they decide alike and take
-        part in each save, since reading a variable can take all workers, but what they save is thrown away.
-      option: of the config, that names the metric; for messages.
-      folder: the files of `export_dir`, where they have another form than that of BestFolder.
+      export_dir: The folder of the weights and info.json.
+      metric_name: The metric's name in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
+      metric_comp: "higher" or "lower": which value is better.
+      keep: The number of weights to keep.
+      min_delta: An evaluation must be better by more than this to displace the worst kept one.
+      keeps: Whether this worker writes the folder. False on workers that are not the chief: they take the same
+        decisions and part in each save, since reading a variable can involve all workers, but discard what they save.
+      option: The config field that names the metric, for messages.
+      folder: The files of `export_dir`, if their form differs from that of BestFolder.
 
     Attributes:
-      criterion: what is kept.
+      criterion: The rule that decides what is kept.
     """
 
     def __init__(
@@ -96,13 +95,13 @@ class BestCheckpoint:
         return (self.metric_name, best.value, best.step) if best else None
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Makes the best so far that of a run which goes on from `step`.
+        """Sets the best so far to that of a run which resumes from `step`.
 
-        Where the weights are right and info.json or their record is not, those are made again.
+        If the weights are right but info.json or their record is not, the files are written again.
 
         Args:
-          step: of the checkpoint that was restored; None for an evaluation beside a run: all that was found counts.
-          evaluations: those on record that count, "step" and "metrics" of each, in their order, later ones included.
+          step: The step of the restored checkpoint; None for a sidecar, for which all evaluations count.
+          evaluations: The recorded evaluations that count, with "step" and "metrics", in order, later ones included.
 
         Raises:
           StorageError: when a file cannot be written.
@@ -112,10 +111,10 @@ class BestCheckpoint:
         self._so_far = self.criterion.fold(one for one in candidates if step is None or one.step <= step)
 
     def rewind(self, step: int) -> None:
-        """Takes what was found after `step`, which is no part of the run any more, to `archived/`.
+        """Moves weights of steps after `step`, which are superseded, to `archived/`.
 
         Raises:
-          StorageError: when it cannot be moved.
+          StorageError: when they cannot be moved.
         """
         self._so_far = [one for one in self._so_far if one.step <= step]
         later = self._weights.forget_after(step)
@@ -123,16 +122,16 @@ class BestCheckpoint:
             set_all_aside(map(self._weights.folder.prefix, later), ARCHIVED)
 
     def check_metric(self, names: Iterable[str]) -> None:
-        """Raises UsageError, with those that exist, when no evaluation will report the metric as a single number.
+        """Raises UsageError when no evaluation will report the metric as a single number.
 
         Args:
-          names: of all metrics that an evaluation reports as single numbers, nested ones joined by `|`.
+          names: The names of all metrics that an evaluation reports as single numbers, nested ones joined by `|`.
         """
         known = list(names)
         if self.metric_name not in known:
             advice, names = suggestion(self.metric_name, known), ", ".join(sorted(known))
             raise UsageError(
-                f"{self._option}: {self.metric_name!r} is no validation metric, or not a single number; {advice}"
+                f"{self._option}: {self.metric_name!r} is not a validation metric, or not a single number; {advice}"
                 + (f" (all: {names})" if names not in advice else "")
             )
 
@@ -143,22 +142,21 @@ class BestCheckpoint:
         step: int,
         not_evaluated: Collection[str] = (),
     ) -> bool:
-        """Exports `checkpoint` if its evaluation is to be kept; values that are not finite never are.
+        """Exports `checkpoint` if its evaluation is kept; a value that is not finite is never kept.
 
         Eager, on every worker.
 
         Args:
-          checkpoint: of the weights that were evaluated.
-          eval_logs: the evaluation's metrics; may be nested. What is no single number is left out.
-          step: global step of the weights.
-          not_evaluated: validation sets, of several, that this evaluation leaves out; a metric of theirs decides
-            nothing now.
+          checkpoint: The checkpoint of the evaluated weights.
+          eval_logs: The evaluation's metrics, possibly nested; values that are not single numbers are left out.
+          step: The global step of the weights.
+          not_evaluated: The validation sets that this evaluation leaves out; by a metric of theirs nothing is exported.
 
         Returns:
           Whether it was exported.
 
         Raises:
-          UsageError: when the metric is not among the logs, or is no single number.
+          UsageError: when the metric is not among the logs, or is not a single number.
           StorageError: when the weights or the record cannot be written.
         """
         if any(self.metric_name.startswith(f"{name}|") for name in not_evaluated):
@@ -170,7 +168,7 @@ class BestCheckpoint:
             _LOG.warning("%s is %s at step %d: not a candidate for the best checkpoint", self.metric_name, value, step)
             return False
         new = Scored(int(step), value, info_of(int(step), logs, self.metric_name))
-        known = any(one.step == new.step for one in self._so_far)  # and its first evaluation counts
+        known = any(one.step == new.step for one in self._so_far)  # the first evaluation of a step counts
         self._so_far = self.criterion.add(self._so_far, new)
         held = self._weights.with_new(new, known)
         if held is None:
@@ -180,12 +178,12 @@ class BestCheckpoint:
         return True
 
     def lost(self, saved: Callable[[int], bool]) -> list[int]:
-        """Returns the steps of weights that are to be kept and are not there, but can be had from checkpoints.
+        """Returns the steps of missing weights that should be kept and can be exported from checkpoints.
 
-        A warning tells of those that cannot, once, unless the run comes to their step again. After a resume.
+        Call it after a resume. Warns once of weights without a checkpoint, unless the run will reach their step again.
 
         Args:
-          saved: returns whether the checkpoint of a step is there and whole.
+          saved: Returns whether the checkpoint of a step exists and is whole.
         """
         steps, gone = self._weights.lost(saved)
         so_far = {one.step for one in self._so_far}
@@ -195,11 +193,11 @@ class BestCheckpoint:
         return steps
 
     def put_back(self, checkpoint: tf.train.Checkpoint, step: int) -> None:
-        """Exports the weights of a step that `lost` has named; eager, on every worker.
+        """Exports the weights of a step that `lost` returned; eager, on every worker.
 
         Args:
-          checkpoint: of the weights as they were evaluated.
-          step: of the weights.
+          checkpoint: The checkpoint of the weights as they were evaluated.
+          step: The step of the weights.
 
         Raises:
           StorageError: when they cannot be written.
@@ -225,8 +223,8 @@ class BestCheckpoint:
                 unmark([prefix])
             self._weights.hold(held, new)
         except (tf.errors.OpError, OSError, StorageError) as error:
-            told = read_info(self.export_dir, quiet=True) or {}
-            if self._keeps and told.get("step") != new.step:
+            info = read_info(self.export_dir, quiet=True) or {}
+            if self._keeps and info.get("step") != new.step:
                 with contextlib.suppress(OSError):
                     os.remove(prefix + RECORD)
                 remove_unfinished(prefix)
@@ -238,5 +236,5 @@ class BestCheckpoint:
             folder = self.export_dir if self._keeps else stack.enter_context(tempfile.TemporaryDirectory())
             tf.io.gfile.makedirs(folder) if files.is_remote(folder) else make_folder(folder)
             with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(folder, name) + RECORD)  # of weights that are written over
+                os.remove(os.path.join(folder, name) + RECORD)  # the record of weights that are overwritten
             checkpoint.write(os.path.join(folder, name))

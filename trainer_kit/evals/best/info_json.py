@@ -1,7 +1,7 @@
-"""info.json, which names the best checkpoint: what it has to be, and reading it. No TensorFlow.
+"""Reads and checks info.json, which names the best checkpoint. No TensorFlow.
 
-It may also be in the form of TF Model Garden, which has the metrics and the step only; what it names is then found by
-the record of the weights of that step.
+The file may also be in the form of TF Model Garden, which has only the metrics and the step; the rest then comes from
+the commit record of the weights of that step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_info(export_dir: str, quiet: bool = False, either_form: bool = True) -> dict[str, Any] | None:
-    """Returns what info.json tells of the best checkpoint; None if there is none or it cannot be read (a warning).
+    """Returns the content of info.json; None if it does not exist or, with a warning, if it cannot be read.
 
     Args:
-      export_dir: the folder of the best weights.
-      quiet: give no warning.
-      either_form: read Model Garden's form as well.
+      export_dir: The folder of the best weights.
+      quiet: Whether to omit the warning.
+      either_form: Whether to read Model Garden's form as well.
     """
     path = os.path.join(export_dir, INFO)
     if not os.path.exists(path):
@@ -36,17 +36,17 @@ def read_info(export_dir: str, quiet: bool = False, either_form: bool = True) ->
     except (OSError, ValueError) as error:
         info, reason = None, str(error)
     else:
-        reason = "it is not what trainer_kit writes"
-    told: Any = _noted(export_dir, info) if either_form and not is_info(info) else info
-    if is_info(told):
-        return dict(told)
+        reason = "it does not have the content that trainer_kit writes"
+    found: Any = _noted(export_dir, info) if either_form and not is_info(info) else info
+    if is_info(found):
+        return dict(found)
     if not quiet:
         _LOG.warning("%s cannot be read: %s", path, reason)
     return None
 
 
 def is_info(value: Any) -> bool:
-    """Whether `value` is what trainer_kit writes to info.json."""
+    """Whether `value` has the content that trainer_kit writes to info.json."""
     kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
     if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
         return False
@@ -57,7 +57,7 @@ def is_info(value: Any) -> bool:
 
 
 def _noted(export_dir: str, info: Any) -> Any:
-    """Returns what is noted of the weights that an info.json in Model Garden's form names; None if nothing is."""
+    """Returns the info in the record of the weights that Model Garden's info.json names; None if there is none."""
     step = info.get(GARDEN_STEP) if isinstance(info, dict) else None
     if not isinstance(step, (int, float)) or not math.isfinite(step):
         return None

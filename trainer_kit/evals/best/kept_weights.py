@@ -1,7 +1,7 @@
-"""Which weights a folder of best weights holds, and which it is to hold, by the evaluations on record.
+"""Compares the weights that a folder of best weights holds with those that the recorded evaluations say to keep.
 
-Weights of steps that the run has yet to come to again, since it was killed, are held like all others: when it comes
-there, they are what is to be kept. TensorFlow at need only.
+Weights of steps that a killed run has yet to reach again are held like all others: once it reaches them, they are the
+ones to keep. Imports TensorFlow only if needed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _LOG = logging.getLogger(__name__)
 
 
 def info_of(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Returns what is noted of weights, and by info.json of the best ones; `metrics` may be nested."""
+    """Returns the info of weights, for their record and for info.json; `metrics` may be nested."""
     flat = flat_scalars(metrics, "|")
     return {"checkpoint": f"ckpt-{step}", "step": step, "metric": metric, "value": flat[metric], "metrics": flat}
 
 
 class KeptWeights:
-    """The weights in a folder, as far as they are whole and it is known what they are.
+    """The whole weights in a folder that have an evaluation or a record.
 
     Args:
-      folder: where they are.
-      criterion: what is to be kept.
+      folder: The folder of the weights.
+      criterion: The rule that decides what is kept.
 
     Attributes:
-      held: what the folder holds of what is to be kept; the record of each is that of `info_of`.
-      candidates: the evaluations on record, in their order, and behind them weights that nothing else tells of.
+      held: The evaluations to keep whose weights the folder holds; the record of each is the result of `info_of`.
+      candidates: The recorded evaluations in their order, followed by weights that only their own record describes.
     """
 
     def __init__(self, folder: BestFolder, criterion: Criterion) -> None:
         self.folder, self._criterion = folder, criterion
-        self._noted = folder.infos(criterion.metric)  # all workers come to the same, one of them writes
-        self.candidates = self._nothing_else_tells_of(())
+        self._noted = folder.infos(criterion.metric)  # all workers get the same result; one of them writes
+        self.candidates = self._described_by_record_only(())
         self.held = criterion.fold(self.candidates)
         self._wanted: set[int] = set()
         self._gone: set[int] = set()
@@ -48,10 +48,10 @@ class KeptWeights:
         self._repair()
 
     def follow(self, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Makes what is held what the evaluations on record say, as far as there are weights, and notes it.
+        """Selects the held weights by the recorded evaluations, as far as weights exist, and updates their records.
 
-        Records of several validation sets at one step are one evaluation. Where they lack the metric, since the run was
-        killed between two of them, the weights of that step tell of themselves.
+        Records of several validation sets at one step count as one evaluation. If they lack the metric, because the run
+        was killed between two of them, the record of that step's weights is used.
 
         Raises:
           StorageError: when a file cannot be written.
@@ -59,8 +59,9 @@ class KeptWeights:
         limit, self._rewound_to = self._rewound_to, None
         counting = merged_sets(one for one in evaluations if limit is None or one["step"] <= limit)
         scored = (self._criterion.score(one["step"], one["metrics"], one) for one in counting)
-        told = [one._replace(record=self._info(one)) for one in scored if one is not None]
-        self.candidates = told + self._nothing_else_tells_of({one["step"] for one in counting if self._tells(one)})
+        recorded = [one._replace(record=self._info(one)) for one in scored if one is not None]
+        known = {one["step"] for one in counting if self._has_metric(one)}
+        self.candidates = recorded + self._described_by_record_only(known)
         self._wanted, self._gone = {one.step for one in self._criterion.fold(self.candidates)}, set()
         whole = self.folder.whole(self._noted)
         held = self._criterion.fold(one for one in self.candidates if one.step in whole)
@@ -71,20 +72,20 @@ class KeptWeights:
         self.held = [one._replace(record=self._noted[one.step]) for one in held]
         if self._name_best():
             best = self.ranked[0].step
-            _LOG.info("%s was made again: the best weights are those of step %d", self.folder.info_path, best)
+            _LOG.info("%s was written again: the best weights are those of step %d", self.folder.info_path, best)
         self.remove_others()
 
     @property
     def ranked(self) -> list[Scored]:
-        """What is held, the best first."""
+        """The held evaluations, the best first."""
         return self._criterion.ranked(self.held)
 
     def with_new(self, new: Scored, known: bool) -> list[Scored] | None:
-        """Returns what is to be held with an evaluation that was made just now; None if nothing is to be exported.
+        """Returns the evaluations to hold after a new one; None if the new one is not to be exported.
 
         Args:
-          new: the evaluation.
-          known: whether its step was kept already.
+          new: The new evaluation.
+          known: Whether an evaluation of its step was already kept.
         """
         self._warn_of_missing()
         there = next((one for one in self.held if one.step == new.step), None)
@@ -94,10 +95,10 @@ class KeptWeights:
         return held if new in held else None
 
     def lost(self, saved: Callable[[int], bool]) -> tuple[list[int], list[Scored]]:
-        """Returns the steps whose weights are to be had from checkpoints, and what can be had from nowhere.
+        """Returns the steps of missing weights that checkpoints have, and the evaluations without any weights.
 
         Args:
-          saved: whether the checkpoint of a step is there and whole.
+          saved: Returns whether the checkpoint of a step exists and is whole.
         """
         known: dict[int, bool] = {}
         gone: list[Scored] = []
@@ -112,18 +113,18 @@ class KeptWeights:
             self._gone |= {one.step for one in gone}
 
     def told_of_gone(self, one: Scored) -> str:
-        """Returns what to tell of weights that `lost` has found to be had from nowhere."""
+        """Returns the warning about weights that `lost` found neither here nor in a checkpoint."""
         others = self._criterion.ranked(self._criterion.fold(self._not_gone()))
         kept = ", ".join(f"step {other.step} ({other.value})" for other in others)
-        instead = f"the best that there are weights of: {kept}" if kept else "the next evaluation is exported"
+        instead = f"the best weights that exist: {kept}" if kept else "the next evaluation is exported"
         why = f"{self._criterion.metric} {one.value}"
         return (
-            f"{self.folder.path}: the weights of step {one.step} are to be kept ({why}), but they are "
+            f"{self.folder.path}: the weights of step {one.step} should be kept ({why}), but they are "
             f"missing or damaged, and so is the checkpoint of that step; {instead}"
         )
 
     def with_lost(self, step: int) -> tuple[Scored, list[Scored]]:
-        """Returns the candidate of a step that `lost` has named, and what is to be held with it."""
+        """Returns the candidate of a step that `lost` returned, and the evaluations to hold together with it."""
         wanted = self._criterion.fold(self._not_gone())
         one = next(one for one in [*wanted, *self.candidates] if one.step == step)
         there = {*self._noted, step}
@@ -131,10 +132,10 @@ class KeptWeights:
         return one, self._criterion.fold(other for other in self.candidates if other.step in there)
 
     def hold(self, held: list[Scored], new: Scored) -> None:
-        """Takes the weights of `new`, which were exported, among those that are held, and names the best in info.json.
+        """Adds the exported weights of `new` to the held ones, and names the best in info.json.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when info.json cannot be written.
         """
         before, self.held = self.held, held
         try:
@@ -145,19 +146,19 @@ class KeptWeights:
         self._noted[new.step] = new.record
 
     def only_held(self) -> None:
-        """Removes all weights but those that are held, when these were just exported."""
+        """Removes all weights except the held ones; to be called after an export."""
         self._wanted = set()
         self.remove_others()
 
     def remove_others(self) -> None:
-        """Removes weights that are neither held nor to be kept; nothing while nothing is held."""
+        """Removes weights that are neither held nor to be kept; does nothing while nothing is held."""
         if self.held:
             steps = {one.step for one in self.held} | self._wanted
             self.folder.remove_others(steps)
             self._noted = {step: info for step, info in self._noted.items() if step in steps}
 
     def forget_after(self, step: int) -> list[int]:
-        """Forgets weights of later steps, in info.json too; returns the steps of those to move away.
+        """Forgets weights of later steps, in info.json too; returns the steps of the weights to move away.
 
         Raises:
           StorageError: when info.json cannot be written.
@@ -174,24 +175,24 @@ class KeptWeights:
         return later
 
     def _name_best(self) -> bool:
-        """Makes info.json name the best of what is held; returns whether it did not before."""
+        """Makes info.json name the best held weights; returns whether it has changed."""
         there = set(self.folder.steps())  # somebody may have removed weights during the run
         best = next((one for one in self.ranked if one.step in there), None)
         return best is not None and self.folder.name(best.record)
 
     def _warn_of_missing(self) -> None:
-        """Says once which weights somebody has moved or removed since they were exported."""
+        """Warns once of weights that somebody has moved or removed since they were exported."""
         missing = {one.step for one in self.held} - set(self.folder.steps()) if self.folder.writes else set()
         if missing - self._missing:
             _LOG.warning(
                 "%s has lost the weights of step %s: they were moved or removed during the run. The next start exports "
-                "them again if the checkpoint of that step is there",
+                "them again if the checkpoint of that step still exists",
                 *(self.folder.path, ", ".join(map(str, sorted(missing)))),
             )
         self._missing |= missing
 
     def _repair(self) -> None:
-        """Makes info.json again from what the weights tell, if it is missing or wrong; the pointer file follows it."""
+        """Writes info.json again from the records of the weights, if it is missing or wrong; then the pointer file."""
         wrong = self.folder.wrong_with_info(self._noted)
         path, told = self.folder.info_path, self.folder.told()
         if not wrong and told is not None:
@@ -199,28 +200,28 @@ class KeptWeights:
         if self.held:
             if wrong and self._name_best():
                 best = self.ranked[0].step
-                _LOG.warning("%s was missing or damaged; it was made again: its weights are of step %d", path, best)
+                _LOG.warning("%s was missing or damaged; it was written again and names step %d", path, best)
             self.folder.remove_others(self.folder.steps())
         elif wrong and self.folder.has_info():
             said = "is damaged, as are the weights' records" if wrong == "is damaged" else wrong
             _LOG.warning(
-                "%s %s; unless the ledger has evaluations, the best is chosen from the next one on", path, said
+                "%s %s; unless the ledger has evaluations, only later evaluations count for the best", path, said
             )
 
     def _not_gone(self) -> list[Scored]:
         return [one for one in self.candidates if one.step not in self._gone]
 
-    def _tells(self, evaluation: Mapping[str, Any]) -> bool:
-        """Whether an evaluation on record has the metric, finite or not."""
+    def _has_metric(self, evaluation: Mapping[str, Any]) -> bool:
+        """Whether a recorded evaluation has the metric, finite or not."""
         return self._criterion.metric in flat_scalars(evaluation["metrics"], "|")
 
-    def _nothing_else_tells_of(self, steps: Iterable[int]) -> list[Scored]:
+    def _described_by_record_only(self, steps: Iterable[int]) -> list[Scored]:
         known = set(steps)
         infos = [info for step, info in sorted(self._noted.items()) if step not in known]
         return [Scored(info["step"], info["value"], info) for info in infos]
 
     def _info(self, one: Scored) -> dict[str, Any]:
-        """What is noted of an evaluation on record; without the best so far, which comes after the export."""
+        """Returns the info of a recorded evaluation, without the best so far, which is added after the export."""
         flat = flat_scalars(one.record["metrics"], "|")
         own = {name: value for name, value in flat.items() if name.removeprefix("best_") not in flat.keys() - {name}}
         return info_of(one.step, own if self._criterion.metric in own else flat, self._criterion.metric)

@@ -1,4 +1,4 @@
-"""Keeps all best checkpoints of a run: the primary one, and those that the config gives names of their own."""
+"""Keeps all best checkpoints of a run: the primary one and the named ones of the config."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer_kit.evals.best.exporter import BestCheckpoint
 
 
 class BestCheckpoints:
-    """A checkpoint exporter of several; what it tells as the best is the primary one's.
+    """Combines several checkpoint exporters; it reports the best of the primary one.
 
     Args:
-      primary: of best_checkpoint_eval_metric; None if there is none.
-      named: of best_checkpoints, by name.
+      primary: The exporter of best_checkpoint_eval_metric; None if there is none.
+      named: The exporters of best_checkpoints, by name.
     """
 
     def __init__(self, primary: BestCheckpoint | None, named: Mapping[str, BestCheckpoint]) -> None:
@@ -43,9 +43,9 @@ class BestCheckpoints:
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
         """Resumes each; see BestCheckpoint."""
-        told = list(evaluations)
+        recorded = list(evaluations)
         for one in self:
-            one.resume(step, told)
+            one.resume(step, recorded)
 
     def rewind(self, step: int) -> None:
         """Rewinds each; see BestCheckpoint."""
@@ -65,7 +65,7 @@ class BestCheckpoints:
         step: int,
         not_evaluated: Collection[str] = (),
     ) -> bool:
-        """Exports `checkpoint` to each that is to keep it; returns whether any was. See BestCheckpoint."""
+        """Offers `checkpoint` to each exporter; returns whether any exported it. See BestCheckpoint."""
         exported = [
             one.maybe_export_checkpoint(checkpoint, eval_logs, step, not_evaluated=not_evaluated) for one in self
         ]

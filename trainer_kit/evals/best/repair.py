@@ -1,7 +1,7 @@
-"""Repair of best weights: exports missing ones again from the checkpoints of a run, before the run resumes.
+"""Repairs best weights: exports missing ones again from the checkpoints of a run, before the run resumes.
 
-What is kept follows from the evaluations on record; what there are weights of may be less: a disk has lost them, or the
-config keeps more than before.
+The recorded evaluations decide which weights to keep. Some may be missing: a disk has lost them, or the config now
+keeps more than before.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _LOG = logging.getLogger(__name__)
 def put_back_lost(
     trainer: Any, model_dir: str, start: str | None, reads: Callable[[int | None], None] = lambda _: None
 ) -> None:
-    """Exports the best weights that are missing from the checkpoints of their steps; eager, in scope, on every worker.
+    """Exports missing best weights from the checkpoints of their steps; eager, in strategy scope, on every worker.
 
     Only the weights, their average and the global step change meanwhile.
 
     Args:
-      trainer: whose checkpoint_exporter has resumed.
-      model_dir: of the run that has saved the checkpoints.
-      start: the checkpoint whose weights the trainer has, and gets back; None: any will do afterwards.
-      reads: told which checkpoint must not be removed, and at the end None.
+      trainer: The trainer, whose checkpoint_exporter has resumed.
+      model_dir: The folder of the run that saved the checkpoints.
+      start: The checkpoint to restore at the end; None leaves the trainer with any weights.
+      reads: Called with the step of the checkpoint that must not be removed, and with None at the end.
 
     Raises:
       StorageError: when weights cannot be written.
@@ -41,9 +41,9 @@ def put_back_lost(
     if not isinstance(exporter, EXPORTERS):
         return
     if start is not None and not trainer.state.fits(start):
-        return  # it was restored in part, and could not be put back
+        return  # it was restored in part and could not be restored at the end
     own = own_to_each_replica(trainer.model.variables, trainer.strategy)
-    before: list[Any] = []  # of which a checkpoint holds the first replica's only
+    before: list[Any] = []  # each replica's local values; a checkpoint holds only those of the first replica
 
     def remember() -> None:
         if not before:
@@ -67,7 +67,7 @@ def _put_back(
     reads: Callable[[int | None], None],
     remember: Callable[[], None],
 ) -> None:
-    """Exports what one of the bests lacks; calls `remember` before the trainer's weights change."""
+    """Exports the missing weights of one exporter; calls `remember` before the trainer's weights change."""
     chief = bool(trainer.strategy.extended.should_checkpoint)
     unfit: set[int] = set()
 

@@ -34,8 +34,8 @@ class ArraySource:
 
     Of `params` it also uses prefetch_buffer_size (batches; None: tf.data decides), deterministic and
     autotune_algorithm. `cache` changes nothing, since the arrays are in memory anyway, and neither does `sharding`,
-    since no two workers get the same example. What has to do with files and services does not apply: a warning names
-    what is set all the same.
+    since no two workers get the same example. Fields about files and services do not apply: a warning names those that
+    are set.
 
     A batch costs one gather per array: 23,000 batches of 32 x 64 floats a second on 2 CPU cores, where tf.data's
     slices, shuffle buffer and batch make 16,500. A permutation costs, once an epoch and in the background, 0.4 ms for
@@ -45,14 +45,14 @@ class ArraySource:
       arrays: nested tuples and dicts of arrays with one first dimension, the examples. They are copied once to host
         memory, not into the graphs of the datasets; dtypes stay as they are.
       params: the data's section of the config.
-      transform: changes a batch, in graph, on the host. It gets one argument, of the structure of `arrays` (so a tuple
+      transform: Changes a batch, in graph, on the host. It gets one argument, of the structure of `arrays` (so a tuple
         for arrays in a tuple), first dimension the batch. It has to be a pure function, or a resumed run differs. For
         random changes give it a second parameter named `seed`: int32 [batch, 2], one row for each example, a pure
         function of (`params.seed` or 0, epoch, index of the example), for ops such as tf.random.stateless_uniform.
         An evaluation has epoch 0.
 
     Raises:
-      UsageError: when the batch size is 0, autotune_algorithm is unknown, or `transform` cannot be called so.
+      UsageError: when the batch size is 0, autotune_algorithm is unknown, or `transform` takes other arguments.
       DataError: when there are no examples, the first dimensions differ, or there are fewer examples than a batch,
         except in a pass that keeps its last batch.
     """
@@ -104,14 +104,14 @@ class ArraySource:
         return max(1, min(_MOST_ROWS, _GATHERED_BYTES // max(1, of_one * self._params.global_batch_size)))
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
-        """Returns what `at` returns for one replica, `size` successive batches stacked to an element, by one gather.
+        """Returns the dataset of `at` for one replica, with `size` successive batches in each element, by one gather.
 
         Args:
-          position: how many global batches have been used already.
-          size: how many batches.
+          position: The number of global batches that have been used already.
+          size: The number of batches in an element.
 
         Returns:
-          None where batches differ in size, or are transformed one by one.
+          None if batches differ in size, or are transformed one by one.
         """
         if not self._params.is_training or self._transform is not None:
             return None

@@ -1,4 +1,4 @@
-"""What a dataset is to the Trainer when it can start at any position, and how to get there when it cannot."""
+"""Source, the protocol of data that can start at any position; other datasets are skipped to the position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer_kit.inputs.sources.example_order import replicas_here
 
 @runtime_checkable
 class Source(Protocol):
-    """Data whose order is a pure function of (seed, epoch, index), so that a run can go on where it stopped.
+    """Data whose order is a pure function of (seed, epoch, index), so that a run can resume where it stopped.
 
     `Task.build_inputs` may return one instead of a tf.data.Dataset. The Trainer then asks for the dataset when it
     needs the iterator: after a checkpoint has been restored.
@@ -39,12 +39,12 @@ def made_inputs(
 ) -> Any:
     """Returns what a task's `build_inputs` makes of `params`: a Source, or a tf.data.Dataset. Eager, on the host.
 
-    One without an argument `input_context` is not given it. Shuffles and random ops without a seed of their own get the
+    A method without an argument `input_context` is called without it. Shuffles and random ops without a seed get the
     same one in every process and at every call, derived from TensorFlow's global seed; else they would depend on
     how many random ops the process made before.
 
     Raises:
-      UsageError: when it returns something else.
+      UsageError: when `build_inputs` returns something else.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
     with operation_seeds_from_the_start():

@@ -1,4 +1,4 @@
-"""A function that a user gives to a Source: what it is called with, and what it is called in messages."""
+"""A user's function of a batch, as a Source calls it, with its name for messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class BatchFunction:
     parameter is named `seed`, or a keyword-only one is, it also gets a seed for each example, int32 [batch, 2].
 
     Args:
-      function: any callable; one without a signature that Python can read gets the structure alone.
-      role: the name of the Source's parameter that it was given as.
+      function: Any callable; one whose signature Python cannot read gets the structure alone.
+      role: The name of the Source's parameter to which the function was passed.
 
     Attributes:
       label: the role, name and place of the function, for messages.
@@ -47,9 +47,9 @@ class BatchFunction:
         """Returns `batches` with the function applied to each, in graph on the host.
 
         Args:
-          batches: of batches; with `seeded` of pairs (batch, seeds).
-          seeded: whether seeds come with the batches.
-          keep_seeds: whether the seeds are handed on, for another function.
+          batches: A dataset of batches; with `seeded`, of pairs (batch, seeds).
+          seeded: Whether seeds come with the batches.
+          keep_seeds: Whether the result keeps the seeds, for another function.
         """
         unpacked = type(batches.element_spec) is tuple  # tf.data passes a tuple as several arguments
 

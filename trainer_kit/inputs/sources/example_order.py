@@ -22,9 +22,9 @@ class Order:
     one would get: each takes its part of every global batch, in order.
 
     Args:
-      examples: how many there are.
-      params: the data's section of the config.
-      block: so many successive examples stay together in a permutation.
+      examples: The number of examples.
+      params: The data's section of the config.
+      block: The number of successive examples that stay together in a permutation.
 
     Raises:
       UsageError: when the batch size is 0.
@@ -49,10 +49,10 @@ class Order:
         the host.
 
         Args:
-          position: of the first batch.
-          input_context: the worker's place among the others; None for a single replica.
-          rows: so many batches come as one of as many times the size; for training on one replica.
-          seeds: whether elements are pairs of indices and the seeds of the examples, int32 [batch, 2].
+          position: The position of the first batch.
+          input_context: The worker's place among the others; None for a single replica.
+          rows: The number of batches that come as one larger batch; for training on one replica.
+          seeds: Whether elements are pairs of indices and the seeds of the examples, int32 [batch, 2].
 
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
@@ -63,11 +63,11 @@ class Order:
         return self._in_order(position, share, seeds)
 
     def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
-        """Returns how one pass is shared out to replicas from global batch `position` on, as `at` does it.
+        """Returns how `at` shares one pass among the replicas from global batch `position` on.
 
         Returns:
-          The first example, the one after those in full batches, and how many of a full batch and of the last one each
-          replica gets; none of the last one where there is none.
+          The index of the first example; the index after the last full batch; the number of examples that each replica
+          gets of a full batch; the same for the last, smaller batch, empty if there is none.
         """
         batch = self._params.global_batch_size
         full = self._count - self._count % batch
@@ -99,8 +99,8 @@ class Order:
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
         batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
         if share.replicas > 1:
-            own = slice(share.first * share.size, (share.first + share.here) * share.size)
-            cut = lambda *parts: tuple(part[own] for part in parts) if seeds else parts[0][own]  # noqa: E731
+            rows_here = slice(share.first * share.size, (share.first + share.here) * share.size)
+            cut = lambda *parts: tuple(part[rows_here] for part in parts) if seeds else parts[0][rows_here]  # noqa: E731
             batches = batches.map(cut).rebatch(share.size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 

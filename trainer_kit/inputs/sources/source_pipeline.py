@@ -1,4 +1,4 @@
-"""What every Source does alike with DataConfig: prefetching, tf.data's options, and fields that it does not read."""
+"""What all Sources share: prefetching, tf.data's options, and a warning about fields that they do not read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options_of(params: DataConfig) -> tf.data.Options:
         chosen = known.get(params.autotune_algorithm.lower())
         if chosen is None:
             raise UsageError(
-                f"autotune_algorithm: {params.autotune_algorithm!r} is none that tf.data has; "
+                f"autotune_algorithm: {params.autotune_algorithm!r} is not an algorithm of tf.data; "
                 f"{suggestion(params.autotune_algorithm, list(known))}"
             )
         options.autotune.autotune_algorithm = chosen
@@ -47,13 +47,16 @@ def finished(batches: tf.data.Dataset, params: DataConfig, options: tf.data.Opti
 
 
 def warning_of_unread(reader: str, params: DataConfig, read: Collection[str]) -> str:
-    """Returns a warning of the fields that are set and that neither every Source nor `reader` reads; "" if none is.
+    """Returns a warning about fields that differ from their defaults and that `reader` does not read; "" if none does.
 
-    A field that differs from its default was set for a purpose.
+    Args:
+      reader: The name of the Source, for the message.
+      params: The data's section of the config.
+      read: The fields that this Source reads in addition to those that all Sources read.
     """
     defaults = DataConfig()
     others = [name for name in defaults.as_dict() if name not in _READ and name not in read]
     unread = [name for name in others if getattr(params, name) != getattr(defaults, name)]
     if not unread:
         return ""
-    return f"{reader} does not read {', '.join(unread)}; unless the task does, what is set there has no effect"
+    return f"{reader} does not read {', '.join(unread)}; unless the task reads them, these fields have no effect"

@@ -1,4 +1,4 @@
-"""TFRecord files, read record by record in any order: an index of offsets, and the records at some of them.
+"""Reads the records of TFRecord files in any order, by an index of their offsets.
 
 A file is a row of frames: length (8 bytes), its checksum (4), the record, its checksum (4). The index needs the first
 12 bytes of each frame only. Records are checked by TensorFlow's own reader, which can only read from the front; so the
@@ -33,7 +33,7 @@ _records_of_file = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
 
 class RecordFiles:
-    """All records of some TFRecord files, numbered from 0 in the order of the files and in them.
+    """All records of some TFRecord files, numbered from 0 in the order of the files and of the records in each.
 
     Opening reads each header once: 0.6 s for a million small records in the page cache. The index takes 8 bytes for
     each record. No file stays open.

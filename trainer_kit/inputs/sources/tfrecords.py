@@ -113,13 +113,13 @@ class TFRecordSource:
 
 
 def damage_in(error: BaseException, *datasets: Any) -> DataError | None:
-    """Returns what went wrong inside tf.data, from the error of the loop that asked for a batch; None if it did not.
+    """Returns a DataError if the error of a loop comes from inside tf.data; None if it does not.
 
-    TensorFlow keeps of an exception in a numpy_function no more than its text, by which a TFRecordSource's is known.
+    TensorFlow keeps only the text of an exception in a numpy_function; that of a TFRecordSource is recognised by it.
 
     Args:
-      error: of the loop.
-      *datasets: that were read, to find the user's line in; anything that is no tf.data.Dataset does not count.
+      error: The error of the loop.
+      *datasets: The datasets that were read, to find the user's line; objects that are no tf.data.Dataset are ignored.
     """
     if not isinstance(error, tf.errors.OpError):
         return None
@@ -139,14 +139,14 @@ def failed_to_read(error: tf.errors.OpError) -> bool:
 def reporting_damage(
     datasets: Callable[[], Sequence[Any]], on_failure: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Has an error of data that cannot be read say so; the end of the data is no error.
+    """Turns the error of a loop into a DataError if data cannot be read; the end of the data is no error.
 
     Args:
-      datasets: returns those that are read; see `damage_in`.
-      on_failure: called after an error of the loop, whatever its reason.
+      datasets: A function that returns the datasets that are read; see `damage_in`.
+      on_failure: A function that is called after any error of the loop.
 
     Raises:
-      DataError: in place of the error of the loop that asked for a batch.
+      DataError: instead of the error of the loop that asked for a batch.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Runs a command until it is done: starts it again when it was preempted or crashed, and not when that would not help.
+"""Runs a command until it is done, and restarts it after a preemption or a crash, unless a restart cannot help.
 
-The exit codes of trainer_kit.errors decide. No TensorFlow: that is for the command.
+The exit codes of trainer_kit.errors decide. The supervisor does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -44,34 +44,35 @@ def supervise(
     until_begun: Sequence[str] = (),
     run_dir: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Runs `command` until it is done, and again when it was preempted or crashed; in the main thread only.
+    """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
 
-    A preempted run (exit code 75) is restarted at once, as often as it takes; after a wait while it gains no step.
-    A crash (1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`; the wait after them
-    doubles each time, and is short again after one that has come further. Two of them in a row at the same step end it
-    all: the next one would fail there too. Every other code ends it; restarts.OUTCOMES is the table.
+    A preempted run (exit code 75) is restarted at once, any number of times; if it gained no step, after a wait.
+    A crash (code 1, a signal, a code that is not ours) and a stall (7) count against `max_restarts`. The wait after
+    them doubles each time, and is short again after an attempt that reached a later step. Two of them in a row at the
+    same step end the supervisor, since the next attempt would fail there too. Every other code ends it; the table is
+    restart_rules.OUTCOMES.
 
-    SIGTERM, SIGHUP (unless it is ignored) and SIGINT are passed on to the command's process group, and nothing is
-    started after them. What the command
-    prints goes to descriptors 1 and 2 as it comes. Each attempt becomes one line of `log_dir`/attempts.jsonl.
+    SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group, and no attempt starts
+    after them. The command's output goes to descriptors 1 and 2 as it arrives. Each attempt becomes one line of
+    `log_dir`/attempts.jsonl.
 
     Args:
-      command: program and arguments.
-      max_restarts: counted ones, 0 or more.
-      log_dir: a local folder, as a rule the run's model_dir; no two supervisors may have the same.
-      backoff_seconds: the first wait.
-      most_backoff_seconds: the longest wait.
-      grace_seconds: from a passed-on signal to SIGKILL.
-      step: returns the step that was reached, None if there is no telling; called after each attempt. By default it is
-        that of `run_dir`/heartbeat.json, if that was written since the attempt began, or of the newest checkpoint.
-      until_begun: further arguments for what is to be done once: of each attempt until the run in `run_dir` has begun,
-        or gone on, since this was called. Its manifest.json tells.
-      run_dir: the run's model_dir, where that is not `log_dir`.
+      command: The program and its arguments.
+      max_restarts: The number of restarts after crashes and stalls, 0 or more.
+      log_dir: A local folder, usually the run's model_dir; each supervisor needs its own.
+      backoff_seconds: The first wait, in seconds.
+      most_backoff_seconds: The longest wait, in seconds.
+      grace_seconds: The seconds from a forwarded signal to SIGKILL.
+      step: Called after each attempt; returns the step that was reached, None if it is not known. By default it reads
+        `run_dir`/heartbeat.json, if that was written during the attempt, and the newest checkpoint.
+      until_begun: Further arguments for actions that happen once. Attempts get them until the run in `run_dir` has
+        started or resumed since this call, as its manifest.json shows.
+      run_dir: The run's model_dir; None: `log_dir`.
 
     Returns:
-      The exit code of the last attempt. If a signal has ended that: 75 when the supervisor was asked to stop by SIGTERM
-      or SIGHUP, 130 when it was only by SIGINT, else 1. 75 or 130, too, when it was asked to stop between two attempts.
-      6 when there would be another attempt, but the run's folder was moved or removed.
+      The exit code of the last attempt. If a signal ended that attempt: 75 when SIGTERM or SIGHUP asked the supervisor
+      to stop, 130 when only SIGINT did, else 1. Also 75 or 130 when the supervisor was asked to stop between two
+      attempts. 6 when the run's folder was moved or removed before another attempt.
 
     Raises:
       UsageError: when an argument is not allowed, the command cannot be started, or this is not the main thread.
@@ -94,7 +95,7 @@ def supervise(
             if verdict.restart and (lost := folder.hold()):
                 _LOG.error("%s", lost)
                 return ExitCode.STORAGE
-            _tell(number, now, attempt, verdict, Path(log_dir))
+            _record_attempt(number, now, attempt, verdict, Path(log_dir))
             if not verdict.restart:
                 return _final_code(attempt.code, wakeups.stop)
             wakeups.pause(verdict.seconds)
@@ -102,13 +103,13 @@ def supervise(
                 _LOG.error("%s", lost)
                 return ExitCode.STORAGE
             if wakeups.stop is not None:
-                _LOG.info("attempt %d is not made: asked to stop by %s", number + 1, wakeups.stop.name)
+                _LOG.info("attempt %d is not started: asked to stop by %s", number + 1, wakeups.stop.name)
                 return exit_code(wakeups.stop)
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One run of the command: its start (ISO time, UTC), its length, how and where it ended, its last lines."""
+    """One run of the command: start (ISO time, UTC), seconds, exit code, step reached, last lines of output."""
 
     started: str
     seconds: float
@@ -130,9 +131,9 @@ def _attempt(
 
 
 class _RunFolder(contextlib.ExitStack):
-    """Holds the folder of a run as soon as the run has begun there, so that no attempt begins a second one.
+    """Holds a run's folder once the run has begun, so that no attempt starts a second run at the same path.
 
-    A run that has not begun may still remove its folder: it leaves nothing behind after a mistake.
+    A run that has not begun may remove its folder, since it leaves nothing behind after a mistake.
     """
 
     def __init__(self, path: str) -> None:
@@ -141,23 +142,22 @@ class _RunFolder(contextlib.ExitStack):
         self._held: FolderIdentity | None = None
 
     def hold(self) -> str:
-        """Holds the folder if it can be held; returns the reason when it was moved or removed since, "" if not."""
+        """Holds the folder if the run has begun; returns the message if the held folder is gone, else ""."""
         if self._held is None and has_begun(self._path):
-            with contextlib.suppress(StorageError):  # it went away meanwhile
+            with contextlib.suppress(StorageError):  # the folder was removed meanwhile
                 self._held = self.enter_context(FolderIdentity(self._path))
         return self._held.look() if self._held is not None else ""
 
 
 class _StepReader:
-    """The step that the run in `run_dir` has reached, if its heartbeat was written after this object was made.
+    """Returns the step that the run in `run_dir` has reached, if its heartbeat was written after this object was made.
 
-    A heartbeat can be five seconds old, and be the first of all: the newest checkpoint may know of a later step, and
-    the newest report, if one came, does.
+    A heartbeat can be five seconds old, so the newest checkpoint and the newest report may have a later step.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self._run_dir = os.fspath(run_dir)
-        self._before, self._told = read_heartbeat(run_dir), self._reports()
+        self._before, self._reports_before = read_heartbeat(run_dir), self._reports()
 
     def __call__(self) -> int | None:
         heartbeat = read_heartbeat(self._run_dir)
@@ -166,15 +166,15 @@ class _StepReader:
         return max(heartbeat["step"], *complete_checkpoints(self._run_dir), self._reported())
 
     def _reported(self) -> int:
-        if self._reports() == self._told:
-            return 0  # what there is may be of the attempt before
+        if self._reports() == self._reports_before:
+            return 0  # the reports may be those of the previous attempt
         with contextlib.suppress(StorageError):
             newest = newest_report(os.path.join(self._run_dir, _METRICS), "train")
             return int(newest["step"]) if newest else 0
         return 0
 
     def _reports(self) -> tuple[int, int] | None:
-        """Tells one state of the history from another."""
+        """Returns time and size of metrics.jsonl, which change with each report; None without the file."""
         try:
             found = os.stat(os.path.join(self._run_dir, _METRICS))
         except OSError:
@@ -182,15 +182,15 @@ class _StepReader:
         return found.st_mtime_ns, found.st_size
 
 
-def _tell(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
-    """Logs what an attempt has come to, and appends it to attempts.jsonl; a disk that fails does not stop the run."""
+def _record_attempt(number: int, command: Sequence[str], attempt: _Attempt, verdict: Verdict, log_dir: Path) -> None:
+    """Logs the end of an attempt and appends it to attempts.jsonl; a failing disk causes only a warning."""
     cause = outcome(attempt.code)[0]
-    heard = ", last heard of" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old
+    heard = ", last reported" if attempt.code < 0 else ""  # the heartbeat of a killed process is seconds old
     where = "" if attempt.step is None else f"{heard} at step {attempt.step}"
     level = logging.WARNING if attempt.code else logging.INFO
     _LOG.log(level, "attempt %d: %s%s after %.1f s; %s", number, cause, where, attempt.seconds, verdict.text)
     if attempt.code in (ExitCode.USAGE, ExitCode.STORAGE) and not log_dir.exists():
-        return  # a run that never got so far leaves nothing behind, and one whose folder was moved nothing at that path
+        return  # a run that did not begin leaves nothing behind, and a moved folder is not made again
     record = {
         "attempt": number,
         "command": list(command),
@@ -216,13 +216,13 @@ def _final_code(code: int, stop: signal.Signals | None) -> int:
 
 def _check(command: Sequence[str], max_restarts: int, log_dir: str | os.PathLike[str]) -> None:
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("supervise takes the signals of this process, which only its main thread can; call it there")
+        raise UsageError("supervise handles signals, which only the main thread of a process can do; call it there")
     if isinstance(command, str) or not command:
         raise UsageError(f"command: {command!r} is not a list of a program and its arguments")
     if max_restarts < 0:
         raise UsageError(f"max_restarts: {max_restarts} is not a number of restarts; give 0 or more")
     if files.is_remote(log_dir):
         raise UsageError(
-            f"log_dir, the run's model_dir: {os.fspath(log_dir)!r} is a remote folder; only local ones are allowed, "
-            "mounted ones included: mount it (gcsfuse, s3fs, ...) and give the path that it is mounted at"
+            f"log_dir, the run's model_dir: {os.fspath(log_dir)!r} is a remote folder; only local and "
+            "mounted folders are allowed: mount it (gcsfuse, s3fs, ...) and give the path of the mount"
         )

@@ -1,7 +1,7 @@
-"""One supervised process and all that it starts: its signals, its output, and its end as a whole.
+"""Runs one supervised process and its children: forwards signals and output, and ends the whole process group.
 
-It runs in a process group of its own. What is left of the group is ended when the first process has ended, when it was
-asked to stop and does not, and when this process itself is killed. POSIX only.
+The process has a separate process group. The rest of the group is ended after the first process has ended, when it
+does not stop in time after a signal, and when this process itself is killed. POSIX only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _WATCH_SECONDS = 1.0
 _LEFTOVER_SECONDS = 2.0  # for what is left of the group, between SIGTERM and SIGKILL; and for the last output
 _LOG = logging.getLogger(__name__)
 
-# Runs beside the process, in a session of its own; $1 is the grace in seconds. It is told the process group, and then
-# killed when the group is gone: a second read that ends means that the supervisor has died.
+# Runs in a separate session; $1 is the grace time in seconds. It reads the process group from its input. The supervisor
+# kills it when the group has ended, so if the second read ends, the supervisor has died.
 _GUARD = """
 read -r group || exit
 read -r line && exit
@@ -43,13 +43,12 @@ kill -s KILL -- "-$group"
 
 
 class Wakeups:
-    """While entered, SIGTERM, SIGHUP, SIGINT and SIGCHLD do nothing but end `wait`; in the main thread only.
+    """While entered, SIGTERM, SIGHUP, SIGINT and SIGCHLD only end `wait`; in the main thread only.
 
-    No handler runs anything, so no signal can come at a wrong moment. SIGHUP stays ignored where it was, as below
-    nohup.
+    The handlers do nothing, so a signal is safe at any moment. SIGHUP stays ignored if it was, as under nohup.
 
     Attributes:
-      stop: of the stop signals that `wait` has seen the one that decides the exit code; see `signals.deciding`.
+      stop: The stop signal seen by `wait` that decides the exit code, see `signals.deciding`; None: no signal.
     """
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ class Wakeups:
         os.close(self._writer)
 
     def wait(self, seconds: float | None) -> list[signal.Signals]:
-        """Returns the stop signals that arrive within `seconds` (None: ever); none as soon as a process has ended."""
+        """Returns the stop signals that arrive within `seconds` (None: no limit); [] as soon as a process has ended."""
         numbers = os.read(self._reader, 4096) if self._selector.select(seconds) else b""
         arrived = [signal.Signals(number) for number in numbers if number in self._stop_signals]
         for number in arrived:
@@ -95,16 +94,16 @@ class Wakeups:
 def run(
     command: Sequence[str], wakeups: Wakeups, grace_seconds: float, watch: Callable[[], object] = lambda: None
 ) -> tuple[int, list[str]]:
-    """Runs a command to its end, and ends what it leaves behind in its process group.
+    """Runs a command to its end, and ends the processes that it leaves in its process group.
 
-    Stop signals are passed on to the group; `grace_seconds` after the first of them it is killed. What is written to
-    its standard output and error goes to ours, descriptors 1 and 2, as it comes. Its standard input is empty.
+    Stop signals are sent on to the group, which is killed `grace_seconds` after the first of them. The command's
+    standard output and error go to descriptors 1 and 2 as they arrive. Its standard input is empty.
 
     Args:
-      command: program and arguments.
-      wakeups: entered.
-      grace_seconds: from a passed-on signal to SIGKILL.
-      watch: called about once a second while the command runs.
+      command: The program and its arguments.
+      wakeups: The signals of this process, already entered.
+      grace_seconds: The seconds from a forwarded signal to SIGKILL.
+      watch: Called about once a second while the command runs.
 
     Returns:
       (exit code, or minus the number of the signal that ended it; its last LINES_KEPT lines).
@@ -127,9 +126,9 @@ def run(
 
 
 class _Output:
-    """Passes on what a process writes, as it comes, and keeps the last lines.
+    """Copies the output of a process as it arrives, and keeps the last lines.
 
-    In threads: when nobody reads what the supervisor writes, signals are passed on all the same.
+    It uses threads, so that signals are still forwarded when nobody reads the supervisor's output.
     """
 
     def __init__(self) -> None:
@@ -144,7 +143,7 @@ class _Output:
         thread.start()
 
     def last_lines(self) -> list[str]:
-        """Returns the last lines when all is read; soon if a process outside the group still holds a pipe."""
+        """Returns the last lines once all is read; does not wait long if a process outside the group holds a pipe."""
         for thread in self._threads:
             thread.join(_LEFTOVER_SECONDS)
         with self._lock:
@@ -154,12 +153,12 @@ class _Output:
         partial = b""
         with source:
             while chunk := os.read(source.fileno(), 1 << 16):
-                # When whoever reads our output is gone, the run goes on all the same.
+                # The run continues when the reader of our output is gone.
                 with contextlib.suppress(OSError):
                     _write(target, chunk)
-                *whole, partial = (partial + chunk).split(b"\n")
+                *lines, partial = (partial + chunk).split(b"\n")
                 partial = partial[-_LINE_BYTES:]
-                self._keep(whole)
+                self._keep(lines)
         self._keep([partial] if partial else [])
 
     def _keep(self, lines: list[bytes]) -> None:
@@ -168,7 +167,7 @@ class _Output:
 
 
 def _shown(line: bytes) -> str:
-    """A line as a terminal shows it in the end: without what a carriage return has let be written over."""
+    """Returns a line as a terminal finally shows it: without text that was overwritten after a carriage return."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -179,9 +178,9 @@ def _write(target: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _guard(grace_seconds: float) -> Iterator[Callable[[int], None]]:
-    """Yields a function that entrusts a process group to the guard, which ends it if this process dies meanwhile.
+    """Yields a function that hands a process group to a guard process, which ends the group if this process dies.
 
-    The kernel's own means, PR_SET_PDEATHSIG, reaches one process and not those that it has started.
+    The kernel's PR_SET_PDEATHSIG would reach one process and not its children.
     """
     arguments = ["/bin/sh", "-c", _GUARD, "sh", str(math.ceil(grace_seconds))]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
@@ -201,7 +200,7 @@ def _guard(grace_seconds: float) -> Iterator[Callable[[int], None]]:
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    # Python writes into a pipe in blocks of 8 KiB unless it is told otherwise: nothing would be seen for minutes.
+    # By default Python writes into a pipe in blocks of 8 KiB, so no output would be seen for minutes.
     environment = {"PYTHONUNBUFFERED": "1", **os.environ}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     try:
@@ -215,24 +214,24 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _wait(process: subprocess.Popen[bytes], wakeups: Wakeups, grace_seconds: float, watch: Callable[[], object]) -> int:
-    """Returns the exit code of the process; passes signals on to its group, and kills it when its grace is over."""
+    """Returns the exit code of the process; forwards signals to its group, and kills it after the grace time."""
     kill_at = math.inf
     while (code := process.poll()) is None:
         watch()
         left = kill_at - time.monotonic()
         if left <= 0:
-            _LOG.warning("not stopped within %g s: it is killed", grace_seconds)
+            _LOG.warning("the command did not stop within %g s: it is killed", grace_seconds)
             _signal_group(process.pid, signal.SIGKILL)
             kill_at = left = math.inf
         for number in wakeups.wait(min(left, _WATCH_SECONDS)):
-            _LOG.info("%s is passed on; %g s to save and stop", number.name, grace_seconds)
+            _LOG.info("%s is sent to the command, which has %g s to save and stop", number.name, grace_seconds)
             _signal_group(process.pid, number)
             kill_at = min(kill_at, time.monotonic() + grace_seconds)
     return code
 
 
 def _end_group(group: int, seconds: float) -> None:
-    """Ends what is left of a process group: SIGTERM, then SIGKILL, with up to `seconds` after each."""
+    """Ends the rest of a process group: SIGTERM, then SIGKILL, with up to `seconds` after each."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         give_up = time.monotonic() + seconds
         alive = _signal_group(group, number)
@@ -245,7 +244,7 @@ def _end_group(group: int, seconds: float) -> None:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Sends a signal, 0 for none, to a process group; returns whether there is one."""
+    """Sends a signal, 0 for none, to a process group; returns whether the group exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -254,7 +253,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _reap_orphans(group: int) -> None:
-    """Where this process is the first of its container, it is the one to reap what the child has left behind."""
+    """Reaps ended orphans of the group, which belong to this process if it is the first in its container."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

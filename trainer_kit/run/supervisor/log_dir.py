@@ -1,4 +1,4 @@
-"""Where the supervisor of a run keeps its attempts.jsonl: one of its own for each process that shares a model_dir."""
+"""Finds the folder of a supervisor's attempts.jsonl; each process that shares a model_dir has a separate one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WORKERS = "workers"
 
 
 def log_dir_of(request: Request, config: ExperimentConfig) -> str:
-    """Returns the folder: model_dir itself for the process that trains there, or the first of several that do.
+    """Returns the supervisor's folder: model_dir for the process that trains there, or for the first of its workers.
 
-    It is evals/<name>/ in it for an evaluation beside the run, and workers/<number>/ in either for another worker. No
-    TensorFlow.
+    A process that only evaluates gets model_dir/evals/<name>/. Any other worker gets workers/<number>/ in the folder of
+    the first one. Imports no TensorFlow.
 
     Args:
-      request: checked.
-      config: of the run that is asked for.
+      request: The requested run, already checked.
+      config: The config of the requested run.
 
     Raises:
       ConfigError: when TF_CONFIG is wrong.
@@ -39,18 +39,18 @@ def log_dir_of(request: Request, config: ExperimentConfig) -> str:
 
 
 def tell(log_dir: str) -> None:
-    """Prints `log_dir` for `ask_log_dir`; last, for users' modules may print something too."""
+    """Prints `log_dir` as the last line, which `ask_log_dir` reads; users' modules may print other lines before."""
     print("", json.dumps(log_dir), sep="\n")
 
 
 def ask_log_dir(command: Sequence[str]) -> tuple[int, str]:
-    """Runs a command that ends with `tell`.
+    """Runs a command that calls `tell` at its end, and returns the folder that it prints.
 
-    It reads the config in a process of its own: users' modules may import TensorFlow, and take the memory of its
-    devices, which is for the run.
+    The command reads the config in a separate process. Users' modules may import TensorFlow, which would take the
+    device memory that the run needs.
 
     Returns:
-      (0, what it told), or (its exit code, "") when it failed; what it has printed is then passed on.
+      (0, the folder), or (the command's exit code, "") when it failed; its output is then printed.
     """
     asked = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if asked.returncode == 0:

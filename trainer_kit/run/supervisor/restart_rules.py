@@ -1,6 +1,6 @@
-"""What follows when a supervised process has ended: the meaning of each exit code, and whether and when it runs again.
+"""Decides what follows the end of a supervised process: whether and when it runs again, by its exit code.
 
-Pure: nothing here waits or starts anything.
+The functions are pure: they neither wait nor start processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Decision(enum.Enum):
     RETRY = "restart after a wait, counted"
 
 
-# The cause of the end in a word or two, and what follows. Death by a signal and any other code are crashes.
+# The cause of the end in a word or two, and what follows. Death by a signal and all other codes are crashes.
 OUTCOMES: dict[ExitCode, tuple[str, Decision]] = {
     ExitCode.DONE: ("done", Decision.END),
     ExitCode.BUG: ("crashed", Decision.RETRY),
@@ -55,12 +55,12 @@ def backoff(number: int, first: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows an attempt.
+    """The decision after an attempt.
 
     Attributes:
-      restart: whether there is another one.
-      seconds: to wait before it.
-      text: the same for the log, with the reason.
+      restart: Whether there is another attempt.
+      seconds: The seconds to wait before it.
+      text: The decision and its reason, for the log.
     """
 
     restart: bool
@@ -72,9 +72,9 @@ class Policy:
     """Decides after each attempt whether there is another one.
 
     Args:
-      max_restarts: how many crashes and stalls are made up for.
-      first: seconds of the first wait.
-      most: seconds of the longest wait.
+      max_restarts: The number of restarts after crashes and stalls.
+      first: The first wait, in seconds.
+      most: The longest wait, in seconds.
     """
 
     def __init__(self, max_restarts: int, first: float, most: float) -> None:
@@ -83,18 +83,18 @@ class Policy:
         self._most = most
         self._crashed_at: list[tuple[int | None, bool]] = []  # steps, and whether they can be compared
         self._furthest = -1
-        self._fruitless = 0  # crashes since the last one that came further than all before
+        self._fruitless = 0  # crashes since the last one that reached a later step than all before
         self._idle = 0  # preemptions in a row that gained no step
 
     def after(self, code: int, step: int | None, *, seconds: float = 0.0, silent: bool = False) -> Verdict:
-        """Returns what follows an attempt.
+        """Returns the decision after an attempt.
 
         Args:
-          code: that it ended with.
-          step: that it reached; None: it ended before its first step was known.
-          seconds: that it lasted.
-          silent: a `step` of None says nothing: this command never tells its steps. Then one that lasted longer than
-            the longest wait has come further, and no two crashes are at the same step.
+          code: The exit code of the attempt.
+          step: The step that it reached; None: it ended before its first step was known.
+          seconds: The seconds that it lasted.
+          silent: Whether the command never reports steps, so that a `step` of None means nothing. Then an attempt that
+            lasted longer than the longest wait counts as progress, and no two crashes are at the same step.
         """
         decision = outcome(code)[1]
         silent = silent and step is None
@@ -105,7 +105,7 @@ class Policy:
             return self._after_preemption(gained, step)
         if decision is not Decision.RETRY:
             return Verdict(False, 0.0, "end")
-        # SIGKILL comes from outside, and leaves a heartbeat that is seconds old: its step says nothing.
+        # SIGKILL comes from outside and leaves a heartbeat that is seconds old, so its step cannot be compared.
         return self._after_crash(step, gained, comparable=code != -signal.SIGKILL and not silent)
 
     def _after_preemption(self, gained: bool, step: int | None) -> Verdict:
@@ -113,7 +113,7 @@ class Policy:
         if not self._idle:
             return Verdict(True, 0.0, "restart at once")
         seconds = backoff(self._idle, self._first, self._most)
-        reason = "its step is not known" if step is None else f"it has not got beyond step {self._furthest}"
+        reason = "its step is not known" if step is None else f"no step after {self._furthest} was reached"
         return Verdict(True, seconds, f"restart in {seconds:g} s: {reason}")
 
     def _after_crash(self, step: int | None, gained: bool, comparable: bool) -> Verdict:
@@ -124,7 +124,7 @@ class Policy:
             where = "before its first step" if step is None else f"at step {step}"
             return Verdict(False, 0.0, f"end: the second crash in a row {where}; another attempt would fail there too")
         if count > self._max_restarts:
-            return Verdict(False, 0.0, f"end: no restart left of {self._max_restarts}")
+            return Verdict(False, 0.0, f"end: no restart is left of {self._max_restarts}")
         self._fruitless = 1 if gained else self._fruitless + 1
         seconds = backoff(self._fruitless, self._first, self._most)
         return Verdict(True, seconds, f"restart {count} of {self._max_restarts} in {seconds:g} s")

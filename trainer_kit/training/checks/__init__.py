@@ -1,1 +1,1 @@
-"""What is checked of a task, a model, their batches and their steps, before training and after a failure."""
+"""Checks of tasks, models, batches and steps, before training and after a failure."""

@@ -1,4 +1,4 @@
-"""What a batch of the data looks like to a model, without reading one: to build the model, and to explain an error."""
+"""Finds the spec of a batch without reading one: to build a model, and to explain an error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainer_kit.inputs.dataset_iterator import missing_files_told
 from trainer_kit.inputs.train_data import open_whole
 from trainer_kit.process.error_report import described
 
-# The data has ended, or another worker is gone: errors in which batches and models have no part.
-_OF_OTHERS = (
+# The data has ended, or another worker is gone: errors that are not about batches or models.
+_NOT_ABOUT_BATCHES = (
     StopIteration,
     tf.errors.OutOfRangeError,
     tf.errors.UnavailableError,
@@ -27,22 +27,22 @@ _OF_OTHERS = (
 
 
 def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = None) -> None:
-    """Makes the variables of a model that has none yet, or lacks some; eager, in strategy scope.
+    """Creates the missing variables of a model; eager, in strategy scope.
 
-    The task calls the model in a graph that is thrown away, on the specs of a batch: nothing is read, and nothing is
-    computed. A model that is built already is left alone.
+    The task calls the model on the specs of a batch, in a graph that is thrown away: no data is read, and nothing is
+    computed. A model that is already built is not changed.
 
     Args:
-      sections: the task's section of the config.
-      task: calls the model in one of its steps.
-      model: of `task.build_model`.
-      train: whether the batch is one of the training data, or of the first validation set; where that has no batch
-        size, of the other one.
-      given: a ready-made dataset in place of the task's, or a dict of such by name.
+      sections: The section `task` of the config.
+      task: The task; its steps call the model.
+      model: The model of `task.build_model`.
+      train: Whether the batch is of the training data rather than of the first validation set. If that data has no
+        batch size, the other data is used.
+      given: A ready-made dataset to use instead of the task's, or a dict of datasets by name.
 
     Raises:
-      UsageError: when this is no model.
-      Exception: what the task or the model raises when it is called, with a note that says what was tried.
+      UsageError: when `model` is not a model.
+      Exception: the error of the task or the model when it is called, with a note on the attempted call.
     """
     if not _is_model(model):
         kind = "None" if model is None else f"the class {model.__name__}" if isinstance(model, type) else repr(model)
@@ -63,16 +63,16 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
         add_note(
             errors[0],
             f"the model {type(model).__name__} has no variables yet, so it was called on a batch of {section}, which "
-            f"is {described(batch)}; build_model may build it in another way",
+            f"is {described(batch)}; if it cannot be called so, build its variables in build_model",
         )
         raise errors[0]
 
 
 def _name_for_graphs(task: Any, model: Any) -> None:
-    """Gives models a name that a graph can have, where their class begins with an underscore.
+    """Gives models whose class name begins with an underscore a name that a graph scope can have.
 
-    Keras 3 names them after their class, and opens a scope of that name when they are called: at the root of a graph
-    TensorFlow refuses one that begins with "_". Keras 2 puts "private" before it.
+    Keras 3 names a model after its class, and opens a scope of that name when the model is called. At the root of a
+    graph TensorFlow refuses a scope that begins with "_". Keras 2 puts "private" before the name.
     """
     for one in (model, *getattr(task, "__dict__", {}).values()):
         if isinstance(one, keras.Layer) and one.name.startswith("_"):
@@ -80,19 +80,19 @@ def _name_for_graphs(task: Any, model: Any) -> None:
 
 
 def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) -> tuple[str, Any]:
-    """Returns the dotted path of the data in the config, and the specs of one of its batches for one replica."""
+    """Returns the dotted path of the data in the config, and the spec of one replica's batch."""
     name, data = _section_of_batches(sections, train)
     dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        why = f"the model {type(model).__name__} has no variables yet, so the data is opened for the shape of a batch"
-        with missing_files_told(name, f"{why}; with a keras.Input in build_model it is built without data"):
+        why = f"the model {type(model).__name__} has no variables yet, so the shape of a batch is read from the data"
+        with missing_files_told(name, f"{why}; with a keras.Input in build_model the model is built without data"):
             dataset = open_whole(task.build_inputs, data, tf.distribute.InputContext(1, 0, replicas))
     return f"task.{name}", one_replica(dataset.element_spec)
 
 
 def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
-    """Returns name and config of the data that batches are made of: the other one where this one has no batch size."""
+    """Returns name and config of the data to use: the other data if the preferred one has no batch size."""
     evaluated = {f"validation_data.{name}".rstrip("."): data for name, data in validation_sets(sections).items()}
     trained = {"train_data": getattr(sections, "train_data", None)}
     found = {**trained, **evaluated} if train else {**evaluated, **trained}
@@ -101,7 +101,7 @@ def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
 
 
 def _is_model(model: Any) -> bool:
-    """Whether this may be a model at all: an object that has variables, or will have them."""
+    """Whether the object may be a model: an object that has an attribute `variables`."""
     try:
         return not isinstance(model, type) and hasattr(model, "variables")
     except ValueError:  # as in has_variables
@@ -117,14 +117,14 @@ def has_variables(model: Any) -> bool:
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model has all of its variables, as far as it tells."""
+    """Whether a model has all of its variables, as far as the model knows."""
     if not isinstance(model, keras.Model) or model.built:
         return has_variables(model)
     return has_variables(model) and all(layer.built for layer in model.layers)
 
 
 def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yields functions of a batch that call the model as the task does, the likeliest first."""
+    """Yields functions of a batch that call the model as the task does, the most likely one first."""
     if not _is_default(task, "validation_step"):
         yield lambda batch: converted(task.validation_step)(batch, model=model, metrics=[])
     yield lambda batch: converted(task.inference_step)(_features(batch), model)
@@ -133,27 +133,27 @@ def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
 
 
 def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
-    """Calls a function of a batch in graph, on specs, and returns what it gives, as specs."""
+    """Traces a function of a batch on specs, and returns the specs of its outputs."""
     return tf.function(step, autograph=False).get_concrete_function(batch).structured_outputs
 
 
 @contextlib.contextmanager
 def batch_described(section: str, spec: Callable[[], Any], task: Any, model: Any) -> Iterator[None]:
-    """Adds to an error in a loop what the batches of `section` look like, and what the model gives for one.
+    """Adds a note to an error in a loop: the spec of a batch of `section`, and the spec of the model's outputs.
 
-    For that the model is traced once more, so an error that the note does not help with is left as it is.
+    The model is traced once more for this, so errors that are not about batches or models get no note.
     """
     try:
         yield
     except Exception as error:
-        if explained(error) is None and not isinstance(error, _OF_OTHERS):
+        if explained(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
             with contextlib.suppress(Exception):
                 add_note(error, "\n".join(_described_batch(section, one_replica(spec()), task, model)))
         raise
 
 
 def one_replica(spec: Any) -> Any:
-    """Returns the specs of what the first replica gets of an element that was distributed."""
+    """Returns the spec of the first replica's part of a distributed element."""
     return tf.nest.map_structure(
         lambda part: (
             tf.nest.flatten(part, expand_composites=True)[0] if type(part).__name__ == "PerReplicaSpec" else part
@@ -166,8 +166,8 @@ def _described_batch(section: str, batch: Any, task: Any, model: Any) -> Iterato
     yield f"a batch of {section} is {described(batch)}"
     if not (isinstance(batch, tuple) and len(batch) == 2) and _is_default(task, "train_step"):
         yield (
-            "that is no pair (features, labels): the model gets all of it, and so does build_losses as labels; give "
-            "pairs in build_inputs, or override the step"
+            "that is not a pair (features, labels), so both the model and build_losses (as labels) get the whole "
+            "batch; return pairs from build_inputs, or override the step"
         )
     with contextlib.suppress(Exception):
         outputs = _trace(lambda inputs: converted(task.inference_step)(_features(inputs), model), batch)
@@ -179,6 +179,6 @@ def _features(batch: Any) -> Any:
 
 
 def _is_default(task: Any, step: str) -> bool:
-    """Whether a step is that of trainer_kit's Task or of Model Garden's, which take pairs of features and labels."""
+    """Whether a step is the default of trainer_kit's or Model Garden's Task, which take (features, labels)."""
     module = getattr(getattr(type(task), step, None), "__module__", "")
     return module in ("trainer_kit.training.task", "official.core.base_task")

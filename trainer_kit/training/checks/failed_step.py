@@ -1,4 +1,4 @@
-"""Whether a training step that failed has written a variable, and what a run loses if so. Eager, on the host."""
+"""Finds out whether a failed training step wrote a variable, and what a run loses then. Eager, on the host."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer_kit.training.loops.read_before_write import reads_before_writes
 
 
 def is_between_steps(trainer: Any, error: Exception) -> bool:
-    """Whether the state is that of the last complete step after `error` in a training loop; False if not known.
+    """Whether the state after `error` in a training loop is that of the last complete step; False if not known.
 
-    It is when the loop was done, when a batch could not be read that the step reads before it writes, and when Python
-    failed while a graph was made.
+    That is so when the loop was done; when a batch could not be read, and the step reads it before it writes; and when
+    Python failed while a graph was traced.
 
     Args:
-      trainer: that ran the loop. Of one with a loop of its own nothing is known.
-      error: that the loop has raised.
+      trainer: The trainer that ran the loop. For a user's own loop the answer is False.
+      error: The error that the loop raised.
     """
     if trainer.between_steps:
         return True
@@ -40,19 +40,19 @@ def is_between_steps(trainer: Any, error: Exception) -> bool:
 
 
 def loss_message(step: int, saved: int, checkpoint: str | None, alone: bool) -> str:
-    """Returns what to say of a run that failed and could not be saved.
+    """Returns the message for a run that failed and could not be saved.
 
     Args:
-      step: the global step.
-      saved: the step of the newest checkpoint; negative: there is none.
-      checkpoint: its path.
-      alone: whether the run has one worker.
+      step: The global step.
+      saved: The step of the newest checkpoint; negative: there is none.
+      checkpoint: The path of the newest checkpoint.
+      alone: Whether the run has one worker.
     """
     why = (
-        "the training step that failed may have written some of its variables" if alone else "a save takes all workers"
+        "the training step that failed may have written some of its variables" if alone else "a save needs all workers"
     )
     lost = step - max(saved, 0)
-    where = "there is no checkpoint, so the same command begins again at step 0"
+    where = "there is no checkpoint, so the same command starts again from step 0"
     if saved >= 0:
-        where = f"the same command goes on from step {saved} ({checkpoint})"
+        where = f"the same command resumes from step {saved} ({checkpoint})"
     return f"nothing was saved after the error: {why}; {where}, and {lost} step{' is' if lost == 1 else 's are'} lost"

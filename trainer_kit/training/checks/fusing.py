@@ -1,4 +1,4 @@
-"""Whether training steps can be one program of XLA, as far as that is known before they are tried."""
+"""Checks whether training steps can be fused in one XLA program, as far as that is known before a try."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainer_kit.errors import UsageError
 
 
 def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any, own_loop: str) -> str:
-    """Returns why training steps cannot be one program of XLA, as far as that is known before they are tried.
+    """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none.
 
     Args:
-      config: of the trainer.
-      strategy: of the trainer.
-      given: a ready-made dataset in place of the task's; None: there is none.
-      own_loop: the class that makes the training loop itself; "" if none does.
+      config: The experiment's config.
+      strategy: The trainer's strategy.
+      given: A ready-made dataset that replaces the task's; None: there is none.
+      own_loop: The name of a class that overrides create_train_loop_fn; "" if there is none.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
@@ -29,13 +29,13 @@ def problem_of_fusing(config: Any, strategy: tf.distribute.Strategy, given: Any,
     if config.runtime.run_eagerly:
         return "runtime.run_eagerly is true"
     if own_loop:
-        return f"{own_loop} makes its loop itself, by create_train_loop_fn"
+        return f"{own_loop} builds its own training loop in create_train_loop_fn"
     if given is not None and not isinstance(given, tf.data.Dataset):
-        return "the ready-made dataset is distributed already, and not a tf.data.Dataset"
+        return "the ready-made dataset is already distributed, and fused steps need a tf.data.Dataset"
     return ""
 
 
 def check_fusing(fuse_steps: int, problem: str) -> None:
-    """Raises UsageError when more than one training step is to be one program of XLA, and there is a problem."""
+    """Raises UsageError when `fuse_steps` is above 1 and `problem` is not empty."""
     if fuse_steps > 1 and problem:
         raise UsageError(f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps to 1")

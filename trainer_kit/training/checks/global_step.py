@@ -1,4 +1,4 @@
-"""Whether a training loop has moved global_step, and which method has to count if it did not. Eager, on the host."""
+"""Checks that training loops add to global_step, and names the method that has to. Eager, on the host."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LIBRARIES = ("trainer_kit", "orbit", "official")
 
 
 class CountedLoops:
-    """Says how many steps each loop of a trainer has done, by global_step.
+    """Counts the steps of each loop of a trainer by global_step.
 
     Args:
-      trainer: that runs the loops.
-      step: returns the global step.
-      stopping: tells whether a stop was asked for.
+      trainer: The trainer that runs the loops.
+      step: A function that returns the global step.
+      stopping: A function that returns whether the run was asked to stop.
     """
 
     def __init__(self, trainer: Any, step: Callable[[], int], stopping: Callable[[], bool]) -> None:
@@ -31,25 +31,25 @@ class CountedLoops:
 
     @contextlib.contextmanager
     def out_of_data(self) -> Iterator[None]:
-        """Takes the end of the data, which a trainer with a train() of its own raises, for the end of the loop."""
+        """Treats the end of the data, which a user's train() may raise, as the end of the loop."""
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
             self._trainer.data_ended = True
 
     def counted(self, before: int, end: int, logs: Any) -> tuple[Mapping[str, Any], int]:
-        """Returns the logs of a loop, and the global step that it has reached.
+        """Returns the logs of a loop and the global step that it reached.
 
-        Warns once if that is not the step that was asked for, and neither a stop nor the end of the data is the reason.
+        Warns once if the loop did not reach `end`, unless a stop or the end of the data is the reason.
 
         Args:
-          before: the global step before the loop.
-          end: the global step that the loop was to reach.
-          logs: what the trainer's `train` has returned.
+          before: The global step before the loop.
+          end: The global step that the loop was asked to reach.
+          logs: The value that the trainer's `train` returned.
 
         Raises:
-          TrainerKitError: when the loop was not stopped and has not moved global_step, or has moved it back.
-          UsageError: when the trainer's `train` returned something else than a dict or None.
+          TrainerKitError: when the loop was not stopped and did not move global_step, or moved it back.
+          UsageError: when the trainer's `train` returned neither a dict nor None.
         """
         trainer, reached = self._trainer, self._step()
         if logs is not None and not isinstance(logs, Mapping):
@@ -62,32 +62,32 @@ class CountedLoops:
         if not self._warned and not (reached < end and stopped) and reached > before:
             self._warned = True
             _LOG.warning(
-                "a loop was asked for %d steps, and %s moved global_step by %d; the run follows global_step, which "
-                "train_steps, the intervals and the position of the data are counted by",
+                "a loop was asked for %d steps, but %s moved global_step by %d; the run counts train_steps, the "
+                "intervals and the position of the data by global_step",
                 *(end - before, _described(trainer), reached - before),
             )
         return logs or {}, reached
 
 
 class StockLoops:
-    """An action after the loops of a controller of Orbit's own, which asks neither what a loop did nor for a stop.
+    """An action that ends runs under Orbit's own controller, which checks neither the steps of a loop nor a stop.
 
-    Without it a run would make loops of 0 steps for ever once it was asked to stop, its data has ended, or where the
-    trainer does not count.
+    Without it a run would make loops of 0 steps for ever after a stop request, after the end of the data, or when the
+    trainer does not count steps.
 
     Args:
-      trainer: that runs the loops.
-      stopping: tells whether a stop was asked for.
+      trainer: The trainer that runs the loops.
+      stopping: A function that returns whether the run was asked to stop.
     """
 
     def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
         self._trainer, self._stopping, self._before = trainer, stopping, -1
 
     def __call__(self, logs: Any) -> None:
-        """Ends the run where another loop would come to nothing; the first loop has nothing to compare with.
+        """Ends the run when another loop would run no steps; the first loop has no earlier step to compare with.
 
         Raises:
-          StopTraining: when a stop was asked for.
+          StopTraining: when the run was asked to stop.
           DataError: when the data has ended.
           TrainerKitError: when the loop has not moved global_step.
         """
@@ -105,19 +105,19 @@ class StockLoops:
 def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
         f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, "
-        "and such a run never ends; call self.global_step.assign_add(1) in each training step"
+        "so the run would never end; call self.global_step.assign_add(1) in each training step"
     )
 
 
 def _described(trainer: Any) -> str:
-    """Returns the user's methods that run or count training steps, with their places; else the trainer's `train`."""
-    trainer = vars(trainer).get("_inner", trainer)  # of a trainer that was adopted
+    """Returns the user's methods that run or count training steps, with file and line; else the trainer's `train`."""
+    trainer = vars(trainer).get("_inner", trainer)  # the wrapped trainer of an adopted one
     own = [_with_place(type(trainer), name) for name in _METHODS if is_users(type(trainer), name)]
     return " or ".join(own) or f"{type(trainer).__name__}.train"
 
 
 def is_users(kind: type, name: str) -> bool:
-    """Whether a class has a method of this name from outside the libraries whose loops count and order their steps."""
+    """Whether a class has a method of this name from user code, not from trainer_kit, Orbit or Model Garden."""
     owner = next((one for one in kind.__mro__ if name in vars(one)), None)
     return owner is not None and owner.__module__.split(".")[0] not in _LIBRARIES
 

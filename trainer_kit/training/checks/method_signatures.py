@@ -1,4 +1,4 @@
-"""Whether the methods of a task take what they are called with, known before anything is traced."""
+"""Checks, before anything is traced, that the methods of a task accept the arguments they are called with."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer_kit.training.task import Task
 
 
 def check_methods(task: Any, train: bool, evaluate: bool) -> None:
-    """Checks the methods of a Task that a run will call; those of other classes are left alone.
+    """Checks the methods of a Task that a run will call; tasks of other classes are not checked.
 
     Args:
-      task: what is learned.
-      train: whether it will be trained.
-      evaluate: whether it will be evaluated.
+      task: The task.
+      train: Whether the run trains it.
+      evaluate: Whether the run evaluates it.
 
     Raises:
-      TrainerKitError: when a method does not take the arguments that it is called with; names file, line and arguments.
+      TrainerKitError: when a method does not accept the arguments that it is called with; names file and line.
     """
     if not isinstance(task, Task):
         return
@@ -40,7 +40,7 @@ def check_methods(task: Any, train: bool, evaluate: bool) -> None:
 
 
 def _calls(task: Task, train: bool, evaluate: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Yields name, number of positional arguments, and names of the others, of each call that a run makes."""
+    """Yields the method's name, number of positional arguments and keyword names of each call that a run makes."""
     default_training = train and type(task).train_step is Task.train_step
     default_validation = evaluate and type(task).validation_step is Task.validation_step
     yield "build_metrics", 0, ("training",)
@@ -56,13 +56,13 @@ def _calls(task: Task, train: bool, evaluate: bool) -> Iterator[tuple[str, int, 
 
 
 def _described(count: int, named: tuple[str, ...]) -> str:
-    """The arguments of a call in words."""
+    """Describes the arguments of a call in words."""
     positional = [f"{count} positional argument{'s' if count > 1 else ''}"] if count else []
     return " and ".join([*positional, ", ".join(f"{name}=" for name in named)] if named else positional)
 
 
 def _declared(signature: inspect.Signature) -> str:
-    """The parameters as they are written, without types."""
+    """Returns the parameters as text, without types."""
     empty = inspect.Parameter.empty
     return f"({', '.join(str(one.replace(annotation=empty)) for one in signature.parameters.values())})"
 

@@ -1,4 +1,4 @@
-"""What a trainer needs of its config, its model, its strategy and its training step, checked when it has them."""
+"""Checks a trainer's config, model, strategy and training step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
-    """Raises AttributeError when `config` lacks a section: trainer, task, runtime, and the data that is needed."""
+    """Raises AttributeError when `config` lacks a needed section: trainer, task, runtime, or one of the data."""
     for name in ("trainer", "task", "runtime"):
         if not hasattr(config, name):
             raise AttributeError(f"the trainer needs a config with a section {name!r}")
@@ -25,7 +25,7 @@ def check_sections(config: Any, train_data: bool, validation_data: bool) -> None
 
 
 def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raises UsageError when the model has no variables yet, or `runtime` asks for what the devices cannot do."""
+    """Raises UsageError when the model has no variables, or the devices do not support the options in `runtime`."""
     if not getattr(model, "variables", None):
         raise UsageError(
             f"the model {type(model).__name__} has no variables yet; build it in build_model, "
@@ -43,42 +43,42 @@ def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> N
 def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
     """Returns why runtime.executor=single_threaded cannot be used; "" if it can.
 
-    That executor hands nothing from device to device.
+    That executor does not move tensors between devices.
     """
     if strategy.num_replicas_in_sync > 1:
-        return f"it is for one device, and there are {strategy.num_replicas_in_sync} replicas"
+        return f"this executor works on one device only, and there are {strategy.num_replicas_in_sync} replicas"
     if accelerators := [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("TPU")]:
-        return f"it is for one CPU, and there is {accelerators[0].name}"
+        return f"this executor works on one CPU only, and TensorFlow also sees the device {accelerators[0].name}"
     return ""
 
 
 def tell_dropped_assertions(graph: tf.Graph) -> None:
-    """Warns when the graph of a fused loop holds assertions: XLA leaves them out, and what they guard goes on."""
+    """Warns when the graph of a fused loop holds assertions, which XLA leaves out."""
     if any(node.op == "Assert" for node in nodes(graph.as_graph_def())):
         _LOG.warning(
-            "the training step has assertions, such as tf.debugging.assert_less, which XLA leaves out: with "
-            "trainer.fuse_steps above 1 what they would stop goes on"
+            "the training step has assertions, such as tf.debugging.assert_less, and XLA leaves them out: with "
+            "trainer.fuse_steps above 1 a failed assertion does not stop the run"
         )
 
 
 def check_exact_resume(graph: tf.Graph, required: bool) -> None:
-    """Warns of ops in a training loop whose state is in no checkpoint: after a resume they go on otherwise.
+    """Warns of ops in a training loop whose state no checkpoint holds: a resumed run may differ.
 
     Args:
-      graph: of the loop.
-      required: whether to refuse them.
+      graph: The graph of the loop.
+      required: Whether to raise an error instead of a warning.
 
     Raises:
-      UsageError: when there are some and `required` is set.
+      UsageError: when the loop has such ops and `required` is set.
     """
     ops = {node.op for node in nodes(graph.as_graph_def()) if not _is_recurrent_without_dropout(node)}
     found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
     if not found:
         return
     text = (
-        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may not be the "
-        "same as one that was never stopped; draw from a keras.random.SeedGenerator or a tf.random.Generator that the "
-        "model holds, and compute in TensorFlow"
+        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may differ from "
+        "one that was never stopped; draw random numbers from a keras.random.SeedGenerator or a tf.random.Generator "
+        "that the model holds, and compute in TensorFlow"
     )
     if required:
         raise UsageError(f"trainer.require_exact_resume: {text}")
@@ -86,5 +86,5 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
 
 
 def _is_recurrent_without_dropout(node: Any) -> bool:
-    """Whether a node is a recurrent layer of cuDNN that draws nothing; tf_keras has one beside its own, for GPUs."""
+    """Whether a node is a recurrent cuDNN layer without dropout, which draws nothing; tf_keras adds one for GPUs."""
     return node.op.startswith("CudnnRNN") and "dropout" in node.attr and node.attr["dropout"].f == 0

@@ -1,1 +1,1 @@
-"""Loops of steps, in one call of one TensorFlow function each. Nothing here knows what a step does."""
+"""Loops of steps, each run in one call of a tf.function. This package does not know what a step does."""

@@ -1,4 +1,4 @@
-"""The loops of an evaluation: in one graph or step by step, with metrics only or with a state that outputs add to."""
+"""Evaluation loops: in one graph or step by step, with metrics only or with a state that outputs are added to."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class EvalLoop:
-    """Runs evaluation steps in graph until the data ends, enough are done, or a stop is asked for.
+    """Runs evaluation steps in graph until the data ends, enough steps are done, or a stop is requested.
 
-    Four to five times as fast as a Python loop on small models.
+    On small models it is four to five times as fast as a Python loop.
     """
 
     def __init__(self, begin: Callable[[], None], step: Step, results: Callable[[], Any], stop: tf.Variable) -> None:
@@ -30,13 +30,13 @@ class EvalLoop:
         self._whole = LoopFunction(self._graph(begin, step, self._results.pack, stop), "the evaluation loop")
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
-        """Returns the number of steps done and the results; `num_steps` -1 is all of the data."""
+        """Returns the number of steps done and the results; `num_steps` -1 means all of the data."""
         results, (done,) = self._results.unpack(self._whole(iterator, as_int32(num_steps)))
         return int(done), results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The graph of the loop that was made last; None before the first."""
+        """The newest graph of the loop; None before the first trace."""
         return self._whole.newest_graph
 
     @staticmethod
@@ -57,14 +57,15 @@ class StatefulEvalLoop:
     """Runs evaluation steps and reduces their outputs to a state, step by step in Python or in one graph.
 
     Args:
-      begin: called first: resets metrics.
-      step: takes the iterator, returns outputs.
-      stop: of stop_variable.
-      use_tf_function: compile the step.
-      in_graph: run the loop and the reduction in graph. Where they cannot be traced, which is known before the first
-        step has run, one warning says why, and this and later evaluations go step by step. A mistake in the reduction
-        is raised there, as it is.
-      watched: objects whose attributes the reduction might change, which a graph would do while it is traced only.
+      begin: A function that resets the metrics; called first.
+      step: A function of the iterator that returns the step's outputs.
+      stop: The flag of stop_variable.
+      use_tf_function: Whether to compile the step.
+      in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which is known before the
+        first step runs, one warning says why, and this and later evaluations run step by step. Errors in the reduction
+        are then raised unchanged.
+      watched: Objects whose attributes the reduction might change; in graph, such a change would happen only once,
+        during tracing.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class StatefulEvalLoop:
         """Returns the number of steps done and the state; eager, on the host.
 
         Args:
-          iterator: over the data.
-          num_steps: how many to do at most; -1 is all of the data.
-          state: that the outputs of the first step are added to; None: `reduce_fn` makes one of them.
-          reduce_fn: takes state and outputs, returns the state.
+          iterator: An iterator over the data.
+          num_steps: The largest number of steps; -1 means all of the data.
+          state: The initial state; None: `reduce_fn` creates it from the outputs of the first step.
+          reduce_fn: A function of state and outputs that returns the new state.
         """
         graph = self._traced(iterator, state, reduce_fn) if self._in_graph else None
         self._begin()
@@ -101,7 +102,7 @@ class StatefulEvalLoop:
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The graph of the loop, or of the step, that was made last; None if there is none."""
+        """The newest graph of the loop, or of the step; None if there is none."""
         return getattr(self._graph if self._in_graph else self._step, "newest_graph", None)
 
     def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
@@ -124,7 +125,7 @@ class StatefulEvalLoop:
             self._in_graph = False
             _LOG.warning(
                 "the evaluation runs step by step, because its logs cannot be aggregated in a graph: %s; "
-                "trainer.eval_tf_while_loop=false silences this",
+                "trainer.eval_tf_while_loop=false silences this warning",
                 reason,
             )
             return None
@@ -134,6 +135,6 @@ class StatefulEvalLoop:
 def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
     """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
     if done == 0 and not stopped:
-        raise DataError("task.validation_data has no batch: no files, no examples, or fewer than a batch of them")
+        raise DataError("task.validation_data has no batch: no files, no examples, or fewer examples than one batch")
     if 0 <= done < wanted and not stopped:
-        _LOG.warning("evaluated %d batches of the %d asked for: the data has no more", done, wanted)
+        _LOG.warning("the evaluation used %d batches of the %d asked for: the data has no more", done, wanted)

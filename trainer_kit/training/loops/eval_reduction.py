@@ -1,8 +1,8 @@
-"""Evaluation steps whose outputs are reduced to a state, all in graph: of any structure, until the data ends.
+"""Runs evaluation steps in graph and reduces their outputs to a state of any structure.
 
-A graph needs to know structure, dtypes and shapes of the state before it runs. So the first step, which makes the
-state, is a graph of its own; what it returns, and what a further reduction makes of that, tells the rest: a dimension
-that grows is left open. Nothing runs while this is found out.
+A graph has to know structure, dtypes and shapes of the state before it runs. So the first step, which creates the
+state, has its own graph. The specs that it returns, and those after one more reduction, show which dimensions grow:
+these are left open. Nothing runs while the graphs are traced.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ Reduce = Callable[[Any, Any], Any]
 
 
 class NotInGraph(Exception):
-    """Says why a reduction cannot be part of a graph."""
+    """A reduction cannot be part of a graph; the message says why."""
 
 
 class GraphReduction:
-    """Runs evaluation steps in graph until the data ends, enough are done, or a stop is asked for; keeps a state.
+    """Runs evaluation steps in graph until the data ends, enough are done, or a stop is requested; returns a state.
 
     Args:
-      step: takes an iterator, uses one element of it, returns outputs.
-      stop: of stop_variable.
-      reduce_fn: takes state (None at the first, unless one is given) and outputs, returns the state; runs on the host.
-      watched: objects whose attributes `reduce_fn` must not change.
+      step: A function that uses one element of an iterator and returns outputs.
+      stop: The flag of stop_variable.
+      reduce_fn: A function of state and outputs that returns the new state; runs on the host. Without an initial state,
+        its state is None for the first step.
+      watched: Objects whose attributes `reduce_fn` must not change.
 
     Attributes:
-      reduce_fn: as given.
+      reduce_fn: The argument.
     """
 
     def __init__(self, step: Step, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()) -> None:
@@ -65,11 +66,11 @@ class GraphReduction:
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The graph with the first step that was made last; None before the first."""
+        """The newest graph that holds the first step; None before the first trace."""
         return next(reversed(self._outputs_in), None)
 
     def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
-        """Returns the number of steps done and the state, of eager tensors; `limit` -1 is all of the data."""
+        """Returns the number of steps done and the state, as eager tensors; `limit` -1 means all of the data."""
         done = 0
         if limit == 0 or self._stop.numpy():
             return done, state
@@ -97,7 +98,7 @@ class GraphReduction:
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
 
     def _reduced(self, state: Any, outputs: Any) -> Any:
-        """The reduction of one step; in graph, on the host, where strings are and memory is."""
+        """Reduces the outputs of one step; in graph, on the host, which supports strings and has the memory."""
         old = tf.nest.flatten(state)
         state = tf.nest.pack_sequence_as(state, old)  # its own dicts and lists, which it may change
         kept = SideEffects(self._watched)
@@ -110,14 +111,14 @@ class GraphReduction:
 
     def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
-            raise NotInGraph(f"it changes {', '.join(changed)}, and not only the state that it returns")
+            raise NotInGraph(f"the aggregation also changes {', '.join(changed)}, besides the state that it returns")
         computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
-            raise NotInGraph("the state that it returns has no tensor that follows from the logs")
+            raise NotInGraph("the returned state holds no tensor that is computed from the logs")
         return _tensors(state)
 
     def _noted(self, outputs: Any) -> Any:
-        """Returns the outputs of a step as they would leave a tf.function, and remembers their specs."""
+        """Returns the outputs of a step as a tf.function would return them, and remembers their specs."""
         outputs = tf.nest.map_structure(
             lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf), outputs
         )
@@ -125,7 +126,7 @@ class GraphReduction:
         return outputs
 
     def _settled(self, spec: Any, outputs: Any) -> Any:
-        """Returns the specs of the state with every dimension open that a reduction changes."""
+        """Returns the specs of the state, with every dimension left open that a reduction changes."""
         while True:
             after = _specs(self._reduction.get_concrete_function(spec, outputs).structured_outputs)
             common = _common(spec, after)
@@ -135,7 +136,7 @@ class GraphReduction:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the last line of a message, where AutoGraph puts the error itself below the places it came by."""
+    """Returns the last line of a message: AutoGraph puts the error itself below its stack of places."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     kind = f"{type(error).__name__}: "
     text = lines[-1].removeprefix(kind)
@@ -158,10 +159,10 @@ def _common(one: Any, other: Any) -> Any:
 
 
 def _tensors(state: Any) -> Any:
-    """Returns the state with arrays and whole numbers as tensors.
+    """Returns the state with arrays and whole numbers converted to tensors.
 
     Raises:
-      NotInGraph: for what would not be the same as a tensor: strings, and floats, which would lose half of their bits.
+      NotInGraph: for values that a tensor does not hold exactly: strings, and floats, which would lose half their bits.
     """
 
     def tensor(leaf: Any) -> Any:
@@ -169,7 +170,7 @@ def _tensors(state: Any) -> Any:
             return leaf
         if isinstance(leaf, (int, np.ndarray, np.number, np.bool_)):
             return tf.convert_to_tensor(leaf)
-        raise NotInGraph(f"the state holds a {type(leaf).__name__}, not tensors only")
+        raise NotInGraph(f"the state holds a {type(leaf).__name__}, and a graph needs tensors")
 
     return tf.nest.map_structure(tensor, state)
 

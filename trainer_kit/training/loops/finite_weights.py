@@ -1,4 +1,4 @@
-"""FiniteWeights: whether all weights are finite, found out inside a training loop, with its results."""
+"""FiniteWeights: checks inside a training loop whether all weights are finite, and adds the result to its results."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 
-LOOK_EVERY = 5  # steps between looks where loops are shorter: there each look would cost
+LOOK_EVERY = 5  # steps between checks when loops are shorter: a check in each loop would slow them down
 _SOUND = "trainer_kit/sound"  # of the results of a loop
 _NO_LOOK = -1
 
 
 class FiniteWeights:
-    """Looks at the weights at the end of a training loop.
+    """Checks the weights at the end of a training loop.
 
     Args:
-      state: of the run.
-      global_step: int64 scalar.
-      steps_per_loop: of the run; an integer.
+      state: The TrainState of the run.
+      global_step: The global step, an int64 scalar.
+      steps_per_loop: The steps of each loop, an integer.
     """
 
     def __init__(self, state: TrainState, global_step: tf.Variable, steps_per_loop: int) -> None:
@@ -27,7 +27,7 @@ class FiniteWeights:
 
     @tf.autograph.experimental.do_not_convert
     def result(self) -> dict[str, tf.Tensor]:
-        """Returns what a loop adds to its results: 1 if all weights are finite, 0 if not, -1 if not seen; in graph."""
+        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked; in graph."""
         if self._steps_per_loop >= LOOK_EVERY:
             return {_SOUND: self._look()}
         due = tf.equal(self._global_step % LOOK_EVERY, 0)
@@ -38,6 +38,6 @@ class FiniteWeights:
 
 
 def pop_finite(results: dict[str, Any]) -> bool | None:
-    """Takes the look out of the results of a loop and returns it; None where there was none. Eager, on the host."""
+    """Removes the entry from the results of a loop and returns it; None if the loop did not check. Eager."""
     seen = int(results.pop(_SOUND, _NO_LOOK))
     return None if seen == _NO_LOOK else seen == 1

@@ -1,7 +1,7 @@
-"""Fused loops: many training steps as one program of XLA, which for small models is several times as fast.
+"""Fused loops: many training steps as one XLA program, which is several times as fast for small models.
 
-The steps are the same Python code as in every other loop. What a program cannot do stays around it: metrics are reset
-and read, batches fetched and stops seen between two programs. On a CPU, and for one replica: XLA cannot update mirrored
+The steps are the same Python code as in every other loop. Between two programs the loop does what XLA cannot: it resets
+and reads metrics, fetches batches and checks for stops. It works on one replica only: XLA cannot update mirrored
 variables.
 """
 
@@ -24,21 +24,21 @@ from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, graph_function
 from trainer_kit.training.loops.train_loop import Begin, Results, Step
 
-# What users call the operations that XLA lacks.
+# The user's names of operations that XLA does not support.
 _SPELLED = {
     "EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function",
     "StringFormat": "tf.print", "PrintV2": "tf.print", "WriteSummary": "tf.summary",
 }  # fmt: skip
 
-_OVERDRAWN = "a training step takes more than one batch from its iterator, and fused steps take one each"
+_OVERDRAWN = "a training step takes more than one batch from its iterator, and a fused step can take only one"
 
 
 class UnfusableError(UsageError):
-    """Steps that cannot be fused, which is known as soon as they are traced.
+    """The training steps cannot be fused; raised while they are traced.
 
     Args:
-      reason: why.
-      advice: what to do about it, beside not to fuse.
+      reason: Why the steps cannot be fused.
+      advice: An alternative to not fusing, ending in "or ".
     """
 
     def __init__(self, reason: str, advice: str = "") -> None:
@@ -47,9 +47,9 @@ class UnfusableError(UsageError):
 
 
 class Stack:
-    """What a loop has left of the batches that came as one element of the data.
+    """The batches of the last element that a loop has not used yet.
 
-    The data stands behind the last of them, the run at the first that is not used.
+    The position of the data is after the last of these batches; the run continues with the first unused one.
     """
 
     def __init__(self) -> None:
@@ -58,27 +58,27 @@ class Stack:
         self._known = True
 
     def of(self, iterator: Any) -> tuple[Any, Any, Any]:
-        """Returns (batches, how many of them are used, how many there are); none of another iterator."""
+        """Returns (batches, number of used batches, number of batches); no batches for another iterator."""
         if self._left is None or self._iterator is None or self._iterator() is not iterator:
-            self._iterator = weakref.ref(iterator)  # where and when an iterator is deleted is decided elsewhere
+            self._iterator = weakref.ref(iterator)  # weak: other code decides when an iterator is deleted
             self._left, self._known = (_no_batches(iterator), tf.constant(0), tf.constant(0)), True
         return self._left
 
     def forget(self) -> None:
-        """Drops the batches; how many the iterator has given that are not used is not known any more."""
+        """Drops the batches; the number of unused batches is unknown after this."""
         self._left, self._iterator, self._known = None, None, False
 
     def put(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
-        """Keeps what is left."""
+        """Stores the batches of an element, and how many are used."""
         self._left = batches, used, count
 
     @property
     def empty(self) -> bool:
-        """Whether all is used that the iterator has given; as far as that is known."""
+        """Whether all batches from the iterator are used; False if not known."""
         return self._known and (self._left is None or int(self._left[1]) >= int(self._left[2]))
 
     def next_batch(self, iterator: Any) -> Any:
-        """Returns the next batch that a loop would use, and counts it as used. Eager, on the host."""
+        """Returns the next unused batch, and counts it as used. Eager, on the host."""
         batches, used, count = self.of(iterator)
         if self.empty:
             count, batches = next(iterator)
@@ -91,16 +91,16 @@ class FusedLoop:
     """Runs steps like a TrainLoop, up to `fuse_steps` of them in one program.
 
     Args:
-      begin: called first, in graph: resets metrics.
-      step: takes an iterator over one batch; all in it has to be what XLA compiles.
-      results: returns nested scalars and tensors after the last step.
-      stop: of stop_variable; seen between programs.
-      stack: where the loop keeps what it has left of its batches.
-      fuse_steps: how many batches come as one element.
+      begin: A function that resets the metrics; called first, in graph.
+      step: A function of an iterator over one batch; XLA has to support all of its operations.
+      results: A function that returns nested scalars and tensors after the last step.
+      stop: The flag of stop_variable, checked between programs.
+      stack: Holds the batches that a loop has not used, for the next one.
+      fuse_steps: The number of batches in one element of the data.
 
     Attributes:
-      waited: seconds that the last call waited for batches; None with TensorFlow's op determinism, which has no clock.
-      fuse_steps: as given.
+      waited: The seconds that the last call waited for batches; None with op determinism, which has no clock.
+      fuse_steps: The argument.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class FusedLoop:
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
 
-        The iterator gives (how many, batches) of inputs.fused_batches.
+        The elements of the iterator are (number of batches, stacked batches) of inputs.fused_batches.
 
         Raises:
-          tf.errors.OutOfRangeError: when the data ends first; the steps done so far are done.
+          tf.errors.OutOfRangeError: when the data ends first; the steps before that have been done.
         """
         wanted = as_int32(num_steps)
         left = self._stack.of(iterator)
@@ -137,12 +137,12 @@ class FusedLoop:
         return int(done), results
 
     def graph(self, iterator: Any) -> tf.Graph:
-        """Returns the graph of the whole loop, traced as its next call will be."""
+        """Returns the graph of the whole loop that its next call will use."""
         return self.whole.graph(iterator)
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The graph of the whole loop that was made last; None if there is none."""
+        """The newest graph of the whole loop; None if there is none."""
         return self.whole.newest_graph
 
     @staticmethod
@@ -174,7 +174,7 @@ class FusedLoop:
 
 
 def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
-    """Returns what XLA compiles: a step with each batch from `begin` to `end` (excluded)."""
+    """Returns the function that XLA compiles: one step for each batch from `begin` to `end` (excluded)."""
 
     def program(batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
         def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
@@ -194,7 +194,7 @@ def _program(step: Step) -> Callable[[Any, tf.Tensor, tf.Tensor], None]:
 
 
 def _of_any_size(elements: Any) -> tuple[Any, ...]:
-    """Returns the specs of what a loop takes beside the iterator, for stacks of any size that the data may have."""
+    """Returns the specs of a loop's arguments after the iterator, for stacks of any size."""
     number, (count, batches) = tf.TensorSpec([], tf.int32), elements
     return number, tf.TensorSpec([], tf.bool), (batches, number, count)
 
@@ -205,18 +205,18 @@ def _no_batches(iterator: Any) -> Any:
 
 
 def _refuse_summaries(graph: tf.Graph) -> None:
-    """Raises UsageError when the steps write summaries: XLA's own message would not say so."""
+    """Raises UsageError when the steps write summaries, which the message of XLA would not say."""
     for node in nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
             raise UnfusableError(
                 f"XLA cannot compile the training step: it writes a tf.summary ({node.name})",
-                "report it as a metric, or ",
+                "report the value as a metric, or ",
             )
 
 
 @contextlib.contextmanager
 def reporting_refusal(size: int) -> Iterator[None]:
-    """Raises UsageError in place of an error that says that XLA refused a loop with so many steps in a program."""
+    """Raises UsageError instead of the error with which XLA refuses a loop with `size` steps in a program."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -226,7 +226,7 @@ def reporting_refusal(size: int) -> Iterator[None]:
 
 
 def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:
-    """Returns what to tell of an error of a loop with so many steps in a program, if it is that XLA refused them."""
+    """Returns the error to raise if XLA refused a loop with `size` steps in a program; None for other errors."""
     if size == 1 or (reason := refusal_of_xla(error)) is None:
         return None
     return UsageError(
@@ -236,7 +236,7 @@ def not_compiled(error: tf.errors.OpError, size: int) -> UsageError | None:
 
 
 def refusal_of_xla(error: BaseException) -> str | None:
-    """Returns why XLA did not compile a program, in one line; None for an error of another kind."""
+    """Returns in one line why XLA did not compile a program; None for another kind of error."""
     text = getattr(error, "message", "")
     if not any(mark in text for mark in ("tf2xla conversion failed", "unsupported operations when trying to compile")):
         return None
@@ -245,7 +245,7 @@ def refusal_of_xla(error: BaseException) -> str | None:
     own = [place for place in places if "site-packages" not in place] or places
     where = f" ({own[-1]})" if own else ""
     if missing := dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", text)):
-        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not have"
+        return f"it uses {', '.join(_SPELLED.get(op, op) for op in missing)}{where}, which XLA does not support"
     lines = (line.strip() for line in text.splitlines())
     told = (line for line in lines if line and not line.startswith(("Graph execution error", "Detected at", "<stack")))
-    return f"{next(told, 'no reason is known')}{where}"
+    return f"{next(told, 'TensorFlow gives no reason')}{where}"

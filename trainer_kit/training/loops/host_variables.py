@@ -1,4 +1,4 @@
-"""What loops have on the host: variables by which other threads stop them, or see how far they are, and constants."""
+"""Host variables and constants of loops: flags that stop a loop from another thread, counters and constants."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def stop_variable() -> tf.Variable:
 
 
 def flags() -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns False and True, on the host: to make one for each call of a loop takes as long as a small step."""
+    """Returns the tensors False and True, on the host: creating one per loop call takes as long as a small step."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.constant(False), tf.constant(True)
 
 
 def as_int32(number: Any) -> tf.Tensor:
-    """Returns a number as an int32 scalar, and the tensor itself if it is one; converting that takes 50 us."""
+    """Returns a number as an int32 scalar; a tensor of that dtype is returned unchanged, since a cast takes 50 us."""
     if isinstance(number, tf.Tensor) and number.dtype == tf.int32:
         return number
     return tf.cast(number, tf.int32)
 
 
 def batch_counter() -> tf.Variable:
-    """Returns a counter, on the host, that tells another thread how far a loop is."""
+    """Returns a counter, on the host, that shows another thread the progress of a loop."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.Variable(0, trainable=False, dtype=tf.int64, name="batches")

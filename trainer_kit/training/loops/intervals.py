@@ -1,7 +1,7 @@
-"""When: how many steps the next loop has, and whether something is due. Pure; steps are global steps.
+"""Computes the length of the next loop, and which events are due after it. Pure; steps are global steps.
 
-Intervals count from step 0 and are crossed, not met: a loop that runs over a multiple of an interval makes its event
-due, once, at the loop's end. So the events of a resumed run fall on the steps of one that was never stopped.
+Intervals count from step 0. A loop that crosses a multiple of an interval makes the event due once, at the loop's end.
+So the events of a resumed run happen at the same steps as those of a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def next_multiple(step: int, interval: int) -> int:
 
 
 def loop_length(step: int, target: int, steps_per_loop: StepsPerLoop) -> int:
-    """Returns how many steps the next loop has.
+    """Returns the number of steps in the next loop.
 
     Args:
-      step: the global step now.
-      target: the global step to reach; negative: there is none.
-      steps_per_loop: a number, or a function of the global step.
+      step: The current global step.
+      target: The global step to reach; negative: there is none.
+      steps_per_loop: A number, or a function of the global step.
 
     Raises:
-      ValueError: when `steps_per_loop` is a function that returns no positive number.
+      ValueError: when `steps_per_loop` is a function that returns a number below 1.
     """
     wanted = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
     if wanted < 1:
-        raise ValueError(f"steps_per_loop returned {wanted} at step {step}; a loop has at least one step")
+        raise ValueError(f"steps_per_loop returned {wanted} at step {step}; return at least 1")
     return wanted if target < 0 else min(wanted, target - step)
 
 
@@ -42,15 +42,15 @@ def next_stop(step: int, target: int, *intervals: int | None) -> int:
     """Returns the step at which training pauses next: a multiple of an interval, or `target` if that comes first.
 
     Args:
-      step: the global step now.
-      target: the global step to reach; negative: there is none.
-      *intervals: between pauses; None: no pauses.
+      step: The current global step.
+      target: The global step to reach; negative: there is none.
+      *intervals: The steps between pauses; None: no pauses.
     """
     pauses = [next_multiple(step, interval) for interval in intervals if interval]
     return min([*pauses, target] if target >= 0 or not pauses else pauses)
 
 
 def all_due(before: int, after: int, target: int, intervals: Mapping[str, int | None]) -> list[str]:
-    """Returns the names of what is due at the end of a loop: everything at `target`, else what `is_due`."""
+    """Returns the names of the events that are due at the end of a loop: all events at `target`."""
     ended = after >= target >= 0
     return [name for name, one in intervals.items() if ended or (one and is_due(before, after, one))]

@@ -1,4 +1,4 @@
-"""The elements of the data as a loop in graph takes them: timed, one by one, or until there are no more."""
+"""Iterators for loops in graph: timed, over several datasets, over one element, or until the data ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 
 
 def no_waits() -> tf.Tensor:
-    """Returns what a WaitingClock begins with: 0, float64; NaN where TensorFlow's op determinism forbids clocks."""
+    """Returns the initial value of a WaitingClock: 0, float64; NaN if TensorFlow's op determinism forbids clocks."""
     return tf.constant(math.nan if is_op_determinism_enabled() else 0.0, tf.float64)
 
 
@@ -22,20 +22,20 @@ def known_waits(seconds: float) -> float | None:
 
 
 class WaitingClock:
-    """An iterator that adds up how long its elements were waited for; in graph, on the host.
+    """An iterator that adds up the seconds that the loop waits for its elements; in graph, on the host.
 
-    It costs some hundredths of a step of 0.1 ms, and nothing that can be measured of longer ones. What is asked for
+    It costs a few hundredths of a step of 0.1 ms, and nothing measurable of longer ones. An element that is requested
     inside another graph, of a tf.function, a tf.cond or a loop in the step, is not timed: its seconds could not leave
     that graph.
 
     Args:
-      iterator: over the data.
-      waited: of `no_waits`, or of the clock before.
-      exact: whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
-        reading may come some microseconds late, and where operations run one after the other at any time.
+      iterator: An iterator over the data.
+      waited: The seconds so far: `no_waits`, or the value of the clock before.
+      exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
+        reading may come some microseconds late; if operations run one after the other, at any time.
 
     Attributes:
-      waited: with those of the elements since.
+      waited: The seconds so far, including the elements since.
     """
 
     def __init__(self, iterator: Any, waited: tf.Tensor, exact: bool = True) -> None:
@@ -67,9 +67,9 @@ class WaitingClock:
 
 
 class Iterators(dict[str, Any]):
-    """Several iterators by name, where a loop takes one: the next element is one of each, by name.
+    """Several iterators by name as one iterator: its elements are dicts with the next element of each.
 
-    A step may take from one of them alone: `iterators[name]`.
+    A step may also take an element of only one of them: `next(iterators[name])`.
     """
 
     def __next__(self) -> dict[str, Any]:
@@ -86,13 +86,13 @@ class Iterators(dict[str, Any]):
 class OneElement:
     """An iterator over one element, so that steps which call `next(iterator)` run inside the graph's loop.
 
-    Asked for in a loop of the step's own, it would be the same one each time: a loop in graph is traced once.
+    A loop inside the step would get the same element each time, because a loop in graph is traced once.
 
     Args:
-      element: of the data.
+      element: The element of the data.
 
     Attributes:
-      overdrawn: whether more than this element was asked for.
+      overdrawn: Whether a step asked for more than this element.
 
     Raises:
       ValueError: when a step asks for a second element; evaluate such a step with eval_tf_function=False.
@@ -134,20 +134,20 @@ def over_elements(
     state: Sequence[tf.Tensor] = (),
     done: int | tf.Tensor = 0,
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-    """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is asked for; in graph.
+    """Calls `step(element, state) -> state` until the data ends, enough are done or a stop is requested; in graph.
 
-    `get_next_as_optional` ends the loop inside the graph: no exception, ragged batches and replicas included.
+    `get_next_as_optional` ends the loop inside the graph, without an exception, also for ragged batches and replicas.
 
     Args:
-      iterator: over the data.
-      limit: how many steps at most, those done before included; -1 is all of the data.
-      stop: of stop_variable.
-      step: takes an iterator over one element, and the state.
-      state: tensors; each keeps its dtype and its static shape.
-      done: steps done before.
+      iterator: An iterator over the data.
+      limit: The largest number of steps, including those done before; -1 means all of the data.
+      stop: The flag of stop_variable.
+      step: A function of an iterator over one element, and the state.
+      state: Tensors; each keeps its dtype and its static shape.
+      done: The number of steps done before.
 
     Returns:
-      How many are done, those before included, and the state.
+      The number of steps done, including those before, and the state.
     """
 
     def go_on(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What a loop found, from graph to host."""
+"""Readback: brings the results of a loop from graph to host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow as tf
 
 
 class Readback:
-    """Brings nested results from graph to host in one transfer: scalars travel stacked as float64.
+    """Brings nested results from graph to host in one transfer: scalars are stacked as one float64 tensor.
 
     Args:
-      results: returns nested scalars, tensors or variables.
+      results: A function that returns nested scalars, tensors or variables.
       compiled: graph_function or eager.
     """
 
@@ -30,7 +30,7 @@ class Readback:
         """Returns (stacked scalars, the other tensors); remembers the structure when traced.
 
         Args:
-          *more: scalars that travel with the results.
+          *more: Scalars to transfer with the results.
         """
         self._structure = self._source()
         scalars, others = self._packed()
@@ -49,7 +49,7 @@ class Readback:
         return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
 
     def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> tuple[Any, list[float]]:
-        """Returns the results as NumPy values of their own dtypes, nested as they were; and what came with them."""
+        """Returns the nested results as NumPy values of their original dtypes, and the values of `more`."""
         scalars, others = iter(packed[0].numpy()), iter(packed[1])
         leaves = [
             dtype(next(scalars)) if is_scalar else next(others).numpy()

@@ -1,4 +1,4 @@
-"""Makes a step wait for its batch before it writes a variable: no count moves when the data ends or cannot be read."""
+"""Makes a step wait for its batch before it writes a variable, so that no count changes when there is no batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WRITES = re.compile(
 
 @contextlib.contextmanager
 def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
-    """What is made within writes to no variable before all `tensors` are there; in graph, eager it does nothing.
+    """Makes operations created in this context write no variable before all `tensors` are ready; eager: no effect.
 
-    tf.control_dependencies would hold back each operation without inputs too, every read of a weight: an edge of the
-    graph for each, and no work while a batch is waited for. That cost a small step 5 % of its time.
+    tf.control_dependencies would also delay every operation without inputs, such as each read of a weight: one graph
+    edge for each, and no work during the wait for a batch. That cost a small step 5 % of its time.
 
     Args:
-      tensors: of a batch; constants and variables among them are there at any time.
+      tensors: The tensors of a batch; constants and variables among them are always ready.
     """
     if tf.executing_eagerly():
         yield
@@ -36,7 +36,7 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     before = len(graph.get_operations())
     yield
     made_here = (tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph)
-    batch = list(dict.fromkeys(tensor.op for tensor in made_here))  # all else is there already
+    batch = list(dict.fromkeys(tensor.op for tensor in made_here))  # the other tensors are ready already
     after = set(batch)
     for op in graph.get_operations()[before:]:  # in the order they were made: inputs first
         if any(tensor.op in after for tensor in op.inputs) or any(one in after for one in op.control_inputs):
@@ -47,18 +47,18 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
 
 
 def _writes(op: tf.Operation) -> bool:
-    """Whether it may change a variable. Inside a TPU's program nothing may wait for what is outside it."""
+    """Whether an operation may change a variable. Inside a TPU program nothing may wait for operations outside it."""
     return op.op_def.is_stateful and op.type != "ReadVariableOp" and "_tpu_replicate" not in op.node_def.attr
 
 
 def reads_before_writes(graph: tf.Graph) -> bool:
-    """Whether the steps of a loop write a variable only when all their batches are there; eager, on the host.
+    """Whether the steps of a loop write variables only after they have read all their batches; eager, on the host.
 
-    If so, an error of the data leaves the state of the last complete step. What a loop does before its first step, such
-    as resetting metrics, does not count.
+    If so, an error of the data leaves the state of the last complete step. Operations before the first step, such as
+    resetting metrics, do not count.
 
     Args:
-      graph: of a loop, or of one step.
+      graph: The graph of a loop, or of one step.
     """
     definition = graph.as_graph_def()
     functions = {one.signature.name: one.node_def for one in definition.library.function}
@@ -76,7 +76,7 @@ def reads_before_writes(graph: tf.Graph) -> bool:
 
 
 def _ordered(nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]) -> bool:
-    """Whether every node that writes depends on every node that reads, in each function where both are done."""
+    """Whether every node that writes depends on every node that reads, in each function that does both."""
     reading, writing = ([node for node in nodes if holds(node, op)] for op in (_READS, _WRITES))
     for read in reading:
         after, before = {read.name}, 0
@@ -90,11 +90,11 @@ def _ordered(nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool]
 
 
 def _called(node: Any) -> list[str]:
-    """The names of the functions that a node calls."""
+    """Returns the names of the functions that a node calls."""
     found = [value.func.name for value in node.attr.values() if value.HasField("func")]
     return found + [one.name for value in node.attr.values() for one in value.list.func]
 
 
 def _source(name: str) -> str:
-    """The node that an input comes from: "^node" and "node:output:0" are both of "node"."""
+    """Returns the name of the node that an input comes from: "node" for both "^node" and "node:output:0"."""
     return name.removeprefix("^").split(":")[0]

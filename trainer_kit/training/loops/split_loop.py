@@ -1,4 +1,4 @@
-"""Splits a loop of steps into several calls, so that something can be done between two steps. Pure."""
+"""Splits a loop of steps into several calls, so that work can be done between two steps. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ Loop = Callable[[Any, Any, bool], tuple[int, Any]]
 
 
 class LoopParts:
-    """Runs the loops of a trainer; nothing of a run depends on how many calls a loop takes.
+    """Runs the loops of a trainer in one or several calls; the results do not depend on the number of calls.
 
-    The first step of a new loop function is a call of its own: tracing and compiling are in it, and as a rule the
-    longest wait for data. Of a loop with an attribute `fuse_steps` it is so many: stops come between programs only.
+    The first step of a new loop function is a separate call: it includes tracing, compiling and usually the longest
+    wait for data. For a loop with an attribute `fuse_steps`, the first call has that number of steps, since stops come
+    only between programs.
 
     Args:
-      step: returns the global step; asked for only when there may be something to do between two steps.
-      on_ready: called when the first step of a new loop function is done.
+      step: A function that returns the global step; called only when there may be work between two steps.
+      on_ready: A function that is called when the first step of a new loop function is done.
 
     Attributes:
-      window: the steps to be traced for a profile.
-      ready_at: time.perf_counter() when the first step of the newest loop function was done; 0 before.
-      waited: seconds that the last loop waited for batches, without the first step of a new loop function; None where
-        the loop function has no attribute of this name, or None there.
-      results: of the last loop; None if it has not read them, or they were taken.
-      tracing: seconds that the last loop took to begin a trace and to write it.
+      window: The steps to trace for a profile.
+      ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0 before that.
+      waited: The seconds that the last loop waited for batches, without the first step of a new loop function; None if
+        the loop function does not measure them.
+      results: The results of the last loop; None if the loop did not read them, or they were taken.
+      tracing: The seconds that the last loop needed to start and write a profiler trace.
     """
 
     def __init__(self, step: Callable[[], int], on_ready: Callable[[], None] = lambda: None) -> None:
@@ -39,17 +40,17 @@ class LoopParts:
         self._known: Loop | None = None
 
     def run(self, loop: Loop, iterator: Any, num_steps: Any, fresh: bool) -> int:
-        """Does what `loop(iterator, num_steps, fresh)` would, and returns the number of steps done.
+        """Runs `loop(iterator, num_steps, fresh)` in one or several calls, and returns the number of steps done.
 
         Args:
-          loop: ends before `num_steps` when it was asked to stop; no further call is made then. Its attribute `waited`,
-            if it has one, tells how long its last call waited for batches.
-          iterator: for the loop.
-          num_steps: integer, or a scalar tensor of it.
-          fresh: whether the loop begins anew; every call after the first one goes on.
+          loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is not called again. Its
+            attribute `waited`, if any, is the seconds that its last call waited for batches.
+          iterator: The iterator for the loop.
+          num_steps: The number of steps: an integer or a scalar tensor.
+          fresh: Whether the loop resets its metrics first; calls after the first one never do.
 
         Raises:
-          Exception: what the loop raises; the steps done so far are done.
+          Exception: any error of the loop; the steps before the error have been done.
         """
         self.tracing, self.results = 0.0, None  # and so it stays when the data ends inside the loop
         if self.window.passed and loop is self._known:

@@ -1,4 +1,4 @@
-"""The framework's own functions in graph. Loops tell when they are traced again: it takes as long as the first time."""
+"""Compiles trainer_kit's functions, and warns when a loop is traced again, which takes as long as the first time."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ _NONE = object()
 
 
 def graph_function(function: Callable[..., Any]) -> Any:
-    """Returns `function`, which is the framework's own, as a tf.function; AutoGraph does not see it."""
+    """Returns a function of trainer_kit as a tf.function, without AutoGraph."""
     return tf.function(function, autograph=False)
 
 
 def eager(function: Callable[..., Any]) -> Any:
-    """Returns `function` as it is, where another loop has it compiled."""
+    """Returns `function` unchanged; used instead of graph_function where nothing is compiled."""
     return function
 
 
 class LoopFunction:
-    """A tf.function of a loop or a step that knows its graphs; called with an iterator first, eager, on the host.
+    """A tf.function of a loop or a step that knows its graphs. Its first argument is an iterator. Eager, on the host.
 
     Args:
-      function: the framework's own.
-      name: of what it does, for the warning.
-      specs: returns the specs of the arguments after the iterator, from that of its elements; None: the arguments of
-        the first call are what all are like.
-      check: raises an error where a graph that was traced is no good.
+      function: The function of trainer_kit to compile.
+      name: The name of the loop or step, for the warning.
+      specs: A function of the iterator's element spec that returns the specs of the other arguments; None: the
+        arguments of the first call show them.
+      check: A function that raises an error when a traced graph cannot be used.
 
     Attributes:
-      function: the tf.function.
-      newest_graph: the graph that was made last; None before the first.
+      function: The tf.function.
+      newest_graph: The newest graph; None before the first trace.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class LoopFunction:
         return self.function(iterator, *arguments)
 
     def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
-        """Returns the graph for an iterator and arguments like these; None where TensorFlow runs functions eagerly."""
+        """Returns the graph for such an iterator and arguments; None if TensorFlow runs functions eagerly."""
         if tf.config.functions_run_eagerly():
             return None
         like = self._specs(iterator.element_spec) if self._specs else arguments
         return self.noted(self.function.get_concrete_function(iterator, *like).graph, iterator)
 
     def noted(self, graph: tf.Graph, iterator: Any) -> tf.Graph:
-        """Returns a graph of the function, and notes it; warns where it is not the first one."""
+        """Records a graph of the function and returns it; warns if it is not the first one."""
         elements = _elements_of(iterator)
         if not any(graph is one for one in self._graphs):
             if self._graphs:
                 _LOG.warning(
-                    "%s is traced again, which takes as long as the first time: its batches are %s, and were %s; give "
-                    "batches of one shape",
+                    "%s is traced again, which takes as long as the first time: its batches are now %s, and were %s "
+                    "before; give all batches the same shape",
                     *(self._name, _described(elements), _described(self._elements)),
                 )
             self._check(graph)

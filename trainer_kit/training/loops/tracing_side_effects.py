@@ -1,19 +1,19 @@
-"""SideEffects: undoes what plain Python code changed in objects while a graph of it was traced."""
+"""SideEffects: undoes the changes that Python code made to objects while it was traced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_LARGE = 1000  # items of a container that is not searched for others: a data set, hardly what is being aggregated
+_LARGE = 1000  # containers with more items are not searched for nested ones: they are data, not an aggregated state
 _ABSENT: Any = object()
 
 
 class SideEffects:
-    """Remembers the attributes of objects, and what the lists, dicts and sets in them hold, nested ones included.
+    """Remembers the attributes of objects, and the contents of the lists, dicts and sets in them, also nested ones.
 
     Args:
-      objects: whose attributes are remembered.
+      objects: The objects whose attributes are remembered.
     """
 
     def __init__(self, objects: Sequence[Any]) -> None:
@@ -21,7 +21,7 @@ class SideEffects:
         self._contents = [(*found, _items(found[1])) for one in objects for found in _containers(one)]
 
     def restore(self) -> list[str]:
-        """Undoes what has changed since, and returns the names of the attributes that had."""
+        """Undoes all changes since, and returns the names of the changed attributes."""
         changed = [name for one, before in self._attributes for name in _put_back(one, before)]
         for name, container, before in self._contents:
             if not _same(_items(container), before):
@@ -32,7 +32,7 @@ class SideEffects:
 
 
 def _put_back(one: Any, before: dict[str, Any]) -> list[str]:
-    """Puts attributes back one by one, since other threads may read them; returns the names of those it had to."""
+    """Restores changed attributes one by one, since other threads may read them; returns their names."""
     now = vars(one)
     names = [name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)]
     for name in names:
@@ -63,7 +63,7 @@ def _items(container: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether both hold the same objects; by identity, since what they hold may not be comparable."""
+    """Whether two containers hold the same objects; by identity, since the objects may not be comparable."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

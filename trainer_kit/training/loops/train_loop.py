@@ -1,7 +1,7 @@
-"""The training loop as a tf.function: many steps in one call, results read back once.
+"""The training loop as a tf.function: many steps in one call, and one transfer of the results.
 
-A loop tests a stop variable before each step, so that a signal ends it within a step although Python waits for the
-call. Nothing here knows what a step does.
+A loop checks a stop variable before each step, so a signal ends it within one step although Python waits for the call.
+This module does not know what a step does.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Results = Callable[[], Any]
 
 
 class TrainLoop:
-    """Runs steps until enough are done or a stop is asked for.
+    """Runs steps until enough are done or a stop is requested.
 
     Args:
-      begin: called first, in graph: resets metrics.
-      step: takes the iterator, uses exactly one element of it; AutoGraph converts it.
-      after_step: called after each step, in graph.
-      results: returns nested scalars and tensors after the last step.
-      stop: of stop_variable.
-      use_tf_function: compile; otherwise all is eager.
-      use_tf_while_loop: compile the loop too, not only the step.
-      exact_waits: as of a WaitingClock.
+      begin: A function that resets the metrics; called first, in graph.
+      step: A function that uses exactly one element of the iterator; AutoGraph converts it.
+      after_step: A function that is called after each step, in graph.
+      results: A function that returns nested scalars and tensors after the last step.
+      stop: The flag of stop_variable.
+      use_tf_function: Whether to compile; if not, everything runs eagerly.
+      use_tf_while_loop: Whether to compile the loop too, not only the step.
+      exact_waits: The argument `exact` of WaitingClock.
 
     Attributes:
-      waited: seconds that the last call waited for batches; None where the loop is not compiled, and with
+      waited: The seconds that the last call waited for batches; None if the loop is not compiled, and with
         TensorFlow's op determinism, which has no clock.
     """
 
@@ -66,12 +66,12 @@ class TrainLoop:
         """Returns the number of steps done and the results, as NumPy values.
 
         Args:
-          iterator: over the data.
-          num_steps: how many to do.
-          fresh: whether metrics are reset first; False goes on with a loop that was stopped in the middle.
+          iterator: An iterator over the data.
+          num_steps: The number of steps to run.
+          fresh: Whether metrics are reset first; False continues a loop that was stopped in the middle.
 
         Raises:
-          tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps done so far are done.
+          tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that have been done.
         """
         if self.whole is not None:
             results, (done, waited) = self._results.unpack(
@@ -88,7 +88,7 @@ class TrainLoop:
         return done, self.results()
 
     def graph(self, iterator: Any) -> tf.Graph | None:
-        """Returns the graph of the whole loop, or of a step, as its next call will use it; None if none is compiled."""
+        """Returns the graph of the whole loop, or of a step, that the next call will use; None if not compiled."""
         if self.whole is not None and not tf.config.functions_run_eagerly():
             function = self.whole.function
             graph = function.get_concrete_function(iterator, tf.constant(1), self._flags[True]).graph
@@ -97,11 +97,11 @@ class TrainLoop:
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The graph of the whole loop, or of the step, that was made last; None if there is none."""
+        """The newest graph of the whole loop, or of the step; None if there is none."""
         return getattr(self.whole or self._step, "newest_graph", None)
 
     def results(self) -> Any:
-        """Returns the results as they are now, as NumPy values; for a loop that the end of the data cut short."""
+        """Returns the current results as NumPy values; for a loop that the end of the data interrupted."""
         return self._results()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""AsyncWorkers: what a trainer needs under a parameter-server strategy; under every other one it does nothing."""
+"""AsyncWorkers: schedules a trainer's loops under a parameter-server strategy; has no effect under other strategies."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainer_kit.errors import UsageError
 
 
 class AsyncWorkers:
-    """The workers of asynchronous training, if the strategy is one of parameter servers.
+    """The workers of asynchronous training, if the strategy uses parameter servers.
 
     Args:
-      strategy: of the trainer.
+      strategy: The trainer's strategy.
 
     Attributes:
-      are_there: whether the strategy is one of parameter servers.
+      are_there: Whether the strategy uses parameter servers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -37,7 +37,7 @@ class AsyncWorkers:
         if self._coordinator is None:
             raise UsageError(
                 "asynchronous training needs a parameter-server strategy; this trainer was made under "
-                f"{type(self._strategy).__name__}; make it in the scope of a tf.distribute.ParameterServerStrategy"
+                f"{type(self._strategy).__name__}; create it in the scope of a tf.distribute.ParameterServerStrategy"
             )
         return self._coordinator
 
@@ -47,13 +47,13 @@ class AsyncWorkers:
             self._coordinator.join()
 
     def scheduled(self, loop: Any) -> Callable[[Any, Any], Any]:
-        """Returns `loop_fn(iterator, num_steps)`, which has the coordinator run a training loop on a worker.
+        """Returns `loop_fn(iterator, num_steps)`, which schedules a training loop on a worker.
 
         Args:
-          loop: the LoopFunction of the whole loop; None where only single steps are compiled.
+          loop: The LoopFunction of the whole loop; None if only single steps are compiled.
 
         Raises:
-          UsageError: for None.
+          UsageError: when `loop` is None.
         """
         if loop is None:
             raise UsageError("asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops")
@@ -62,7 +62,7 @@ class AsyncWorkers:
         )
 
     def per_worker(self, make_dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns the dataset of `make_dataset(strategy, *args, **kwargs)`, one on each worker if asynchronous."""
+        """Returns the dataset of `make_dataset(strategy, *args, **kwargs)`; with parameter servers, one per worker."""
         make = functools.partial(make_dataset, self._strategy, *args, **kwargs)
         if self._coordinator is None:
             return make()

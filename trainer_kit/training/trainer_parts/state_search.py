@@ -1,4 +1,4 @@
-"""StateSearch: finds the variables of a training step beside weights and optimizer, for checkpoints to hold them."""
+"""StateSearch: finds the variables of a training step besides weights and optimizer, so that checkpoints hold them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trainer_kit.training.checks.model_and_config import check_exact_resume
 
 
 class StateSearch:
-    """Has checkpoints hold every variable that the training step changes. Made in the scope of the strategy.
+    """Adds every variable that the training step changes to checkpoints. Created in the scope of the strategy.
 
-    All methods are eager, on the host, and raise UsageError if `required`, for state that cannot be saved.
+    All methods are eager, on the host. With `required` they raise UsageError for state that cannot be saved.
 
     Args:
-      state: of the run; it takes what is found.
-      without_state: returns variables that need no saving, such as those of metrics that are reset.
-      required: whether the config asks for an exact resume.
-      trains: whether there will be training; if not, nothing is searched.
-      own_loop: whether a subclass makes the training loop itself, whose graph is then not known.
-      own_train: whether a subclass has a `train` of its own, which may not run our loop.
+      state: The TrainState of the run, to which the variables are added.
+      without_state: A function that returns variables to leave out, such as those of metrics, which are reset.
+      required: Whether the config asks for an exact resume.
+      trains: Whether the trainer will train; if not, nothing is searched.
+      own_loop: Whether a subclass overrides create_train_loop_fn; the graph of its loop is not known.
+      own_train: Whether a subclass overrides `train`, which may not run trainer_kit's loop.
 
     Attributes:
-      is_done: whether the training step was searched.
+      is_done: Whether the training step has been searched.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class StateSearch:
         self._evaluations: set[tf.Graph] = set()
 
     def watch_variables(self) -> None:
-        """Remembers the values that `initialize`, actions and callbacks may change, before they do."""
-        if self._trains and not self._own_loop:  # of which all is saved that can be found
+        """Remembers the current values, which `initialize`, actions and callbacks may change."""
+        if self._trains and not self._own_loop:  # for a user's own loop, all variables that are found are saved
             self._state.watch(self._without_state(), everything=self._own_train)
 
     def restored(self) -> None:
-        """Searches a trainer whose loop is its own, after each restore: no graph of it will be known."""
+        """Searches a trainer with a user's own loop after each restore, since the graph of the loop is never known."""
         if self._trains and self._own_loop:
             self.look_into(None)
 
     def keep_what_changed(self) -> None:
-        """Has checkpoints hold what has changed without a step of ours; before a save, from any thread."""
+        """Adds variables that changed outside training steps to checkpoints; before a save, from any thread."""
         if not self._trains:
             return
         unseen = self._own_train and not self.is_done and not self._searched
@@ -67,7 +67,7 @@ class StateSearch:
         """Finds all state of the training step, once, before the first step.
 
         Args:
-          graph: of the loop or of the step; None when neither is compiled.
+          graph: The graph of the loop or of the step; None when neither is compiled.
         """
         if self.is_done:
             return
@@ -78,17 +78,17 @@ class StateSearch:
             self._state.keep_written(graph, self._without_state(), self._required)
 
     def look_into_evaluation(self, graph: tf.Graph | None) -> None:
-        """Warns of variables that an evaluation changes and the training step uses; after each evaluation.
+        """Warns of variables that an evaluation changes and the training step uses; called after each evaluation.
 
         Args:
-          graph: of the evaluation; None when it is not compiled.
+          graph: The graph of the evaluation; None when it is not compiled.
         """
         if graph is not None and self.is_done and graph not in self._evaluations:
             self._evaluations.add(graph)
             self._state.report_evaluation(graph, self._without_state(), self._required)
 
     def first_step_done(self) -> None:
-        """Finds the variables that the first step has made, where steps are not compiled."""
+        """Finds the variables that the first step has created, if steps are not compiled."""
         if self._eagerly:
             with self._strategy.scope():
                 self._state.keep_made(self._without_state(), self._required)

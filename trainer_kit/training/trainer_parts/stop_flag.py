@@ -1,4 +1,4 @@
-"""StopFlag: ends a running loop before its next step, by one worker or by several together."""
+"""StopFlag: ends a running loop before its next step, on one worker or on all workers together."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ AGREE_EVERY = 10  # steps, or batches of an evaluation, after which several work
 
 
 class StopFlag:
-    """What loops in graph look at before each step. Made in strategy scope.
+    """The flag that loops in graph check before each step. Created in the scope of the strategy.
 
     Args:
-      strategy: of the run.
+      strategy: The run's strategy.
 
     Attributes:
-      variable: bool scalar, on the host; loops end when it is set.
-      variables: all that the flag is made of; no checkpoint has to hold them.
+      variable: A bool scalar on the host; loops end when it is True.
+      variables: All variables of the flag; checkpoints do not hold them.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -34,8 +34,8 @@ class StopFlag:
     def request(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
 
-        Several workers end it together, after AGREE_EVERY steps at most. One that left alone would leave the others
-        waiting for its gradients.
+        Several workers end it together, after AGREE_EVERY steps at most. If one worker stopped alone, the others would
+        wait for its gradients for ever.
         """
         self._asked_at = self._asked_at or time.monotonic()
         self._asked.assign(True)
@@ -44,7 +44,7 @@ class StopFlag:
 
     @property
     def requested(self) -> bool:
-        """Whether loops stop now; with several workers, the same on all of them."""
+        """Whether running loops stop before their next step; the same on all workers."""
         return bool(self.variable.numpy())
 
     @property
@@ -54,15 +54,15 @@ class StopFlag:
 
     @property
     def agreed(self) -> bool | None:
-        """Whether all workers have agreed to stop; None where there is only one."""
+        """Whether all workers have agreed to stop; None if there is only one worker."""
         return self.requested if self._workers > 1 else None
 
     @tf.autograph.experimental.do_not_convert
     def agree(self, count: tf.Variable) -> None:
-        """Ends the loop on all workers alike if one was asked to stop; in graph, after each step.
+        """Ends the loop on all workers at the same step if one was asked to stop; in graph, after each step.
 
         Args:
-          count: of the steps; the same on all workers.
+          count: The counter of the steps; the same on all workers.
         """
         if self._workers == 1:
             return
@@ -76,11 +76,11 @@ class StopFlag:
 
 
 def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
-    """Whether a run has to stop: of several workers, whether they have agreed to. Eager, on the host.
+    """Whether a run has to stop; with several workers, whether they have agreed to stop. Eager, on the host.
 
     Args:
-      trainer: of the run, a BaseTrainer.
-      asked: tells whether something else than the trainer, such as a signal, asked this process to stop.
+      trainer: The run's trainer, a BaseTrainer.
+      asked: A function that returns whether this process was asked to stop in another way, such as by a signal.
     """
     agreed = trainer.stop_agreed
     return asked() or bool(trainer.stop_requested) if agreed is None else bool(agreed)

@@ -12,21 +12,21 @@ from trainer_kit.errors import UsageError
 from trainer_kit.errors.user_frames import is_framework
 
 _LOG = logging.getLogger(__name__)
-_LARGE = 1000  # bytes of an array that is compared; a larger one is data
-_COMPARED = 100  # items of a container that are compared, those of nested ones included: it is done for each loop
+_LARGE = 1000  # bytes; larger arrays are data, and are not compared
+_COMPARED = 100  # items of a container that are compared, including nested ones, since this is done often
 _ABSENT: Any = object()
 
 
 class TaskAttributes:
-    """Warns, once for each, of values of a task that change while the run trains and that a resume would lose.
+    """Warns, once for each, of task attributes that change during training and that a resumed run would lose.
 
-    A task with methods `state()` and `restore(state)` says itself what its state is; only an evaluation may not change
-    that. All methods are eager, on the host, and raise UsageError in place of a warning if `required`.
+    A task with methods `state()` and `restore(state)` saves its own state; the only check is that evaluations do not
+    change it. All methods are eager, on the host. With `required` they raise UsageError instead of a warning.
 
     Args:
-      task: of the run.
-      trains: whether there will be training.
-      required: whether the config asks for an exact resume.
+      task: The run's task.
+      trains: Whether the trainer will train.
+      required: Whether the config asks for an exact resume.
     """
 
     def __init__(self, task: Any, *, trains: bool, required: bool) -> None:
@@ -37,14 +37,14 @@ class TaskAttributes:
         self._looks = 0
 
     def first_step_done(self) -> None:
-        """Takes the values after the first step as those that stay: caches are filled by then."""
+        """Remembers the values after the first step, when caches are filled, to compare later values with them."""
         if not has_own_state(self._task):
             self._values = PlainValues(self._task)
 
     def look(self) -> None:
-        """Reports changed values when it is called before and after loops 1, 2, 4, 8 and so on.
+        """Reports changed values before and after loops 1, 2, 4, 8 and so on; called before and after each loop.
 
-        A loop of one small step takes less time than a look. Saves and evaluations look in any case.
+        A check takes longer than a loop of one small step. Saves and evaluations always check.
         """
         self._looks += 1
         loop = (self._looks + 1) // 2
@@ -69,7 +69,7 @@ class TaskAttributes:
         self._before_evaluation = self._own_state()
 
     def evaluation_succeeded(self) -> None:
-        """Reports an evaluation that has changed what the task's `state()` returns."""
+        """Reports it when the evaluation has changed what the task's `state()` returns."""
         if self._own_state() == self._before_evaluation:
             return
         text = (
@@ -82,7 +82,7 @@ class TaskAttributes:
             self._tell(text)
 
     def evaluation_ends(self) -> None:
-        """Takes the values as they are now: what an evaluation changes is no state of the training."""
+        """Accepts the current values: changes during an evaluation are not part of the training state."""
         if self._values is not None:
             self._values.changed()
 
@@ -92,25 +92,25 @@ class TaskAttributes:
         _LOG.warning("%s", text)
 
     def _own_state(self) -> str:
-        """Returns what the task's `state()` returns, as text to compare; "" where there is no such state."""
+        """Returns the result of the task's `state()` as text to compare; "" if the task has no such method."""
         if not (self._trains and has_own_state(self._task)):
             return ""
         return json.dumps(self._task.state(), default=repr, sort_keys=True)
 
 
 def has_own_state(task: Any) -> bool:
-    """Whether a task has methods `state()` and `restore(state)`, for checkpoints to hold its plain values."""
+    """Whether a task has methods `state()` and `restore(state)`, which save its plain values in checkpoints."""
     return all(callable(getattr(task, name, None)) for name in ("state", "restore"))
 
 
 class PlainValues:
-    """Watches the numbers, texts and containers of such that an object holds in its attributes.
+    """Watches the attributes of an object that hold numbers, texts, or containers of them.
 
-    What appears, or was None, is no change: so do caches begin. Of objects in the attributes, those of the user's own
-    classes are looked into as well.
+    An attribute that appears, or was None, has not changed: caches start like that. Attributes of nested objects are
+    watched too if these are of the user's classes.
 
     Args:
-      one: the object.
+      one: The object.
     """
 
     def __init__(self, one: Any) -> None:
@@ -136,18 +136,18 @@ def _plain_values(one: Any, depth: int = 1) -> dict[str, Any]:
 
 
 def _attributes(one: Any) -> dict[str, Any]:
-    """Returns the attributes of an object by name, with those that its own class gives a first value."""
+    """Returns the attributes of an object by name, including those that its class defines."""
     classes = [vars(kind) for kind in reversed(type(one).__mro__) if _is_users(kind)]
     first = {name: value for one in classes for name, value in one.items() if not name.startswith("__")}
     return {**first, **getattr(one, "__dict__", {})}
 
 
 def _plain(value: Any, left: list[int]) -> Any:
-    """Returns a copy of a plain value that can be compared, _ABSENT for any other.
+    """Returns a copy of a plain value to compare; _ABSENT for other values.
 
     Args:
-      value: of an attribute.
-      left: how many more items may be copied; of a container with more, its length is returned.
+      value: The value of an attribute.
+      left: The number of items that may still be copied; for a container with more items, its length is returned.
     """
     left[0] -= 1
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
@@ -167,6 +167,6 @@ def _plain(value: Any, left: list[int]) -> Any:
 
 
 def _is_users(kind: type) -> bool:
-    """Whether a class is neither TensorFlow's, Keras' or Python's own nor made from one of TensorFlow or Keras."""
+    """Whether a class is a user's: not of Python, TensorFlow or Keras, nor a subclass of one of the latter two."""
     tops = {one.__module__.partition(".")[0] for one in kind.__mro__}
     return not tops & {"tensorflow", "keras", "tf_keras"} and not is_framework(kind.__module__)

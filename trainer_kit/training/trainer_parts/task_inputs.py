@@ -15,12 +15,12 @@ from trainer_kit.inputs.train_data import TrainData, open_whole
 
 
 class TaskInputs:
-    """Opens training and validation data by a task's build_inputs. Made in the scope of the strategy.
+    """Opens training and validation data with a task's build_inputs. Created in the scope of the strategy.
 
     Args:
-      config: of the trainer.
-      task: of the trainer.
-      distribute: returns the distributed dataset of a function with the argument `input_context`.
+      config: The experiment's config.
+      task: The trainer's task.
+      distribute: A function that returns the distributed dataset of a function with the argument `input_context`.
     """
 
     def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
@@ -32,13 +32,13 @@ class TaskInputs:
         return self.train_data_of(self._task, lambda: self._config.task.train_data, steps, given)
 
     def train_data_of(self, task: Any, params: Callable[[], Any], steps: tf.Variable, given: Any) -> TrainData:
-        """Returns the data that `task` is trained on; nothing is opened yet.
+        """Returns the training data of `task`; it is not opened yet.
 
         Args:
-          task: whose build_inputs opens it.
-          params: returns the section of the data.
-          steps: int64 scalar; each of so many steps has taken a batch.
-          given: a ready-made dataset in place of the task's; None: there is none.
+          task: The task whose build_inputs opens the data.
+          params: A function that returns the data's section of the config.
+          steps: The number of steps that have taken a batch, an int64 scalar.
+          given: A ready-made dataset that replaces the task's; None: there is none.
         """
         return TrainData(
             lambda open_at: self.opened(params(), open_at, task.build_inputs),
@@ -50,10 +50,10 @@ class TaskInputs:
         )
 
     def validation_feeds(self, given: Any) -> dict[str, DatasetIterator]:
-        """Returns what hands out the data of each validation set, by the name of the set; nothing is opened yet.
+        """Returns the DatasetIterator of each validation set, by name; no data is opened yet.
 
         Args:
-          given: a ready-made dataset in place of the task's, or a dict of such by name; None: there is none.
+          given: A ready-made dataset that replaces the task's, or a dict of datasets by name; None: there is none.
         """
         sets = validation_sets(self._config.task)
         if isinstance(given, Mapping):
@@ -62,13 +62,13 @@ class TaskInputs:
         return {name: self.validation_feed(name, data, self._task, given.get(name)) for name, data in sets.items()}
 
     def validation_feed(self, name: str, params: Any, task: Any, given: Any = None) -> DatasetIterator:
-        """Returns what hands out the data of one validation set; see `validation_feeds`.
+        """Returns the DatasetIterator of one validation set; see `validation_feeds`.
 
         Args:
-          name: of the set; "" for a single one.
-          params: the section of the data.
-          task: whose build_inputs opens it.
-          given: a ready-made dataset in place of the task's; None: there is none.
+          name: The name of the set; "" for a single set.
+          params: The data's section of the config.
+          task: The task whose build_inputs opens the data.
+          given: A ready-made dataset that replaces the task's; None: there is none.
         """
         section, replicas = f"validation_data.{name}".rstrip("."), self._strategy.num_replicas_in_sync
 
@@ -80,16 +80,16 @@ class TaskInputs:
         return DatasetIterator(section, make, given)
 
     def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
-        """Returns one pass over the validation data of one worker; called in graph where the strategy does so."""
+        """Returns one pass over the validation data of one worker; some strategies call it in graph."""
         return open_whole(build_inputs, params, input_context)
 
     def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
         """Returns data distributed over the replicas; eager.
 
         Args:
-          params: the section of the data.
-          open_data: given (build_inputs, params, input_context), returns the dataset of one worker.
-          build_inputs: of the task.
+          params: The data's section of the config.
+          open_data: A function of (build_inputs, params, input_context) that returns the dataset of one worker.
+          build_inputs: The task's build_inputs.
         """
 
         def dataset_fn(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""The validation sets of a trainer: the data of each, what evaluates it, and over how many batches."""
+"""The validation sets of a trainer: the data of each, the task that evaluates it, and the number of batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from trainer_kit.training.metrics import MetricSet
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """One validation set and what evaluates it.
+    """One validation set, with the task, model and metrics that evaluate it.
 
     Attributes:
-      name: of the set; "" for a single one.
-      feed: hands out the data.
-      options: the steps and the interval that the config gives this set; None: those of all sets.
-      task: whose validation_step evaluates a batch; None: the trainer's task.
-      model: that the step is given, which is the task's part of a model that several tasks share; None: the trainer's.
-      metrics: that the step updates, with the loss; None: the trainer's.
+      name: The name of the set; "" for a single set.
+      feed: The DatasetIterator over the data.
+      options: The steps and the interval of this set from the config; None: those of all sets.
+      task: The task whose validation_step evaluates a batch; None: the trainer's task.
+      model: The model for the step: the task's part of a model that several tasks share; None: the trainer's model.
+      metrics: The metrics that the step updates, with the loss; None: the trainer's metrics.
     """
 
     name: str
@@ -33,35 +33,35 @@ class ValidationSet:
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether the config says how many batches of this set are evaluated."""
+        """Whether the config sets the number of batches for this set."""
         return self.options is not None and self.options.steps is not None
 
     def steps(self, default: int) -> int:
-        """Returns how many batches are evaluated, -1 for all; `default` where the set has no number of its own."""
+        """Returns the number of batches to evaluate, -1 for all; `default` if the config sets none for this set."""
         own = self.options.steps if self.options is not None else None
         return default if own is None else own
 
     def interval(self, default: int | None) -> int | None:
-        """Returns the training steps between two evaluations; `default` where the set has no interval of its own."""
+        """Returns the training steps between two evaluations; `default` if the config sets none for this set."""
         own = self.options.interval if self.options is not None else None
         return default if own is None else own
 
     def check_ends(self, default: int) -> None:
-        """Raises DataError when all batches are to be evaluated, and the data is known to be endless.
+        """Raises DataError when all batches are to be evaluated, but the data is known to be endless.
 
         Args:
-          default: see `steps`.
+          default: The number of batches if the config sets none for this set.
         """
         if self.steps(default) < 0:
             field = f"validation_sets.{self.name}.steps" if self.has_own_steps else "validation_steps"
             self.feed.check_ends(f"trainer.{field}")
 
     def batches(self, default: int, replicas: int) -> int | None:
-        """Returns how many batches this process has in an evaluation, if that is known; from any thread.
+        """Returns the number of batches that this process evaluates; None if not known. Safe from any thread.
 
         Args:
-          default: see `steps`.
-          replicas: of this process; each takes an element of the data.
+          default: The number of batches if the config sets none for this set.
+          replicas: The number of replicas of this process; each takes an element of the data.
         """
         steps, elements = self.steps(default), self.feed.cardinality()
         if elements is None:
@@ -74,12 +74,12 @@ class ValidationSets:
     """All validation sets of a trainer, by name, in the order in which they are evaluated.
 
     Args:
-      sets: a single one may be called ""; without any, an evaluation reports nothing.
+      sets: The sets; a single set may have the name "". Without sets, an evaluation reports nothing.
 
     Attributes:
-      current: the set that is evaluated now, or was evaluated last; None where there are no sets.
-      evaluated: the names of the sets of the last evaluation, or of the one under way.
-      results: of that evaluation's metrics, by the name of the set, as NumPy values.
+      current: The set that is evaluated now, or was evaluated last; None if there are no sets.
+      evaluated: The names of the sets in the current or last evaluation.
+      results: The results of that evaluation's metrics, by name of the set, as NumPy values.
     """
 
     def __init__(self, sets: Iterable[ValidationSet]) -> None:
@@ -98,51 +98,51 @@ class ValidationSets:
 
     @property
     def have_names(self) -> bool:
-        """Whether there are sets with names; logs are nested by them then."""
+        """Whether the sets have names; logs are then nested under these names."""
         return "" not in self._sets
 
     @property
     def dataset(self) -> Any:
-        """The data, made when first needed; a dict of it by name where the sets have names."""
+        """The dataset, created when first needed; if the sets have names, a dict of datasets by name."""
         datasets = {one.name: one.feed.dataset for one in self}
         return datasets if self.have_names else datasets[""]
 
     def replace(self, dataset: Any) -> None:
-        """Uses other data from the next evaluation on; a dict of some sets by name where the sets have names."""
+        """Replaces the data from the next evaluation on; if the sets have names, `dataset` is a dict by name."""
         for name, one in dataset.items() if self.have_names else [("", dataset)]:
             self._sets[name].feed.replace(one)
 
     def turn_to(self, name: str) -> ValidationSet:
-        """Makes a set the current one, and returns it."""
+        """Makes the set of this name the current one, and returns it."""
         self.current = self._sets[name]
         return self._sets[name]
 
     def check(self, default: int) -> None:
-        """Raises DataError when a set is known to be empty, or to be endless where all of it is evaluated.
+        """Raises DataError when a set is known to be empty, or endless although all of it is to be evaluated.
 
         Args:
-          default: see ValidationSet.steps.
+          default: The number of batches for sets without one in the config.
         """
         for one in self:
             one.feed.check_not_empty()
             one.check_ends(default)
 
     def batches(self, default: int, replicas: int) -> int | None:
-        """Returns how many batches the evaluation has, if that is known; see ValidationSet.batches."""
+        """Returns the number of batches of the evaluation; None if not known. See ValidationSet.batches."""
         found = [self._sets[name].batches(default, replicas) for name in self.evaluated]
         return None if None in found else sum(batches for batches in found if batches is not None)
 
     def metric_variables(self) -> list[Any]:
-        """Returns the variables of the metrics that sets have of their own."""
+        """Returns the variables of the metrics that belong to single sets."""
         return [variable for one in self if one.metrics is not None for variable in one.metrics.variables()]
 
 
 def shared_sets(feeds: Mapping[str, DatasetIterator], options: Any) -> ValidationSets:
-    """Returns validation sets that differ in their data only; the trainer's task evaluates them all.
+    """Returns validation sets that differ only in their data; the trainer's task evaluates all of them.
 
     Args:
-      feeds: hand out the data of each set, by its name.
-      options: of the config's trainer; its `validation_sets` may give a set steps and an interval of its own.
+      feeds: The DatasetIterator of each set, by name.
+      options: The section `trainer` of the config; its `validation_sets` may set steps and interval for each set.
     """
     own = getattr(options, "validation_sets", {})
     return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in feeds.items())

@@ -128,7 +128,7 @@ def test_a_real_run_of_orbit_goes_back_by_these_actions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("params", [tiny_experiment(recovery_max_trials=3), _garden_params()], ids=["ours", "theirs"])
-def test_a_trainer_of_ours_gets_nothing_that_its_runner_does_itself(tmp_path: Path, params: Any) -> None:
+def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params: Any) -> None:
     config = tiny_experiment()
     trainer = create_trainer(config, TinyTask(config.task))
     assert actions.get_train_actions(params, trainer, str(tmp_path), None) == []
@@ -136,7 +136,7 @@ def test_a_trainer_of_ours_gets_nothing_that_its_runner_does_itself(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_a_trainer_of_theirs_that_averages_saves_the_averages_after_evaluations(tmp_path: Path, ema: bool) -> None:
+def test_model_gardens_averaging_trainer_saves_its_averages(tmp_path: Path, ema: bool) -> None:
     params = _garden_params(max_to_keep=2)
     trainer = _garden_trainer(params, ema)
     ours = actions.get_eval_actions(params, trainer, str(tmp_path))

@@ -55,9 +55,7 @@ def _read(folder: Path, model: Any) -> list[Any]:
 
 @STRATEGIES
 @pytest.mark.parametrize("trainable_only", [False, True])
-def test_the_averages_are_saved_and_the_weights_are_back_bit_by_bit(
-    tmp_path: Path, devices: int, trainable_only: bool
-) -> None:
+def test_averages_are_saved_and_weights_are_back_bit_by_bit(tmp_path: Path, devices: int, trainable_only: bool) -> None:
     strategy = _strategy(devices)
     with strategy.scope():
         model, optimizer = _trained(trainable_only)

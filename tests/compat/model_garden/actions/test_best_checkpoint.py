@@ -89,7 +89,7 @@ def test_every_decision_and_what_is_told_of_it_is_theirs(tmp_path: Path, comp: s
     assert told[0] == told[1]
 
 
-def test_theirs_goes_on_from_what_ours_has_kept_and_ours_from_theirs(tmp_path: Path) -> None:
+def test_each_framework_resumes_from_the_others_best(tmp_path: Path) -> None:
     assert _Run(tmp_path).evaluate(10, 0.5)
     for step, value, kind, better in [
         (20, 0.4, True, False),
@@ -114,7 +114,7 @@ def test_what_is_not_finite_never_stands_in_the_way(tmp_path: Path, values: list
     assert run.kept == (values.index(0.5) + 1, values.index(0.5) + 1, 0.5)
 
 
-def test_before_there_is_a_best_the_logs_are_the_last_that_were_refused(tmp_path: Path) -> None:
+def test_before_the_first_best_the_logs_are_the_last_refused(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.evaluate(1, NAN)
     assert math.isnan(run.exporter.best_ckpt_logs["val"]["accuracy"])  # what Model Garden's Trainer asks for
@@ -157,7 +157,7 @@ MORE_POINTS = ("best.info.open", "best.info.flush", "best.info.rename", "best.re
 
 
 @pytest.mark.parametrize("point", POINTS + MORE_POINTS)
-def test_a_process_that_dies_at_any_point_leaves_weights_and_record_of_one_step(
+def test_a_kill_at_any_point_leaves_a_consistent_record(
     tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -189,7 +189,7 @@ def _read_step(prefix: Path) -> int:
     return int(tf.train.load_checkpoint(str(prefix)).get_tensor("global_step/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def test_a_step_that_is_evaluated_again_and_is_better_is_exported_as_theirs(tmp_path: Path) -> None:
+def test_a_step_that_is_better_when_repeated_is_exported(tmp_path: Path) -> None:
     ours, theirs = _Run(tmp_path / "ours"), _Run(tmp_path / "theirs", theirs=True)
     for value in (0.5, 0.4, 0.6, 0.6):
         assert ours.evaluate(10, value) == theirs.evaluate(10, value)
@@ -209,7 +209,7 @@ def test_another_comparison_is_a_value_error_as_theirs(tmp_path: Path, comp: Any
             kind(str(tmp_path), "accuracy", comp)
 
 
-def test_a_folder_that_cannot_be_made_is_a_storage_error_at_the_first_export(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = _Run(tmp_path / "file" / "best")
     with pytest.raises(StorageError, match=r"the best checkpoint .*best/ckpt-1 was not written"):
@@ -229,7 +229,7 @@ def test_logs_alone_are_written_as_theirs(tmp_path: Path) -> None:
     assert ours == theirs == {"val": {"accuracy": 0.5}, "loss": 2.0, "best_ckpt_global_step": 100.0}
 
 
-def test_a_subclass_that_tells_elsewhere_is_called_after_each_export(tmp_path: Path) -> None:
+def test_an_overridden_record_is_called_after_each_export(tmp_path: Path) -> None:
     class Telling(BestCheckpointExporter):
         told: list[int]
 
@@ -264,7 +264,7 @@ def test_the_best_logs_are_found_nested_and_by_joined_names(tmp_path: Path) -> N
         *(("best", "", "run", False), ("best", "accuracy", "", False)),
     ],
 )
-def test_the_config_of_either_framework_says_whether_there_is_one(
+def test_either_frameworks_config_decides_about_an_exporter(
     tmp_path: Path, subdir: str, metric: str, model_dir: str, there: bool
 ) -> None:
     options = {"best_checkpoint_export_subdir": subdir, "best_checkpoint_eval_metric": metric}

@@ -58,7 +58,7 @@ def _read(prefix: str | None) -> float:
     return float(tf.train.load_checkpoint(prefix).get_tensor("value/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def test_the_pointer_and_info_json_name_the_best_weights_in_the_form_of_model_garden(tmp_path: Path) -> None:
+def test_the_best_weights_are_named_in_model_gardens_form(tmp_path: Path) -> None:
     folder = GardenBestFolder(str(tmp_path))
     _put(folder, 10)
     info = _put(folder, 20)
@@ -127,9 +127,7 @@ def test_a_start_that_was_killed_while_it_took_over_is_repeated(
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_second_names_that_an_earlier_trainer_kit_has_left_go_and_other_weights_stay(
-    links: bool, tmp_path: Path
-) -> None:
+def test_old_second_names_are_removed_and_other_weights_stay(links: bool, tmp_path: Path) -> None:
     folder = GardenBestFolder(str(tmp_path))
     _weights(5).write(str(tmp_path / "best_ckpt-9"))
     _put(folder, 20)
@@ -141,7 +139,7 @@ def test_second_names_that_an_earlier_trainer_kit_has_left_go_and_other_weights_
 
 
 @pytest.mark.parametrize("function", ["link", "remove"])
-def test_links_that_cannot_be_made_or_removed_end_no_run_and_are_no_copies(
+def test_links_that_fail_end_no_run_and_are_not_copied(
     function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = GardenBestFolder(str(tmp_path))
@@ -156,7 +154,7 @@ def test_links_that_cannot_be_made_or_removed_end_no_run_and_are_no_copies(
 
 
 @pytest.mark.parametrize("step", ["adopt", "remove_second_names"])
-def test_a_file_that_cannot_be_written_or_removed_is_a_storage_error(
+def test_a_file_that_cannot_be_changed_is_a_storage_error(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _theirs(tmp_path, {10: 0.5})
@@ -174,7 +172,7 @@ def test_a_file_that_cannot_be_written_or_removed_is_a_storage_error(
             folder.remove_second_names()
 
 
-def test_weights_of_ours_with_an_info_json_of_a_program_are_taken_over(tmp_path: Path) -> None:
+def test_own_weights_with_a_foreign_info_json_are_taken_over(tmp_path: Path) -> None:
     folder = GardenBestFolder(str(tmp_path))
     _put(folder, 10)
     (tmp_path / "info.json").write_text(json.dumps({"val": {"accuracy": 0.75}, "best_ckpt_global_step": 10.0}))
@@ -183,7 +181,7 @@ def test_weights_of_ours_with_an_info_json_of_a_program_are_taken_over(tmp_path:
     assert _read(tf.train.latest_checkpoint(str(tmp_path))) == 10.0
 
 
-def test_a_worker_knows_what_the_chief_is_about_to_take_over_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_worker_foresees_the_takeover_and_writes_nothing(tmp_path: Path) -> None:
     _theirs(tmp_path, {10: 0.5})
     before = _files(tmp_path)
     folder = GardenBestFolder(str(tmp_path), writes=False)
@@ -195,11 +193,11 @@ def test_a_worker_knows_what_the_chief_is_about_to_take_over_and_writes_nothing(
 
 
 @pytest.mark.parametrize("fault", ["nan", "other metric", "ahead", "damaged", "gone"])
-def test_what_cannot_be_trusted_is_not_taken_over_and_the_reason_is_told(
+def test_untrusted_weights_are_not_taken_over_for_a_reason(
     tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _theirs(tmp_path, {10: float("nan") if fault == "nan" else 0.5})
-    metric, told = "val|accuracy", "it is not finite, or missing"
+    metric, told = "val|accuracy", "the metric is missing or not finite"
     if fault == "other metric":
         metric = "val|recall"
     if fault == "ahead":  # theirs writes the record before the weights

@@ -48,14 +48,14 @@ def test_the_decisions_are_theirs(options: dict[str, int], losses: list[tuple[in
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
-def test_an_infinite_loss_has_diverged_at_every_step_where_theirs_says_not(loss: float) -> None:
+def test_an_infinite_loss_has_diverged_at_every_step(loss: float) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     options = {"loss_upper_bound": math.inf, "recovery_begin_steps": 10, "recovery_max_trials": 1}
     assert _answers(RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [True, RuntimeError]  # type: ignore[arg-type]
     assert _answers(theirs.RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [False, False]
 
 
-def test_the_error_tells_loss_and_step_and_is_a_divergence_to_our_command() -> None:
+def test_the_error_has_loss_and_step_and_is_a_divergence() -> None:
     condition = RecoveryCondition(tf.Variable(7), 0.5, recovery_max_trials=0)
     with pytest.raises(
         DivergedError, match=r"training_loss is 0\.75 at step 7, more than 0\.5, and recovery_max_trials=0"
@@ -112,9 +112,7 @@ def test_the_newest_checkpoint_comes_back(tmp_path: Path, own: bool) -> None:
 
 @pytest.mark.parametrize("bad", [[NAN, 3.0], [3.0, math.inf]])
 @pytest.mark.parametrize("own", [False, True])
-def test_a_checkpoint_that_is_not_finite_is_passed_over_where_theirs_restores_it(
-    tmp_path: Path, own: bool, bad: list[float]
-) -> None:
+def test_a_checkpoint_that_is_not_finite_is_skipped(tmp_path: Path, own: bool, bad: list[float]) -> None:
     run = _Run(tmp_path / "ours", own)
     other = _Run(tmp_path / "theirs")
     for one in (run, other):
@@ -141,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad_one", [False, True])
-def test_with_nothing_to_go_back_to_it_is_an_error_where_theirs_goes_on_with_nan(tmp_path: Path, bad_one: bool) -> None:
+def test_without_a_finite_checkpoint_recovery_is_an_error(tmp_path: Path, bad_one: bool) -> None:
     run = _Run(tmp_path)
     if bad_one:
         run.save(10, [NAN, 1.0])
@@ -149,6 +147,6 @@ def test_with_nothing_to_go_back_to_it_is_an_error_where_theirs_goes_on_with_nan
     theirs.RecoveryAction(run.manager)({})
     assert math.isnan(run.now[1][0])
     initialized = run.initialized
-    with pytest.raises(RuntimeError, match="holds no checkpoint of finite numbers to go back to"):
+    with pytest.raises(RuntimeError, match="holds no checkpoint whose numbers are all finite"):
         RecoveryAction(run.manager)({})
     assert run.initialized == initialized

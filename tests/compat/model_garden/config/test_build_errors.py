@@ -46,17 +46,27 @@ CASES = [
         SMALL,
         "task.train_data.file_type=sstable,task.train_data.input_path={file}",
         2,
-        "task.train_data: Model Garden cannot use it: ",
+        "task.train_data: Model Garden refuses its values: ",
     ),
-    (RESNET, "task.model.backbone.resnet.model_id=51", 2, "task.model.backbone.resnet.model_id: Model Garden knows no"),
-    (RESNET, "task.model.norm_activation.activation=reluu", 2, "task.model: Model Garden cannot use it: Unknown act"),
+    (
+        RESNET,
+        "task.model.backbone.resnet.model_id=51",
+        2,
+        "task.model.backbone.resnet.model_id: Model Garden does not know",
+    ),
+    (
+        RESNET,
+        "task.model.norm_activation.activation=reluu",
+        2,
+        "task.model: Model Garden refuses its values: Unknown act",
+    ),
     (RESNET, "task.model.backbone.type=null", 2, "task.model.backbone.type: has no value, and is needed; choose one"),
-    (RESNET, "task.model.input_size=[224,224]", 2, "task.model: Model Garden cannot use it: Input 0 of layer"),
+    (RESNET, "task.model.input_size=[224,224]", 2, "task.model: Model Garden refuses its values: Input 0 of layer"),
     (
         SMALL,
         f"{RATES}.stepwise.boundaries=[1,2]",
         2,
-        f"{OPTIMIZER}: Model Garden cannot use it: The length of",
+        f"{OPTIMIZER}: Model Garden refuses its values: The length of",
     ),
     ("retinanet_mobile_coco", "task.model.input_size=[64,64,3]", 5, "task.annotation_file: there is no 'coco/inst"),
     ("bert/text_wiki_pretraining", BERT, 5, "task.train_data.vocab_file_path: there is no 'TODO for users'"),
@@ -106,9 +116,7 @@ def test_a_model_that_its_first_call_builds_is_checked(server: ForkServer) -> No
         ("slices", "ValueError: Dimensions 3 and 4 are not compatible"),
     ],
 )
-def test_a_bug_of_a_user_stays_a_traceback_though_the_config_names_no_data(
-    server: ForkServer, bug: str, error: str
-) -> None:
+def test_a_users_bug_stays_a_traceback_without_data(server: ForkServer, bug: str, error: str) -> None:
     ended = _checked(server, LAZY, f"task.bug={bug}")
     assert ended.code == 1, ended.text
     assert "the whole traceback: " in ended.text
@@ -132,16 +140,16 @@ def test_a_missing_package_is_told() -> None:
         (
             "tensorflow_datasets",
             "AssertionError('Dataset imagenet2012: could not find data')",
-            "task.train_data: TensorFlow Datasets cannot give it: Dataset imagenet2012: could not find data; prep",
+            "task.train_data: TensorFlow Datasets cannot provide it: Dataset imagenet2012: could not find data; prep",
         ),
         (
             "tensorflow_hub",
             "OSError('https://tfhub.dev/x does not appear to be a valid module')",
-            "task.train_data: TensorFlow Hub cannot give it: https://tfhub.dev/x does not appear to be a valid module",
+            "task.train_data: TensorFlow Hub cannot provide it: https://tfhub.dev/x does not appear to be a valid",
         ),
     ],
 )
-def test_data_that_a_library_cannot_download_are_an_error_of_the_data(
+def test_data_that_cannot_be_downloaded_is_a_data_error(
     package: str, raised: str, message: str, tmp_path: Path
 ) -> None:
     stub = tmp_path / package / "load.py"
@@ -158,7 +166,7 @@ def test_data_that_a_library_cannot_download_are_an_error_of_the_data(
     assert str(error.value).startswith(message)
 
 
-def test_of_several_tasks_the_one_whose_value_the_error_quotes_is_told() -> None:
+def test_of_several_tasks_the_one_that_the_error_quotes_is_named() -> None:
     tasks = [SimpleNamespace(task_config=ImageClassificationTask()) for _ in range(3)]
     for number, task in enumerate(tasks[:2]):
         task.task_config.override({"init_checkpoint": f"no/{number}", "model": {"input_size": [8, 8, 3]}})

@@ -122,9 +122,7 @@ def test_what_is_not_touched_comes_back_as_it_was() -> None:
     ],
     ids=str,
 )
-def test_what_is_written_reaches_their_object_as_if_it_was_written_to_theirs(
-    given: dict[str, Any], found: dict[str, Any]
-) -> None:
+def test_an_override_reaches_the_original_object(given: dict[str, Any], found: dict[str, Any]) -> None:
     theirs, mirrored = Whole(), _overridden(Whole(), given)
     back = original(mirrored)
     theirs.override(given)
@@ -184,7 +182,7 @@ class LargeHead(Head):
     depth: int = 5
 
 
-def test_items_of_a_list_may_have_fields_that_their_class_does_not_have() -> None:
+def test_list_items_may_have_fields_unknown_to_their_class() -> None:
     theirs = Routines(routines=(Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck())))
     back = original(mirror(theirs))
     assert back == theirs and isinstance(back.routines[0].head, LargeHead) and isinstance(back.routines[1].part, Neck)
@@ -216,7 +214,7 @@ def test_true_is_another_value_than_one() -> None:
 
 @pytest.mark.parametrize("given", ["q", ["q", "r"], {"a": "q"}, {"a": "q", "b": ["r"]}], ids=str)
 @pytest.mark.parametrize("before", ["", ["p"], {"a": "x", "b": ["y", "z"]}], ids=str)
-def test_an_input_path_may_be_text_a_list_or_a_mapping_whatever_it_was(before: Any, given: Any) -> None:
+def test_an_input_path_may_be_text_a_list_or_a_mapping(before: Any, given: Any) -> None:
     theirs = config_definitions.DataConfig(input_path=before)
     back = original(_overridden(theirs, {"input_path": given}))
     theirs.override({"input_path": given})
@@ -253,7 +251,7 @@ def _trainer(theirs: config_definitions.TrainerConfig) -> Any:
     ],
     ids=str,
 )
-def test_an_option_of_ours_goes_with_their_object_and_comes_back_as_ours(given: dict[str, Any]) -> None:
+def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -> None:
     before = _trainer(config_definitions.TrainerConfig()).replace(**given)
     back = original(before)
     assert type(back) is config_definitions.TrainerConfig
@@ -272,7 +270,7 @@ def test_an_option_of_ours_on_their_object_is_checked() -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_locked_object_is_mirrored_and_what_comes_back_can_be_changed(inner: bool) -> None:
+def test_the_original_of_a_locked_object_can_be_changed(inner: bool) -> None:
     theirs = Whole(count=70 + inner)  # of which there is no mirror yet
     for part in (theirs.heads[0], theirs.part.neck, theirs.data) if inner else ():
         part.lock()
@@ -292,12 +290,12 @@ def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
     assert original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
 
 
-def test_a_missing_section_whose_class_has_no_defaults_can_be_given() -> None:
+def test_a_missing_section_without_defaults_can_be_given() -> None:
     assert original(mirror(Outer())) == Outer()
     assert _overridden(Outer(), {"needy": {"size": 3}}).needy == {"size": 3}
 
 
-def test_a_choice_of_what_is_not_there_is_told_with_what_there_is() -> None:
+def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
     theirs = OptimizationConfig({"optimizer": {"type": "mine"}})
     with pytest.raises(ConfigError, match=r"optimizer.type .*OptimizerConfig\): Input should be 'sgd'.*'adamw'"):
         mirror(theirs)
@@ -343,7 +341,7 @@ def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
     assert original(mirror(Whole())) == original(second) == Whole()
 
 
-def test_what_is_done_to_their_object_later_does_not_reach_the_mirror() -> None:
+def test_later_changes_to_the_original_do_not_reach_the_mirror() -> None:
     theirs = Whole()
     mirrored = mirror(theirs)
     theirs.count = 100
@@ -361,9 +359,7 @@ def test_what_is_done_to_their_object_later_does_not_reach_the_mirror() -> None:
     ],
     ids=str,
 )
-def test_objects_that_differ_in_the_type_of_a_value_have_mirrors_of_their_own(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_objects_with_other_value_types_have_own_mirrors(one: dict[str, Any], other: dict[str, Any]) -> None:
     for given in (one, other, one):
         theirs = Whole()
         theirs.override(given)
@@ -372,7 +368,7 @@ def test_objects_that_differ_in_the_type_of_a_value_have_mirrors_of_their_own(
         assert found == value and type(found) is type(value)
 
 
-def test_objects_of_two_classes_of_one_name_have_mirrors_of_their_own() -> None:
+def test_two_classes_of_the_same_name_have_own_mirrors() -> None:
     made = []
     for default in (1, 2):
 

@@ -135,7 +135,7 @@ def test_every_learning_rate_of_theirs_is_kept_with_its_options(kind: str, warmu
     assert from_yaml(to_yaml(converted), convert(_mock())).as_dict() == converted.as_dict()
 
 
-def test_all_that_our_engine_refuses_is_told_with_its_path_and_their_class() -> None:
+def test_refused_values_are_reported_with_path_and_class() -> None:
     theirs = _mock(
         task={"name": "t"},
         trainer={

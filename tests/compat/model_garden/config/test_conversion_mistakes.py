@@ -186,7 +186,7 @@ def _with(config: ExperimentConfig, **task: Any) -> ExperimentConfig:
     return apply(config, [Layer({"task": task}, {"task": "here"})]).config
 
 
-def test_a_broken_restriction_is_told_by_its_path_before_a_run_of_either_config() -> None:
+def test_a_broken_restriction_is_reported_before_a_run() -> None:
     theirs = exp_factory.get_exp_config(RESNET)
     theirs._restrictions = ["task.model.num_classes > 5", "task.train_data.dtype == task.validation_data.dtype"]
     ours = convert(theirs)
@@ -211,7 +211,7 @@ def test_restrictions_go_with_a_config_to_another_process() -> None:
     assert "'task.model.num_classes < 8'" in str(mistake)
 
 
-def test_a_trainer_is_not_made_of_a_config_that_breaks_a_restriction() -> None:
+def test_a_trainer_refuses_a_config_that_breaks_a_restriction() -> None:
     theirs = exp_factory.get_exp_config("wmt_transformer/large")
     with pytest.raises(ConfigError, match=r"task\.sentencepiece_model_path: breaks the experiment's rule"):
         check_values(SimpleNamespace(create_optimizer=None), theirs)

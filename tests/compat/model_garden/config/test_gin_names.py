@@ -54,7 +54,7 @@ def test_two_modules_of_one_name_are_ambiguous_to_gin_otherwise() -> None:
 
 
 @pytest.mark.parametrize("binding", ["official.core.things.{}", "things.{}"])
-def test_what_is_bound_by_the_whole_name_of_theirs_counts_for_ours_too(binding: str) -> None:
+def test_a_binding_by_model_gardens_whole_name_counts_here(binding: str) -> None:
     name, ours, theirs = _pair(with_theirs=True)
     gin.parse_config(f"{binding.format(name)}.factor = 4")
     assert theirs is not None

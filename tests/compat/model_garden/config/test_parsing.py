@@ -92,7 +92,7 @@ class _Flags(ParseConfigOptions):
     mode: str = "train"
 
 
-def test_a_value_that_is_asked_for_counts_though_we_would_choose_it(files: Path) -> None:
+def test_an_explicit_value_counts_even_if_it_is_our_choice(files: Path) -> None:
     chosen = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
     _, plain = _both(files)
     ours = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=chosen))
@@ -100,7 +100,7 @@ def test_a_value_that_is_asked_for_counts_though_we_would_choose_it(files: Path)
     assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == ("best_ckpt", "auto")
 
 
-def test_flags_that_may_be_given_several_times_are_taken_in_order(files: Path) -> None:
+def test_repeated_flags_are_applied_in_order(files: Path) -> None:
     overrides = ["trainer.train_steps=8,trainer.max_to_keep=4", "trainer.train_steps=9"]
     flags = _Flags("mock", [str(files / "data.yaml")], params_override=overrides)
     config = parsing.parse_configuration(flags, lock_return=False)
@@ -118,7 +118,7 @@ def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
         _both(files, params_override=overrides)
 
 
-def test_all_mistakes_of_a_source_are_in_one_report_with_near_names_and_lines(files: Path) -> None:
+def test_all_mistakes_of_a_source_are_in_one_report(files: Path) -> None:
     (files / "wrong.yaml").write_text("trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n")
     flags = ParseConfigOptions("mock", [str(files / "data.yaml"), str(files / "wrong.yaml")])
     with pytest.raises(ConfigError) as caught:
@@ -163,10 +163,10 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_an_experiment_has_to_be_named_and_to_be_there() -> None:
-    with pytest.raises(UsageError, match="--experiment is needed"):
+    with pytest.raises(UsageError, match="--experiment must be specified"):
         parsing.parse_configuration(ParseConfigOptions(None, []))  # type: ignore[arg-type]
     for parse, told in (
-        (parsing.parse_configuration, r"none is called 'mokc'; did you mean mock\?"),
+        (parsing.parse_configuration, r"no experiment is called 'mokc'; did you mean mock\?"),
         (train_utils.parse_configuration, "never registered"),
     ):
         with pytest.raises(LookupError, match=told):
@@ -215,7 +215,7 @@ def test_a_record_of_theirs_can_be_a_config_file(tmp_path: Path, files: Path) ->
     assert parsing.parse_configuration(flags).as_dict() == ours.as_dict()
 
 
-def test_the_record_of_a_run_is_not_written_over_by_another_config(tmp_path: Path) -> None:
+def test_the_record_of_a_run_is_not_overwritten(tmp_path: Path) -> None:
     config = exp_factory.get_exp_config("mock")
     folder = tmp_path / "run"
     parsing.serialize_config(config, str(folder))

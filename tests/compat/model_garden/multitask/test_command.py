@@ -49,5 +49,5 @@ def test_a_run_is_trained_then_evaluated_beside_it_and_by_itself(
 def test_a_model_that_nobody_knows_is_told(server: ForkServer, data: str, tmp_path: Path) -> None:
     end = command(server, data, "modelless", "train", tmp_path)
     assert end.code == ExitCode.USAGE, end.text
-    assert "error: the model of several tasks is not known: MultiTask has no build_multitask_model()" in end.text
+    assert "error: there is no model for the tasks: MultiTask has no method build_multitask_model()" in end.text
     assert "Traceback" not in end.text

@@ -127,7 +127,7 @@ def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -
         np.testing.assert_allclose(ours_best[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_one_task_is_trained_others_are_evaluated_as_theirs_are_and_actions_see_it(data: Path, tmp_path: Path) -> None:
+def test_one_task_is_trained_and_others_evaluated_as_theirs(data: Path, tmp_path: Path) -> None:
     seen: dict[str, Any] = {"train": [], "eval": []}
 
     def train_actions(params: Any, trainer: Any, model_dir: str, checkpoint_manager: Any) -> list[Any]:
@@ -214,7 +214,7 @@ def state_of(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
-def test_a_ready_made_trainer_that_evaluates_leaves_the_best_of_the_training_run(
+def test_a_ready_made_evaluating_trainer_leaves_the_best(
     mode: str, data: Path, pairs: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
@@ -263,7 +263,7 @@ def test_on_several_replicas_the_curves_are_those_of_one(
 
 
 @pytest.mark.parametrize("part", ["train_data", "validation_data"])
-def test_missing_data_are_told_by_the_path_in_the_section_of_their_task(part: str, data: Path, tmp_path: Path) -> None:
+def test_missing_data_is_reported_by_its_path_in_the_task(part: str, data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     getattr(config.task.task_routines[1].task_config, part).input_path = "no/*.tfrecord"
     path = f"task.task_routines.1.task_config.{part}.input_path"
@@ -288,7 +288,7 @@ def test_what_an_optimizer_cannot_be_made_of_is_one_line(data: Path, tmp_path: P
     config = multi_task.config_joint(data)
     rate = {"type": "stepwise", "stepwise": {"boundaries": [1, 2], "values": [0.1]}}
     config.override({"trainer": {"optimizer_config": {"learning_rate": rate}}})
-    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden cannot use it: The length of"):
+    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses its values: The length of"):
         run(ours, config, tmp_path)
 
 
@@ -302,7 +302,7 @@ def test_what_an_optimizer_lacks_is_told_before_a_model_is_made(data: Path, tmp_
 def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     config.override({"trainer": {"trainer_type": "jiont"}})
-    with pytest.raises(UsageError, match=r"there is no 'jiont'.*joint"):
+    with pytest.raises(UsageError, match=r"there is no trainer type 'jiont'.*joint"):
         run(ours, config, tmp_path)
     with pytest.raises(UsageError, match="train_and_eval"):
         run(ours, config, tmp_path, "train_and_evaluate")

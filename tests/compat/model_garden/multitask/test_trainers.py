@@ -164,7 +164,7 @@ def test_ready_made_datasets_are_used_and_may_end(tasks: multitask.MultiTask) ->
 
 def test_steps_are_not_fused(tasks: multitask.MultiTask) -> None:
     config = tiny_experiment(fuse_steps=4)
-    with pytest.raises(UsageError, match="several tasks take their batches from a dataset each"):
+    with pytest.raises(UsageError, match="each task takes its batches from its own dataset"):
         MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
 
 
@@ -199,7 +199,7 @@ class Aggregating(multi_task.RegressionTask):
         return {"examples": aggregated_logs, "step": int(global_step.numpy())}
 
 
-def test_a_task_that_aggregates_is_evaluated_beside_one_that_does_not(tasks: multitask.MultiTask) -> None:
+def test_aggregating_and_other_tasks_are_evaluated_together(tasks: multitask.MultiTask) -> None:
     one = Aggregating(tasks.tasks["sum"].task_config, name="sum")
     evaluator = MultiTaskEvaluator([one, tasks.tasks["difference"]], multi_task.model())
     for _ in range(2):
@@ -233,7 +233,7 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
     assert averaged["sum"]["validation_loss"] != plain["sum"]["validation_loss"]
 
 
-def test_a_trainer_section_without_validation_sets_evaluates_several_tasks(data: Path) -> None:
+def test_several_tasks_are_evaluated_without_validation_sets(data: Path) -> None:
     config = convert(multi_task.config_joint(data))
     options = SimpleNamespace(**vars(config.trainer))
     del options.validation_sets

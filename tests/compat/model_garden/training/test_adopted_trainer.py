@@ -70,10 +70,10 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path) ->
 
 def test_data_that_begin_anew_are_told_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _run(_with_steps(3), tmp_path)
-    assert "anew; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
+    assert "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
 
 
-def test_the_averages_that_its_optimizer_keeps_are_saved_after_evaluations(tmp_path: Path) -> None:
+def test_the_optimizers_averages_are_saved_after_evaluations(tmp_path: Path) -> None:
     _run(_with_steps(3, ema={"average_decay": 0.9}), tmp_path)
     assert [path.name for path in tmp_path.glob("ema_checkpoints/*.index")] == ["average_weights-3.index"]
 
@@ -83,7 +83,7 @@ def test_it_goes_back_after_a_divergence_as_the_config_says(tmp_path: Path, capl
     config.trainer.override({"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0})
     with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
         _run(config, tmp_path, trainers)
-    assert f"it goes on from {tmp_path}/ckpt-3" in caplog.text
+    assert f"{tmp_path}/ckpt-3 was restored" in caplog.text
     assert int(trainers[0].batches) == int(trainers[0].global_step) == 4  # as if step 4 had been done once
 
 
@@ -117,7 +117,7 @@ def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: An
     return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options)[1]
 
 
-def test_items_are_evaluated_as_they_were_and_optimizers_among_them_go_on(tmp_path: Path) -> None:
+def test_checkpoint_items_and_their_optimizers_are_restored(tmp_path: Path) -> None:
     straight = _logs(_with_steps(6), tmp_path / "straight")
     _logs(_with_steps(3), tmp_path / "run")
     logs = _logs(_with_steps(6), tmp_path / "run")
@@ -134,7 +134,7 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
 
     config = _with_steps(3)
     inner = theirs.create_trainer(config, task_factory.get_task(config.task), True, True, trainer_cls=Named)
-    with pytest.raises(UsageError, match="a checkpoint has task of its own; give your item another name"):
+    with pytest.raises(UsageError, match="every checkpoint already has a part named task; give your item another name"):
         adopted(inner)
 
 
@@ -159,5 +159,5 @@ def test_going_back_beyond_the_best_keeps_the_one_before(average: bool, tmp_path
 
 
 def test_what_cannot_be_driven_is_told() -> None:
-    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; give a"):
+    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; pass a"):
         adopted(SimpleNamespace(strategy=None))

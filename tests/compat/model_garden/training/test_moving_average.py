@@ -84,7 +84,7 @@ def test_a_reset_makes_the_averages_equal_to_the_weights(devices: int) -> None:
     assert bits(model.variables) == weights
 
 
-def test_the_averages_are_made_if_the_optimizer_has_none_and_begin_at_zero_as_theirs() -> None:
+def test_missing_averages_are_made_and_begin_at_zero() -> None:
     model = _model()
     optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
     average = OptimizersAverage(optimizer, model)

@@ -140,7 +140,7 @@ def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
         with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: .*Differential privacy"):
             create_optimizer(Plain(), params)
         with pytest.raises(
-            ConfigError, match=r"^task\.differential_privacy_config: Plain\.create_optimizer takes no dp"
+            ConfigError, match=r"^task\.differential_privacy_config: Plain\.create_optimizer has no argument dp"
         ):
             check_values(Plain(), params)
         check_values(Private(), params)
@@ -184,7 +184,7 @@ def test_what_is_no_optimizer_of_keras_2_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("kind", "ema"), [("adam", None), ("adam_experimental", None), ("lamb", {"average_decay": 0.9})], ids=str
 )
-def test_a_rate_that_the_config_changes_wins_over_the_restored_one(kind: str, ema: Any, tmp_path: Path) -> None:
+def test_a_changed_learning_rate_wins_over_the_restored_one(kind: str, ema: Any, tmp_path: Path) -> None:
     def config(rate: float) -> Any:
         return small_config(
             optimizer={"type": kind}, ema=ema, learning_rate={"type": "constant", "constant": {"learning_rate": rate}}

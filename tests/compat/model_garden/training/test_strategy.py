@@ -29,7 +29,7 @@ def test_mirroring_over_one_device_mirrors_nothing(arguments: dict[str, object])
     assert get_distribution_strategy("mirrored", **arguments) is tf.distribute.get_strategy()  # type: ignore[arg-type]
 
 
-def test_the_default_is_mirrored_and_further_arguments_are_left_alone() -> None:
+def test_the_default_is_mirrored_and_extra_arguments_are_ignored() -> None:
     assert get_distribution_strategy(tpu_worker="x", tpu_address="unused") is tf.distribute.get_strategy()
 
 
@@ -46,9 +46,7 @@ def test_the_default_is_mirrored_and_further_arguments_are_left_alone() -> None:
         ({"distribution_strategy": "multi_worker_mirrored", "all_reduce_alg": "x"}, "When used with .*'x' is not an"),
     ],
 )
-def test_an_argument_that_model_garden_refuses_is_refused_in_its_words_with_setting_and_remedy(
-    arguments: dict[str, object], told: str
-) -> None:
+def test_a_refused_argument_is_reported_in_model_gardens_words(arguments: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError):
         distribute_utils.get_distribution_strategy(**arguments)
     with pytest.raises(UsageError, match=told):
@@ -73,7 +71,7 @@ def test_the_words_of_model_garden_stand_before_a_colon() -> None:
         ({"num_gpus": "2"}, r"^runtime\.num_gpus: '2' is not"),
     ],
 )
-def test_model_garden_is_asked_about_nothing_that_it_does_not_refuse(
+def test_model_garden_is_asked_only_about_what_it_refuses(
     arguments: dict[str, object], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -94,11 +92,11 @@ def test_a_number_of_gpus_may_be_one_of_numpy() -> None:
 
 def test_gpus_that_are_not_there_are_an_error_at_once() -> None:
     there = len(tf.config.list_physical_devices("GPU"))
-    with pytest.raises(ConfigError, match=rf"{there + 2} asked for, but TensorFlow sees"):
+    with pytest.raises(ConfigError, match=rf"the config requests {there + 2}, but TensorFlow sees"):
         get_distribution_strategy("mirrored", num_gpus=there + 2)
 
 
-def test_a_machine_with_gpus_trains_on_the_cpu_when_none_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_requested_gpus_training_uses_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     if not tf.config.list_physical_devices("GPU"):
         pytest.skip("there is no GPU")
     with caplog.at_level(logging.WARNING):

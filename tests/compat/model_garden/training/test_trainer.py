@@ -84,7 +84,7 @@ def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does(ours: bool) -> None
     )
 
 
-def test_an_evaluator_has_the_optimizer_that_theirs_has_and_does_not_train() -> None:
+def test_an_evaluator_has_an_optimizer_and_does_not_train() -> None:
     trainer = small_trainer(small_config(**AVERAGING), train=False)
     assert not trainer.trains and trainer.optimizer is not None
     assert trainer.train_metrics == []
@@ -118,7 +118,7 @@ def _plainly_evaluated(values: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_an_evaluator_evaluates_the_averages_of_a_checkpoint_and_of_the_best_one(devices: int, tmp_path: Path) -> None:
+def test_an_evaluator_uses_the_averages_of_both_checkpoints(devices: int, tmp_path: Path) -> None:
     strategy = _mirrored() if devices == 2 else None
     trained, expected = _trained(tmp_path, strategy)
     averages = [variable.numpy() for variable in trained.optimizer._average_weights]
@@ -156,7 +156,7 @@ def test_an_evaluation_changes_no_bit_of_the_weights(devices: int, half: bool) -
     assert bits(held) != before
 
 
-def test_theirs_leaves_other_weights_and_evaluates_no_averages_in_half_precision() -> None:
+def test_model_gardens_averages_change_weights_or_fail() -> None:
     config = small_config(**AVERAGING)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         other = _their_trainer(config)
@@ -202,7 +202,7 @@ gin.external_configurable(MyTrainer, module="tests.door")
     "name", ["create_trainer", "train_utils.create_trainer", "official.core.train_utils.create_trainer"]
 )
 @pytest.mark.parametrize("made", ["MyTrainer", "tests.door.MyTrainer"])
-def test_gin_chooses_the_trainer_by_the_short_and_by_the_whole_name(name: str, made: str) -> None:
+def test_gin_chooses_the_trainer_by_short_or_whole_name(name: str, made: str) -> None:
     gin.parse_config(f"{name}.trainer_cls = @{made}")
     config = small_config()
     task = task_factory.get_task(config.task)
@@ -233,7 +233,7 @@ class _OwnOptimizer(SmallTask):
         return tf_keras.optimizers.SGD(0.1)
 
 
-def test_a_task_may_make_its_optimizer_by_a_static_method_and_have_no_section() -> None:
+def test_a_task_may_have_a_static_optimizer_and_no_section() -> None:
     config = small_config()
     assert create_trainer(config, _OwnOptimizer(config.task), True, False).optimizer.name == "SGD"
     task = mock_task.MockTask()
@@ -258,7 +258,7 @@ def test_the_engine_makes_it_for_the_tasks_of_converted_configs() -> None:
     assert type(trainer) is Trainer and not trainer.trains
 
 
-def test_a_trainer_of_theirs_that_gin_chooses_is_driven_by_our_runner() -> None:
+def test_a_model_garden_trainer_chosen_by_gin_is_run() -> None:
     gin.parse_config("create_trainer.trainer_cls = @official.core.base_trainer.Trainer")
     converted = convert(small_config())
     made = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
@@ -297,7 +297,7 @@ class _OwnStep(Trainer):
 
 
 @pytest.mark.parametrize("cls", [Trainer, _OwnStep])
-def test_steps_and_logs_are_what_programs_for_their_trainer_expect(cls: type[Trainer]) -> None:
+def test_steps_and_logs_are_as_model_gardens_programs_expect(cls: type[Trainer]) -> None:
     config = small_config()
     trainer = create_trainer(config, SmallTask(config.task), True, True, trainer_cls=cls)
     logs = trainer.train(tf.constant(2))

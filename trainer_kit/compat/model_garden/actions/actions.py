@@ -1,4 +1,4 @@
-"""What happens after training loops and evaluations, by the names and signatures of official.core.actions."""
+"""Actions after training loops and evaluations, with the names and signatures of official.core.actions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = [
 
 @configurable("official.core.actions.get_eval_actions")
 def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
-    """Returns what has to happen after each evaluation: where weights are averaged, saving the averages.
+    """Returns the actions that run after each evaluation: if weights are averaged, saving the averages.
 
     Args:
-      params: the experiment's config, of trainer_kit or of Model Garden.
-      trainer: of trainer_kit or of Model Garden.
-      model_dir: of the run.
+      params: The experiment's config, trainer_kit's or Model Garden's.
+      trainer: The trainer, trainer_kit's or Model Garden's.
+      model_dir: The run's folder.
     """
     most = params.trainer.max_to_keep
-    if hasattr(trainer, "averaged_weights"):  # it has to know when they are in place, for a save that comes meanwhile
+    if hasattr(trainer, "averaged_weights"):  # it has to know when averages are in place: a save may come meanwhile
         if trainer._average is None:
             return []
         averaged = trainer.averaged_weights
@@ -48,16 +48,16 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
 def get_train_actions(
     params: Any, trainer: Any, model_dir: str, checkpoint_manager: tf.train.CheckpointManager
 ) -> list[Any]:
-    """Returns what has to happen after each training loop.
+    """Returns the actions that run after each training loop.
 
-    For a Trainer of trainer_kit that is pruning: its run goes back after a divergence, and saves when it is preempted,
-    by itself. Any other trainer also gets the actions for these two that the config asks for.
+    A Trainer of trainer_kit needs only pruning: its run recovers from divergence, and saves when preempted, without
+    actions. Any other trainer also gets the recovery and preemption actions that the config asks for.
 
     Args:
-      params: the experiment's config, of trainer_kit or of Model Garden.
-      trainer: of trainer_kit or of Model Garden.
-      model_dir: of the run.
-      checkpoint_manager: of the run's checkpoints.
+      params: The experiment's config, trainer_kit's or Model Garden's.
+      trainer: The trainer, trainer_kit's or Model Garden's.
+      model_dir: The run's folder.
+      checkpoint_manager: The run's checkpoint manager.
     """
     actions: list[Any] = []
     if getattr(params.task, "pruning", None):

@@ -1,4 +1,4 @@
-"""EMACheckpointing: saves the moving average of the weights after an evaluation, as an action of Orbit."""
+"""EMACheckpointing: an Orbit action that saves the moving average of the weights after an evaluation."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ FOLDER, NAME = "ema_checkpoints", "average_weights"
 
 
 class EMACheckpointing:
-    """Saves a checkpoint in which the averages stand in place of the model's weights.
+    """Saves a checkpoint that holds the averages in place of the model's weights.
 
-    The checkpoint is `ema_checkpoints/average_weights-<step>` in the folder given. The weights are back afterwards, bit
-    by bit, also when the save fails. Of several workers only the chief leaves files.
+    The checkpoint is `ema_checkpoints/average_weights-<step>` in `export_dir`. Afterwards the model has its weights
+    back, bit by bit, even when the save fails. Of several workers only the chief leaves files.
 
     Args:
-      export_dir: the folder that holds `ema_checkpoints`.
-      optimizer: Model Garden's ExponentialMovingAverage; any other optimizer with `averaged`.
-      checkpoint: of the model.
-      max_to_keep: how many of the newest checkpoints stay.
-      averaged: returns a context in which the averages are in place, where the optimizer does not keep them; the number
-        of a checkpoint is then that of its global_step.
+      export_dir: The folder that holds `ema_checkpoints`.
+      optimizer: Model Garden's ExponentialMovingAverage, or any optimizer if `averaged` is given.
+      checkpoint: The model's checkpoint.
+      max_to_keep: The number of newest checkpoints to keep.
+      averaged: Returns a context manager with the averages in place, for averages that the optimizer does not hold. The
+        checkpoint's number is then its global_step.
 
     Raises:
-      UsageError: (a ValueError) for an optimizer that averages nothing.
+      UsageError: (a ValueError) for an optimizer that does not average weights.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EMACheckpointing:
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None  # of a worker that is not the chief
 
     def __call__(self, output: Any) -> None:
-        """Saves the averages; eager, in the scope of the strategy, on every worker."""
+        """Saves the averages; eager, in strategy scope, on every worker."""
         del output
         if self._manager is None:
             if not tf.distribute.get_strategy().extended.should_checkpoint:

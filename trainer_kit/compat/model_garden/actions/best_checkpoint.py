@@ -1,4 +1,4 @@
-"""The best checkpoint, by Model Garden's names and in files that its programs read."""
+"""The best checkpoint exporter with Model Garden's names, and with files that Model Garden's programs can read."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _OPTION = "trainer.best_checkpoint_metric_comp"
 
 
 class BestCheckpointExporter(BestCheckpoint):
-    """Exports the weights of each evaluation that is better than all before, over restarts too.
+    """Exports the weights of each evaluation that is better than all earlier ones, across restarts.
 
     The weights are written before the record that names them, a value that is not finite is never best, and a damaged
-    info.json is made again. The runner of trainer_kit resumes and rewinds it like its own.
+    info.json is rebuilt. trainer_kit's runner resumes and rewinds this exporter like its own.
 
     Args:
-      export_dir: local folder of the weights and of info.json; the first export makes it.
-      metric_name: in the logs of an evaluation; `a|b` is the entry b of the nested logs a.
-      metric_comp: "higher" or "lower", what is better.
-      keeps: whether anything stays in the folder; None: on the chief, by the strategy in whose scope this is made.
+      export_dir: The local folder of the weights and of info.json; the first export creates it.
+      metric_name: A metric in the evaluation logs; `a|b` is the entry b of the nested logs a.
+      metric_comp: "higher" or "lower": which value is better.
+      keeps: Whether this process keeps files in the folder; None: if it is the chief of the current strategy.
 
     Raises:
-      UsageError: (a ValueError) for another comparison, or a folder that is not local.
-      StorageError: when best weights of Model Garden cannot be taken over, or a second name of them be removed.
+      UsageError: (a ValueError) for an unknown comparison, or a folder that is not local.
+      StorageError: when Model Garden's best weights cannot be taken over, or their second name cannot be removed.
     """
 
     def __init__(self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None) -> None:
@@ -45,7 +45,7 @@ class BestCheckpointExporter(BestCheckpoint):
             problem = f"best checkpoint metric comp must be one of higher, lower. Got: {metric_comp!r}"
             raise ConfigError([Mistake(_OPTION, problem, advice)])
         if files.is_remote(export_dir):
-            raise UsageError(f"the best checkpoint is kept in a local folder, not in {export_dir}")
+            raise UsageError(f"the best checkpoint has to be in a local folder, not in {export_dir}")
         if keeps is None:
             keeps = bool(tf.distribute.get_strategy().extended.should_checkpoint)
         folder = GardenBestFolder(export_dir, keeps)
@@ -68,17 +68,17 @@ class BestCheckpointExporter(BestCheckpoint):
         """Exports `checkpoint` if its evaluation is the best so far; eager, on every worker.
 
         Args:
-          checkpoint: of the weights that were evaluated.
-          eval_logs: the evaluation's metrics; may be nested. What is no single number is left out.
-          global_step: of the weights.
-          write_logs: whether a subclass's own `export_best_eval_metric` is called; info.json is written in any case.
-          not_evaluated: validation sets, of several, that this evaluation leaves out.
+          checkpoint: The checkpoint of the evaluated weights.
+          eval_logs: The evaluation's metrics, which may be nested. Values that are not single numbers are left out.
+          global_step: The step of the weights.
+          write_logs: Whether to call a subclass's own `export_best_eval_metric`; info.json is written in any case.
+          not_evaluated: The validation sets that this evaluation left out.
 
         Returns:
-          Whether it was exported.
+          Whether the checkpoint was exported.
 
         Raises:
-          UsageError: (a ValueError) when the metric is not among the logs, or is no single number.
+          UsageError: (a ValueError) when the metric is not in the logs, or is not a single number.
           StorageError: when the weights or the record cannot be written.
         """
         logs, step = numbers(eval_logs), int(to_numpy(global_step))
@@ -92,12 +92,12 @@ class BestCheckpointExporter(BestCheckpoint):
         return exported
 
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
-        """Writes info.json: the metrics that are single numbers, and the step.
+        """Writes info.json: the step, and the metrics that are single numbers.
 
-        A subclass's own is called after each export.
+        If a subclass overrides this method, the override is called after each export.
 
         Raises:
-          StorageError: when it cannot be written.
+          StorageError: when info.json cannot be written.
         """
         if self._keeps:
             content = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
@@ -105,9 +105,9 @@ class BestCheckpointExporter(BestCheckpoint):
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
-        """The metrics of the best evaluation so far, nested as they came; a name joined by `|` is found as well.
+        """The metrics of the best evaluation so far, nested as they were; names joined by `|` can be looked up too.
 
-        While no evaluation had a finite metric, those of the last one; None before the first.
+        Until an evaluation has a finite metric, these are the last evaluation's; None before the first evaluation.
         """
         best = self.criterion.best(self._so_far)
         return _Logs(nested(best.record["metrics"]), best.step) if best else self._last
@@ -119,27 +119,27 @@ class BestCheckpointExporter(BestCheckpoint):
 
     @property
     def best_ckpt_path(self) -> str | None:
-        """The path of the best weights, without suffixes; None if there are none yet."""
+        """The checkpoint prefix of the best weights; None if there are none yet."""
         found = tf.train.latest_checkpoint(self.export_dir)
         return None if found is None else str(found)
 
     def _forget_if_better(self, logs: Mapping[str, Any], step: int) -> None:
-        """Lets a step that is evaluated a second time, and is better now, be exported again, as Model Garden does."""
+        """Forgets a step's earlier, worse result, so that the step is exported again, as in Model Garden."""
         value = flat_scalars(logs, "|").get(self.metric_name, math.nan)
         sign = 1.0 if self.metric_comp == "higher" else -1.0
         self._so_far = [one for one in self._so_far if one.step != step or not sign * (value - one.value) > 0]
 
     def _save(self, checkpoint: tf.train.Checkpoint, name: str) -> None:
-        _ = checkpoint.save_counter  # made now, it is saved too, and restore(...).assert_consumed() finds it
+        _ = checkpoint.save_counter  # created now, it is saved too, so that restore(...).assert_consumed() passes
         super()._save(checkpoint, name)
 
 
 def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
-    """Returns what keeps the best checkpoint as the config says; None when it names no metric or no folder.
+    """Returns an exporter of the best checkpoint; None when the config names no metric or no folder.
 
     Args:
-      params: the experiment's config, of trainer_kit or of Model Garden.
-      data_dir: what holds the folder of the best checkpoint; the model_dir.
+      params: The experiment's config, trainer_kit's or Model Garden's.
+      data_dir: The parent of the best checkpoint's folder: the model_dir.
     """
     options = params.trainer
     folder, metric = options.best_checkpoint_export_subdir, options.best_checkpoint_eval_metric
@@ -150,12 +150,12 @@ def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the single numbers of nested logs as floats, in their order."""
+    """Returns nested logs with their single numbers as floats, in the same order; other values are left out."""
     return nested(flat_scalars(logs, "|"))
 
 
 class _Logs(dict[str, Any]):
-    """Nested metrics that also know names joined by `|`, and their step."""
+    """Nested metrics that can also be looked up by names joined by `|`; the step is one of them."""
 
     def __init__(self, logs: Mapping[str, Any], step: int) -> None:
         super().__init__(logs)

@@ -40,8 +40,8 @@ class GardenBestFolder(BestFolder):
     """A BestFolder whose info.json has the form of Model Garden.
 
     Args:
-      path: of the folder; local.
-      writes: False where another process writes: then nothing is changed.
+      path: The local path of the folder.
+      writes: Whether this process writes the folder; if not, it changes nothing.
     """
 
     def adopt(self, metric: str) -> None:
@@ -63,15 +63,15 @@ class GardenBestFolder(BestFolder):
             ) from error
         self.note(info)
         self.name(info)
-        _LOG.info("%s was taken over: %s %s at step %d", source, metric, info["value"], info["step"])
+        _LOG.info("Model Garden's %s was taken over: %s %s at step %d", source, metric, info["value"], info["step"])
 
     def remove_second_names(self) -> None:
-        """Removes other files `best_ckpt-<n>.*` with the content of the weights that the pointer file names.
+        """Removes files `best_ckpt-<n>.*` whose content equals the weights that the pointer file names.
 
-        Model Garden has left them, and its weights were taken over, or a run of an earlier trainer_kit.
+        They come from Model Garden, whose weights were taken over, or from a run of an earlier trainer_kit.
 
         Raises:
-          StorageError: when one cannot be removed.
+          StorageError: when a file cannot be removed.
         """
         named = (tf.train.latest_checkpoint(self.path) or "") if self.writes else ""
         try:
@@ -85,17 +85,17 @@ class GardenBestFolder(BestFolder):
             raise not_written(f"second names of {named} cannot be removed", self.path, error) from error
 
     def infos(self, metric: str) -> dict[int, dict[str, Any]]:
-        """Returns what is noted of weights that are whole; for workers, also what the chief is about to take over."""
+        """Returns step -> noted info of the complete weights; for workers, with those that the chief will take over."""
         found = super().infos(metric)
         info = None if self.writes else self._of_model_garden(metric)
         return found if info is None else dict(sorted({info["step"]: info, **found}.items()))
 
     def told(self) -> dict[str, Any] | None:
-        """Returns what is noted of the weights that info.json names."""
+        """Returns the noted info of the weights that info.json names."""
         return read_info(self.path, quiet=True)
 
     def name(self, info: dict[str, Any]) -> bool:
-        """Makes info.json, the pointer file and the links name weights that are there; see BestFolder."""
+        """Makes info.json, the pointer file and the links name weights that exist; see BestFolder."""
         changed = super().name(info)
         self._link_to(self.prefix(info["step"]))
         return changed
@@ -106,7 +106,7 @@ class GardenBestFolder(BestFolder):
         self._link_to("")
 
     def _link_to(self, prefix: str) -> None:
-        """Links to the weights at `prefix`; "": to none. Without links nothing is lost, so it is no error."""
+        """Links to the weights at `prefix`; "" removes the links. Errors are ignored: the links are not essential."""
         linked = os.path.join(self.path, _LINKED)
         with contextlib.suppress(OSError):
             if self.writes:
@@ -115,11 +115,11 @@ class GardenBestFolder(BestFolder):
                     os.link(prefix + suffix, linked + suffix)
 
     def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Returns the content of info.json for weights, given what is noted of them."""
+        """Returns the content of info.json for weights with the noted `info`."""
         return {**nested(info["metrics"]), GARDEN_STEP: float(info["step"])}
 
     def _of_model_garden(self, metric: str, quiet: bool = True) -> dict[str, Any] | None:
-        """Returns what to note of weights that Model Garden has left here; None if there are none to be trusted."""
+        """Returns the info of best weights that Model Garden left here; None if none of them can be trusted."""
         written, noted = files.read_json(self.info_path), self.told()
         if (
             written is None
@@ -131,17 +131,17 @@ class GardenBestFolder(BestFolder):
             return None
         step, prefix = int(written.pop(GARDEN_STEP)), tf.train.latest_checkpoint(self.path)
         finite = math.isfinite(flat_scalars(written, "|").get(metric, math.nan))
-        wrong = _mismatch(prefix, step) if finite else "it is not finite, or missing"
+        wrong = _mismatch(prefix, step) if finite else "the metric is missing or not finite"
         if wrong and not quiet:
-            _LOG.warning("%s names %s at step %d: %s; nothing is taken over", self.info_path, metric, step, wrong)
+            _LOG.warning(
+                "Model Garden's best checkpoint (%s: %s at step %d) was not taken over: %s",
+                self.info_path, metric, step, wrong,
+            )  # fmt: skip
         return None if wrong else info_of(step, written, metric)
 
 
 def nested(flat: Mapping[str, float]) -> dict[str, Any]:
-    """Returns metrics nested as they were before their names were joined by `|`.
-
-    A name stays joined if one of its groups is a metric itself.
-    """
+    """Returns nested metrics for names joined by `|`; a name stays joined if one of its groups is itself a metric."""
     outer: dict[str, Any] = {}
     for joined, value in flat.items():
         *groups, name = joined.split("|")
@@ -155,7 +155,7 @@ def nested(flat: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _mismatch(prefix: str | None, step: int) -> str:
-    """Returns why the weights at `prefix` are not those of `step`; "" if they are, as far as can be known."""
+    """Returns why the weights at `prefix` are not those of `step`; "" if nothing contradicts it."""
     if prefix is None:
         return "there are no weights"
     if wrong := problem(prefix):
@@ -173,9 +173,9 @@ def _suffixes(prefix: str) -> list[str]:
 
 
 def _link(source: str, target: str) -> None:
-    """Gives a checkpoint another name, by links where the file system has them.
+    """Gives a checkpoint another name, by links where the file system supports them.
 
-    The index comes last, and of files that were there before it goes first: a reader finds whole weights or none.
+    The index is written last, and an old index is removed first, so that a reader finds complete weights or none.
     """
     _remove(target)
     for suffix in _suffixes(source):

@@ -1,4 +1,4 @@
-"""Actions of Orbit that go back after a divergence; a run of a Trainer of trainer_kit goes back without them."""
+"""Orbit actions that restore a checkpoint after a divergence; trainer_kit's Trainer recovers without them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class RecoveryCondition:
-    """Tells, after each training loop, whether the loss has diverged.
+    """Decides after each training loop whether the loss has diverged.
 
     Args:
-      global_step: of the trainer.
-      loss_upper_bound: a loss above it has diverged. One that is not finite always has, -inf included.
-      recovery_begin_steps: the bound counts from this step on.
-      recovery_max_trials: how often the answer may be yes; the time after is an error.
+      global_step: The trainer's global step.
+      loss_upper_bound: The largest allowed loss. A loss that is not finite, -inf included, has always diverged.
+      recovery_begin_steps: The first step at which the bound applies.
+      recovery_max_trials: The number of recoveries allowed; one more divergence is an error.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class RecoveryCondition:
         self.global_step = global_step
 
     def __call__(self, outputs: dict[str, Any]) -> bool:
-        """Returns whether the run has to go back; eager, on the host.
+        """Returns whether the run has to be restored; eager, on the host.
 
         Args:
-          outputs: of the loop, with "training_loss".
+          outputs: The logs of the loop, with "training_loss".
 
         Raises:
-          DivergedError: (a RuntimeError) when no trial is left.
-          KeyError: when there is no training loss.
+          DivergedError: (a RuntimeError) when no recovery is left.
+          KeyError: when the logs have no training loss.
         """
         loss = float(np.asarray(to_numpy(outputs["training_loss"])).item())
         step = int(to_numpy(self.global_step))
@@ -63,31 +63,31 @@ class RecoveryCondition:
         return True
 
     def _what_happened(self, loss: float, step: int) -> str:
-        """Says it in Model Garden's words first: programs match their text."""
-        told = f"training_loss is {loss:g} at step {step}"
+        """Returns a description that begins with Model Garden's words, because programs match its text."""
+        description = f"training_loss is {loss:g} at step {step}"
         if math.isnan(loss):
-            return f"The loss value is NaN after training loop: {told}, not finite"
+            return f"The loss value is NaN after training loop: {description}, not finite"
         if math.isinf(loss):
-            return f"The loss value is {loss}: {told}, not finite"
+            return f"The loss value is {loss}: {description}, not finite"
         bound = self.loss_upper_bound
-        return f"The loss value is {loss}, which is larger than the bound {bound}: {told}, more than {bound:g}"
+        return f"The loss value is {loss}, which is larger than the bound {bound}: {description}, more than {bound:g}"
 
 
 class RecoveryAction:
-    """Restores the newest checkpoint in which every number is finite.
+    """Restores the newest checkpoint whose numbers are all finite.
 
     Args:
-      checkpoint_manager: of TensorFlow or of trainer_kit.
+      checkpoint_manager: A checkpoint manager of TensorFlow or of trainer_kit.
     """
 
     def __init__(self, checkpoint_manager: tf.train.CheckpointManager) -> None:
         self.checkpoint_manager = checkpoint_manager
 
     def __call__(self, _: Any) -> None:
-        """Goes back; eager, in the scope of the strategy.
+        """Restores the checkpoint; eager, in strategy scope.
 
-        The manager's init_fn is not a way back: it loads initial weights at most, and leaves the optimizer's state, and
-        of most models the weights, as they have become.
+        The manager's init_fn is not used: at best it loads initial weights, and it leaves the optimizer's state, and
+        for most models the weights, diverged.
 
         Raises:
           DivergedError: (a RuntimeError) when there is no such checkpoint.
@@ -97,14 +97,14 @@ class RecoveryAction:
         there = [manager.latest_checkpoint, *reversed(manager.checkpoints)]
         for path in dict.fromkeys(filter(None, there)):
             if wrong := _unsound(path):
-                _LOG.warning("%s is passed over: %s", path, wrong)
+                _LOG.warning("%s is skipped: %s", path, wrong)
                 continue
             _restore(manager, path)
-            _LOG.warning("the run has diverged; it goes on from %s", path)
+            _LOG.warning("the run has diverged; %s was restored", path)
             return
         raise DivergedError(
-            f"the run has diverged, and {manager.directory} holds no checkpoint of finite numbers to go back to; save "
-            "one before the first step, or at shorter intervals, and lower the learning rate or clip gradients"
+            f"the run has diverged, and {manager.directory} holds no checkpoint whose numbers are all finite; save one "
+            "before the first step, or save more often, and lower the learning rate or clip gradients"
         )
 
 
@@ -118,7 +118,7 @@ def _restore(manager: tf.train.CheckpointManager, path: str) -> None:
 
 
 def _unsound(path: str) -> str:
-    """Returns which variable of a checkpoint is not finite, or why it cannot be read; "" if all are."""
+    """Returns which variable of a checkpoint is not finite, or why it cannot be read; "" if all are finite."""
     try:
         reader = tf.train.load_checkpoint(path)
         for name, dtype in reader.get_variable_to_dtype_map().items():

@@ -16,30 +16,30 @@ _SCALARS = (int, float, bool, str, type(None))
 
 @functools.cache
 def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
-    """Returns the annotations of a config class of Model Garden by field; they are costly to find."""
+    """Returns field -> annotation of a Model Garden config class; cached, because finding them is costly."""
     return get_type_hints(section_class)
 
 
 def is_optional(hint: Any) -> bool:
-    """Whether `hint` allows None beside something else."""
+    """Whether `hint` is a union that includes None."""
     return _is_union(hint) and type(None) in get_args(hint)
 
 
 def optional_section(hint: Any) -> type[TheirConfig] | None:
-    """Returns the class of a section that may be missing; None for any other field, and for a class without fields."""
+    """Returns the class of a section that may be None; None for any other field, and for a class without fields."""
     arms = [arm for arm in get_args(hint) if arm is not type(None)] if is_optional(hint) else [hint]
     return arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
 
 
 def listed_section(hint: Any) -> type[TheirConfig] | None:
-    """Returns the class of the sections in a list; None for a list of anything else."""
+    """Returns the class of the sections in a list; None if `hint` is not a list of sections."""
     arms = get_args(hint) if is_optional(hint) else (hint,)
     items = [get_args(arm)[0] for arm in arms if get_origin(arm) in (list, tuple, collections.abc.Sequence)]
     return items[0] if len(items) == 1 and _is_section(items[0]) else None
 
 
 def beside_section(hint: Any) -> list[Any]:
-    """Returns the annotations of what `hint` allows in the place of a section, None included."""
+    """Returns the annotations of the alternatives that `hint` allows in place of a section, None included."""
     return [annotation(arm) for arm in get_args(hint) if not _is_section(arm)] if _is_union(hint) else []
 
 
@@ -58,7 +58,7 @@ def annotation(hint: Any) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is what a translated annotation says."""
+    """Whether `value` matches a translated annotation."""
     try:
         TypeAdapter(hint, config=_ARBITRARY).validate_python(value)
     except ValidationError:

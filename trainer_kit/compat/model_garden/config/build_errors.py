@@ -1,8 +1,8 @@
-"""What a user reads when Model Garden cannot build what a config describes: what is missing, and where it is named.
+"""Explains Model Garden's errors by the config: which value is missing or wrong, and its path.
 
-Errors of Model Garden say little of the config ("object of type 'NoneType' has no len()"). An error that the config
-explains is reported by the path of its value, a refusal in words is handed on, and any other error stays as it is: it
-is a bug.
+Model Garden's errors seldom mention the config ("object of type 'NoneType' has no len()"). An error that the config
+explains is reported with the path of the value. An error that Model Garden raised on purpose is passed on with the
+path of the section. Any other error is a bug and stays as it is.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from trainer_kit.errors import ConfigError, DataError, Mistake, TrainerKitError,
 _LIBRARIES = {  # by a folder in the path of a frame: the name, and what to do without a network
     "/tensorflow_datasets/": (
         "TensorFlow Datasets",
-        "prepare it where there is a network, by `tfds build`, and set tfds_data_dir to its folder",
+        "prepare it with `tfds build` on a machine with a network, and set tfds_data_dir to its folder",
     ),
-    "/tensorflow_hub/": ("TensorFlow Hub", "load it where there is a network, and give the path of its folder"),
+    "/tensorflow_hub/": ("TensorFlow Hub", "download it on a machine with a network, and give the path of its folder"),
 }
 
 
 @contextlib.contextmanager
 def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None]:
-    """Explains errors of Model Garden, raised inside, by the config.
+    """A context in which Model Garden's errors are explained by the config.
 
     Args:
-      part: dotted path of the section that is used: "task", "task.model", "task.train_data", ...
-      task_config: the task's section, of Model Garden; of several tasks their TaskSections; anything else explains
-        nothing.
-      optimization: the section of the optimizer, where that is made; of Model Garden or of trainer_kit.
+      part: The dotted path of the section in use: "task", "task.model", "task.train_data", ...
+      task_config: The task's Model Garden section, or TaskSections for several tasks; other objects explain nothing.
+      optimization: The optimizer's section, Model Garden's or trainer_kit's, while the optimizer is created.
 
     Raises:
-      ConfigError: when something that is needed has no value.
-      DataError: when a file is not there, or TensorFlow Datasets or TensorFlow Hub cannot give what is asked for.
+      ConfigError: when a required value is not set.
+      DataError: when a file is missing, or TensorFlow Datasets or TensorFlow Hub cannot provide it.
       UsageError: when a package is missing, or Model Garden refuses a value.
     """
     try:
@@ -57,11 +56,11 @@ def told(part: str, task_config: Any, optimization: Any = None) -> Iterator[None
 
 
 def part_of(task_config: Any, data: Any) -> str:
-    """Returns the dotted path of a section of data in the task's section; that of the task, if it is in none.
+    """Returns the dotted path of a data section inside the task's section; "task" if it is not found there.
 
     Args:
-      task_config: as for `told`.
-      data: the section of data.
+      task_config: The task's section or sections, as in `told`.
+      data: The data section.
     """
     for path, section in _by_path(task_config).items():
         if found := _part_of_one(section, data):
@@ -70,16 +69,16 @@ def part_of(task_config: Any, data: Any) -> str:
 
 
 class TaskSections(dict[str, Any]):
-    """The sections of several tasks of Model Garden, by their dotted paths in the experiment's config."""
+    """The sections of several Model Garden tasks, by their dotted paths in the experiment's config."""
 
 
 def sections_of(tasks: Iterable[Any], path: str = "task.task_routines") -> TaskSections:
-    """Returns the sections of several tasks of Model Garden, which come from the routines at `path`, in this order."""
+    """Returns the sections of several Model Garden tasks, given in the order of the routines at `path`."""
     return TaskSections({f"{path}.{number}.task_config": one.task_config for number, one in enumerate(tasks)})
 
 
 def _by_path(task_config: Any) -> dict[str, TheirConfig]:
-    """Returns the sections by path; an empty one for what is no section of Model Garden, such as a test's."""
+    """Returns path -> section; an empty section for an object that is not Model Garden's, such as a test's."""
     found = task_config if isinstance(task_config, TaskSections) else {"task": task_config}
     return {path: one if isinstance(one, TheirConfig) else TheirConfig() for path, one in found.items()}
 
@@ -97,7 +96,7 @@ def _part_of_one(task_config: Any, data: Any) -> str:
 def _explained_by_any(error: Exception, part: str, task_config: Any, optimization: Any) -> TrainerKitError | None:
     """Returns the explanation by the section that holds `part`.
 
-    Of several sections it is the one with a value that the error quotes, or else the one with a value that is wrong.
+    Among several sections, one with a value that the error quotes comes first, then one with a wrong value.
     """
     sections = _by_path(task_config)
     around = [path for path in sections if is_inside(part, path)]
@@ -119,12 +118,12 @@ def _explained(
     """Returns the explanation of an error by one task's section.
 
     Args:
-      error: of Model Garden.
-      part: dotted path of what is used.
-      path: dotted path of the task's section.
-      name: of what is used in that section: "", "model", "train_data", ...
-      section: of the task.
-      optimization: the section of the optimizer, where that is made.
+      error: Model Garden's error.
+      part: The dotted path of the section in use.
+      path: The dotted path of the task's section.
+      name: The name of the used part inside the task's section: "", "model", "train_data", ...
+      section: The task's section.
+      optimization: The optimizer's section, while the optimizer is created.
     """
     if isinstance(error, ImportError):
         return UsageError(f"{part}: a package is missing: {one_line(error)}; install it, and try again")
@@ -132,7 +131,7 @@ def _explained(
     if unset and not is_of_a_user(error):
         return ConfigError(unset)
     if library := _library_of(error):
-        return DataError(f"{part}: {library[0]} cannot give it: {one_line(error)}; {library[1]}")
+        return DataError(f"{part}: {library[0]} cannot provide it: {one_line(error)}; {library[1]}")
     absent = missing_files(section, path, one_line(error))
     if absent and _is_about_files(error, absent):
         return DataError(str(ConfigError(absent)))
@@ -143,12 +142,12 @@ def _explained(
     if _is_refusal(error):
         text = one_line(error)
         text = f"{type(error).__name__}: {text}" if isinstance(error, AssertionError) else text
-        return UsageError(f"{part}: Model Garden cannot use it: {text}")
+        return UsageError(f"{part}: Model Garden refuses its values: {text}")
     return None
 
 
 def _library_of(error: Exception) -> tuple[str, str] | None:
-    """Returns the library that downloads data, and the advice, if the error comes from one."""
+    """Returns the name of the downloading library that raised the error, and the advice for it; None for others."""
     places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return next((told for folder, told in _LIBRARIES.items() if any(folder in place for place in places)), None)
 
@@ -159,7 +158,7 @@ def _is_about_files(error: Exception, absent: list[Mistake]) -> bool:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether Model Garden raised it on purpose, or Keras did while only installed packages had called it."""
+    """Whether Model Garden raised the error on purpose, or Keras did and was called by installed packages only."""
     frames = traceback.extract_tb(error.__traceback__)
     if not (frames[-1].line or "").startswith(("raise ", "assert ")):
         return False

@@ -1,8 +1,8 @@
-"""Translates config objects of Model Garden to config classes of trainer_kit, and back.
+"""Translates Model Garden's config objects to trainer_kit config classes, and back.
 
-Classes of Model Garden take any value for any key. A mirror is a config class of trainer_kit with the fields of one of
-its objects, so that overrides are checked, mistakes named, origins kept and changes at a resume found as for any
-other experiment. Tasks of Model Garden never see a mirror: they get a copy of the original object with the changes.
+Model Garden's classes take any value for any key. A mirror is a trainer_kit config class with the fields of one Model
+Garden object, so that overrides are checked, mistakes reported, origins kept and changes at a resume found, as for
+every experiment. Model Garden's tasks never see a mirror: they get a copy of the original object with the changes.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _WIDER = {  # fields that Model Garden declares more narrowly than its own files
     "include_in_weight_decay": list[str] | str | None,
     "exclude_from_weight_decay": list[str] | str | None,
 }
-_KEPT = 1000  # classes: some 30 experiments of different values; one costs 4 ms and 50 KB
+_KEPT = 1000  # cached classes, about 30 experiments of different values; a class costs 4 ms and 50 KB
 
 
 class Mirrored:
-    """What a class that `mirror` made has beside the fields.
+    """Mixin of the classes that `mirror` creates.
 
     Attributes:
-      made_of: the original object, the base class, the changes and the classes around it.
-      before: the values of the original, as plain nested dicts.
+      made_of: The original object, the base class, the changes and the enclosing classes.
+      before: The original's values as plain nested dicts.
     """
 
     merges_values = True  # as Model Garden does
@@ -65,14 +65,14 @@ _newest: collections.deque[type[Config]] = collections.deque(maxlen=_KEPT)  # al
 
 
 def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
-    """Returns a config of trainer_kit with the fields and the values of `theirs`.
+    """Returns a trainer_kit config with the fields and the values of `theirs`.
 
-    Mirrors of equal objects of one class are equal.
+    Mirrors of equal objects of the same class are equal.
 
     Args:
-      theirs: any config object of Model Garden; a copy of it is kept for `original`.
-      base: the base class of the mirror; a field that both have is typed as in the base class.
-      **changes: values of fields that are something else here.
+      theirs: Any config object of Model Garden; a copy of it is kept for `original`.
+      base: The base class of the mirror, which determines the types of the fields that both have.
+      **changes: Values that replace those of `theirs`.
 
     Raises:
       ConfigError: when `base` does not allow a value of `theirs`.
@@ -81,12 +81,10 @@ def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> 
 
 
 def original(mirrored: Config) -> Any:
-    """Returns a copy of the object of Model Garden that `mirrored` was made from, with the values of `mirrored`.
-
-    Nothing in it is locked.
+    """Returns an unlocked copy of the Model Garden object behind `mirrored`, with the values of `mirrored`.
 
     Raises:
-      ConfigError: when the class of Model Garden does not take a value.
+      ConfigError: when Model Garden's class refuses a value.
     """
     assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
     theirs = copy.deepcopy(mirrored.made_of[0])
@@ -103,7 +101,7 @@ def original(mirrored: Config) -> Any:
 
 @contextlib.contextmanager
 def told_under(name: str) -> Iterator[None]:
-    """Puts the name of a section before the paths of the mistakes that are found in it."""
+    """A context in which the paths of reported mistakes are prefixed with a section's name."""
     try:
         yield
     except ConfigError as error:
@@ -111,7 +109,7 @@ def told_under(name: str) -> Iterator[None]:
 
 
 def _mirror(theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]) -> Any:
-    """Mirrors `theirs`, which is in the missing sections of the classes `around`."""
+    """Mirrors `theirs`; `around` are the classes of the optional sections that enclose it."""
     key = (base, around, _key(theirs), _key(changes))
     cls = _made.get(key)
     if cls is None:
@@ -151,7 +149,7 @@ def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]) -> tuple[Any, Any]:
-    """Returns annotation and default value of a field of the mirror of `theirs`."""
+    """Returns the annotation and the default value of a field in the mirror of `theirs`."""
     hint: Any = hints_of(theirs.__class__).get(name, Any)
     mirrored = isinstance(value, Config)  # a section that `changes` has
     ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__) and not mirrored
@@ -180,20 +178,20 @@ def _field(theirs: TheirConfig, base: type[Config], name: str, value: Any, aroun
 
 
 def _on_default(value: TheirConfig, field: FieldInfo) -> dict[str, Any]:
-    """Returns a section that only trainer_kit knows, which came back from an original with what was changed in it."""
+    """Returns the values of a section that only trainer_kit has: its default plus the changes in an original."""
     default = field.get_default(call_default_factory=True)
     return {**(default.as_dict() if isinstance(default, Config) else {}), **value.as_dict()}
 
 
 def _type_annotation(theirs: TheirConfig, value: Any) -> Any:
-    """Returns the annotation of the `type` of a choice: the names of its sections, if it chooses between sections."""
+    """Returns the annotation of a OneOfConfig's `type`: the names of its sections, if it chooses between sections."""
     branches = tuple(name for name, one in _values(theirs) if isinstance(one, TheirConfig))
     others = {name for name, _ in _values(theirs)} - {"type", *branches}
     return Literal[branches] | None if branches and value not in others else Any
 
 
 def _missing(section_class: Any, around: tuple[type, ...]) -> Config | None:
-    """Returns the mirror of a section that is None until it is given; None when its class has no defaults."""
+    """Returns the mirror of an optional section that is not set; None when its class has no defaults."""
     try:
         section = section_class()
     except TypeError:
@@ -221,7 +219,7 @@ def _unpickled(
 
 
 def _key(value: Any) -> Any:
-    """Returns what is equal for two values of which the same mirror is made."""
+    """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
         return type(value), tuple((name, _key(one)) for name, one in vars(value).items() if name != "_locked")
     if isinstance(value, dict):
@@ -248,7 +246,7 @@ def _default(value: Any) -> Any:
 
 
 def _changed(before: Any, after: Any) -> Any:
-    """Returns what differs between two nested dicts, as nested dicts of the new values."""
+    """Returns the new values that differ between two nested dicts, as a nested dict."""
     changed = {}
     for name, value in after.items():
         old = before.get(name)
@@ -261,7 +259,7 @@ def _changed(before: Any, after: Any) -> Any:
 
 
 def _with_tuples(changed: dict[str, Any], theirs: Any) -> dict[str, Any]:
-    """Returns new values with tuples where the original has tuples; a mirror has lists in their place."""
+    """Returns the new values with lists turned into tuples where the original has tuples."""
     typed: dict[str, Any] = {}
     for name, value in changed.items():
         now = getattr(theirs, name, None)

@@ -1,4 +1,4 @@
-"""Translates an ExperimentConfig of Model Garden to one of trainer_kit; tasks still get their own section."""
+"""Translates Model Garden's ExperimentConfig to trainer_kit's; tasks still get their Model Garden section."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SEPARATE = f"{_DOOR}.multitask.separate_evaluation:SeparateTrainers"
 
 @dataclass(frozen=True)
 class Sections:
-    """What a Trainer reads: the sections trainer and runtime of trainer_kit, and the task's of Model Garden.
+    """The config sections that a Trainer reads.
 
     Attributes:
-      task: of Model Garden, as `Task.task_config`.
-      trainer, runtime: of trainer_kit.
+      task: Model Garden's section, like `Task.task_config`.
+      trainer, runtime: trainer_kit's sections.
     """
 
     task: Any
@@ -40,17 +40,17 @@ class Sections:
 
 @configclass
 class _Separate(Config):
-    """A task's section in an experiment that is evaluated by others: equal sections have one class, and this another.
+    """The task's section in an experiment with separate evaluation tasks.
 
-    The trainer is bound to the class.
+    Equal sections share a class, and the trainer is registered for the class; this base gives them another class.
     """
 
 
 def broken_rules(config: Any) -> list[Mistake]:
-    """Returns a mistake for each restriction of Model Garden, as `task.model.num_classes > 0`, that `config` breaks.
+    """Returns a mistake for each Model Garden restriction, such as `task.model.num_classes > 0`, that `config` breaks.
 
     Args:
-      config: of Model Garden, or converted; any other has no restrictions.
+      config: A config of Model Garden, converted or not; any other config has no restrictions.
     """
     theirs = original(config) if isinstance(config, ExperimentConfig) and isinstance(config, Mirrored) else config
     found = []
@@ -66,13 +66,13 @@ def broken_rules(config: Any) -> list[Mistake]:
 
 
 def convert(theirs: Any) -> ExperimentConfig:
-    """Returns an ExperimentConfig of Model Garden as one of trainer_kit, checked; one of trainer_kit stays as it is.
+    """Returns a Model Garden ExperimentConfig as a checked trainer_kit one; a trainer_kit config is returned unchanged.
 
-    Four values mean something else here. A strategy left at Model Garden's default, `mirrored`, is `auto`: mirroring
-    over one device is up to 3 times as slow. With a best metric but no folder for it, the folder is `best_ckpt`.
-    `enable_xla` counts for one GPU only: Model Garden ignores it without `num_gpus`, which several of its experiments
-    need, and the step of several replicas cannot be a program of XLA. `loss_scale` counts for float16 only: Model
-    Garden ignores it with another type. A section or a value that is missing has trainer_kit's default.
+    Four values have another meaning here. A strategy left at Model Garden's default, `mirrored`, becomes `auto`:
+    mirroring over one device is up to 3 times as slow. With a best metric but no folder, the folder is `best_ckpt`.
+    `enable_xla` applies to one GPU only: Model Garden ignores it without `num_gpus`, as several of its experiments
+    require, and XLA cannot compile the step of several replicas. `loss_scale` applies to float16 only: Model Garden
+    ignores it for other types. Missing sections and values have trainer_kit's defaults.
 
     Raises:
       ConfigError: when trainer_kit does not allow a value.
@@ -102,7 +102,7 @@ def _mirrored_trainer(trainer: TheirConfig) -> Config:
 
 
 def _chosen_runtime(runtime: TheirConfig) -> dict[str, Any]:
-    """Returns the values of a runtime section that are something else here; see `convert`."""
+    """Returns the values of a runtime section that `convert` changes."""
     chosen: dict[str, Any] = {}
     strategy, default = (getattr(one, "distribution_strategy", None) for one in (runtime, type(runtime)()))
     if strategy == default:
@@ -115,7 +115,7 @@ def _chosen_runtime(runtime: TheirConfig) -> dict[str, Any]:
 
 
 def _together(**sections: Callable[[], Config]) -> dict[str, Config]:
-    """Returns the sections by name; raises the mistakes of all of them in one ConfigError, by their whole paths."""
+    """Returns name -> section; raises one ConfigError with the mistakes of all sections, by their full paths."""
     made: dict[str, Config] = {}
     mistakes: list[Mistake] = []
     for name, make in sections.items():
@@ -130,11 +130,11 @@ def _together(**sections: Callable[[], Config]) -> dict[str, Config]:
 
 
 def sections(config: Any, task: Any) -> Any:
-    """Returns what a Trainer of `task` reads of `config`.
+    """Returns the sections of `config` that a Trainer of `task` reads.
 
     Args:
-      config: an ExperimentConfig of either, or anything with the sections trainer and runtime of trainer_kit.
-      task: of Model Garden, which has its own section.
+      config: An ExperimentConfig of either framework, or an object with trainer_kit's sections trainer and runtime.
+      task: A Model Garden task, which has its own section.
     """
     if isinstance(config, ExperimentConfig):
         return Sections(task.task_config, config.trainer, config.runtime)

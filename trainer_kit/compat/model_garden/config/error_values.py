@@ -1,4 +1,4 @@
-"""Where an error comes from, and which value of a config it is about."""
+"""Finds where an error comes from, and which config value it is about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer_kit.errors.user_frames import is_users_file
 
 
 def one_line(error: BaseException) -> str:
-    """Returns what an error says, without the places that AutoGraph, Keras and TensorFlow add, in one line."""
+    """Returns an error's message in one line, without the source locations that AutoGraph, Keras and TensorFlow add."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     inside_graph = lines and lines[0] == "in user code:"
@@ -22,9 +22,9 @@ def one_line(error: BaseException) -> str:
 
 
 def is_of_a_user(error: BaseException) -> bool:
-    """Returns whether it is out of a user's code, or of what that called of Python, TensorFlow or Keras."""
+    """Whether a user's code raised the error, itself or through Python, TensorFlow or Keras."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    inside_graph = re.findall(r'File "([^"]+)", line', str(error))  # AutoGraph raises it anew, and names the places
+    inside_graph = re.findall(r'File "([^"]+)", line', str(error))  # AutoGraph re-raises with the locations as text
     ours = os.path.dirname(os.path.dirname(errors.__file__))
     for place in reversed([*frames, *inside_graph]):
         if place.startswith(ours) or "/official/" in place:
@@ -35,7 +35,7 @@ def is_of_a_user(error: BaseException) -> bool:
 
 
 def unknown_value(error: Exception, section: Any, path: str) -> Mistake | None:
-    """Returns the value of a task's section at `path` that code of Model Garden has looked up in vain, or None."""
+    """Returns a mistake for the config value that Model Garden looked up in vain (a KeyError); None for others."""
     if not isinstance(error, KeyError) or not error.args:
         return None
     place, key = traceback.extract_tb(error.__traceback__)[-1], error.args[0]
@@ -44,7 +44,7 @@ def unknown_value(error: Exception, section: Any, path: str) -> Mistake | None:
     if "/official/" not in place.filename or not paths:
         return None
     where = f"official/{place.filename.rpartition('/official/')[2]}:{place.lineno}"
-    return Mistake(" or ".join(paths), f"Model Garden knows no {key!r}", f"see {where}: {place.line}")
+    return Mistake(" or ".join(paths), f"Model Garden does not know {key!r}", f"see {where}: {place.line}")
 
 
 def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Functions that gin files bind by the names that they have in Model Garden, imported or not."""
+"""Makes functions gin configurables under their Model Garden names, whether Model Garden is imported or not."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _R = TypeVar("_R")
 def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Returns a decorator that makes a function a gin configurable which takes its namesake's bindings.
 
-    gin refuses a short name that two modules have registered as ambiguous, unless it is the whole name of one. So the
+    gin refuses a short name that two modules have registered as ambiguous, unless it is the full name of one. So the
     function is registered under its short name alone: `get_train_actions.x = 1` binds it, whether Model Garden is
-    imported or not. A binding by the whole name of Model Garden's function, which gin accepts only when that is
-    imported, counts as well. As ever, a binding never beats an argument that the caller passed.
+    imported or not. A binding by the full name of Model Garden's function, which gin accepts only when that is
+    imported, applies as well. As always, a binding never overrides an argument that the caller passed.
 
     Args:
-      theirs: whole name of the function in Model Garden.
+      theirs: The full name of the function in Model Garden.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         module, function.__module__ = function.__module__, None  # type: ignore[assignment]
         try:
-            with gin.unlock_config():  # the door may be imported when all is parsed
+            with gin.unlock_config():  # this module may be imported after gin has parsed and locked its config
                 registered = gin.configurable(function)
         finally:
             function.__module__ = module
@@ -51,20 +51,20 @@ def configurable(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 def _as_raised(error: TrainerKitError) -> BaseException:
-    """Returns the error without what gin adds to its message, the name of the function that was called."""
+    """Returns the error without the function name that gin adds to its message."""
     before = error.__context__
     return before if isinstance(before, TrainerKitError) else error
 
 
 def bindings_of(theirs: str, given: Collection[str]) -> dict[str, Any]:
-    """Returns what gin binds of a function or class of Model Garden, without the arguments that are given.
+    """Returns gin's bindings for a function or class of Model Garden, except for arguments that the caller passes.
 
     Args:
-      theirs: whole name of it.
-      given: names of arguments.
+      theirs: The full name of the function or class in Model Garden.
+      given: The names of the arguments that the caller passes.
     """
     try:
         bound = gin.get_bindings(theirs)
-    except ValueError:  # Model Garden's is not imported
+    except ValueError:  # Model Garden's module is not imported
         return {}
     return {name: value for name, value in bound.items() if name not in given}

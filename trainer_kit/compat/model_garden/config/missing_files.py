@@ -1,4 +1,4 @@
-"""Files that the section of a task of Model Garden names, and that are not there."""
+"""Finds files that a Model Garden task's section names and that do not exist."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainer_kit.files import is_remote
 
 _PATTERNS = ("input_path",)
 _NAMES = ("_path", "_file", "_dir", "_filename", "init_checkpoint")
-_NO_FILE = ("", "dummy")  # Model Garden's name for data that are made up
+_NO_FILE = ("", "dummy")  # "dummy" is Model Garden's name for made-up data
 
 
 def missing_files(section: Any, path: str, told: str) -> list[Mistake]:
-    """Returns a mistake for each value that names a file, or a pattern of files, that is not there.
+    """Returns a mistake for each value that names a file, or a pattern of files, that does not exist.
 
     Args:
-      section: of a task of Model Garden.
-      path: of the section in the experiment.
-      told: text of an error; of remote files, and they can take long to ask for, those that it names are not there.
+      section: The section of a Model Garden task.
+      path: The path of the section in the experiment.
+      told: The text of the error. Remote files, which can be slow to check, count as missing if the text names them.
     """
     return [
         Mistake(named, _problem(value, told), f"set it to where {'they are' if _is_pattern(named) else 'it is'}")
@@ -31,7 +31,7 @@ def missing_files(section: Any, path: str, told: str) -> list[Mistake]:
 
 
 def _paths(values: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yields the dotted path and the value of each that names files; of several patterns each."""
+    """Yields the dotted path and the value of each entry that names files; several patterns are yielded one by one."""
     for key, value in values.items():
         inner = f"{path}.{key}"
         if isinstance(value, dict):
@@ -49,7 +49,7 @@ def _is_pattern(path: str) -> bool:
 def _is_missing(value: str, told: str) -> bool:
     if is_remote(value):
         return value in told
-    found = glob.glob(value) or glob.glob(f"{glob.escape(value)}.index")  # the latter: a checkpoint's
+    found = glob.glob(value) or glob.glob(f"{glob.escape(value)}.index")  # the latter for a checkpoint prefix
     return not found and not os.path.lexists(value)
 
 

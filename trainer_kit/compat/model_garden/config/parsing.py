@@ -1,4 +1,4 @@
-"""Makes a config of Model Garden from flags, by the names of official.core.train_utils."""
+"""Creates a Model Garden config from flags, with the names of official.core.train_utils."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from trainer_kit.errors import ConfigError, UsageError, suggestion
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
-# What `convert` sets where a config of Model Garden has nothing of its own.
+# The values that `convert` chooses where a Model Garden config leaves them at the default.
 _CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
 
 
 class UnknownExperimentError(UsageError, LookupError):
-    """A UsageError for code that expects Model Garden's LookupError."""
+    """A UsageError that is also a LookupError, which callers of Model Garden expect."""
 
 
 class UnknownKeyError(ConfigError, KeyError):
-    """A ConfigError for code that expects Model Garden's KeyError."""
+    """A ConfigError that is also a KeyError, which callers of Model Garden expect."""
 
-    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
+    __str__ = Exception.__str__  # KeyError's would show the text in quotes
 
 
 class ExperimentParser:
-    """Makes the config of an experiment of Model Garden from flags, step by step.
+    """Creates the config of a Model Garden experiment from flags, step by step.
 
     Args:
-      flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
+      flags_obj: absl's FLAGS, a ParseConfigOptions, or an object with the same attributes.
     """
 
     def __init__(self, flags_obj: Any) -> None:
@@ -51,37 +51,35 @@ class ExperimentParser:
         """Returns the config: the experiment's defaults, config files in order, flags, overrides; the last one wins.
 
         Raises:
-          ConfigError: for unknown keys (then it is a KeyError too), wrong types and broken rules.
+          ConfigError: for unknown keys (it is then a KeyError too), wrong types and broken rules.
         """
         params = self.base_experiment()
         if all(getattr(type(self), name) is getattr(ExperimentParser, name) for name in _STEPS):
-            # All at once: a later one may mend what an earlier one breaks, and all mistakes are in one report.
+            # All at once: a later source may repair what an earlier one breaks, and one report has all mistakes.
             return _overridden(params, [layer for read in _STEPS.values() for layer in read(self._flags_obj, params)])
         for name in _STEPS:
             params = getattr(self, name)(params)
         return params
 
     def base_experiment(self) -> Any:
-        """Returns what the factory of the experiment returns.
+        """Returns the config that the experiment's factory returns.
 
         Raises:
           UsageError: when no experiment is named.
-          UnknownExperimentError: (a LookupError) when there is none of this name.
+          UnknownExperimentError: (a LookupError) when no experiment has this name.
         """
         if self._flags_obj.experiment is None:
-            raise UsageError(
-                "The flag --experiment must be specified. --experiment is needed: it names a registered experiment"
-            )
+            raise UsageError("The flag --experiment must be specified. Give the name of a registered experiment")
         name = self._flags_obj.experiment
         try:
             return exp_factory.get_exp_config(name)
         except LookupError as error:
             raise UnknownExperimentError(
-                f"--experiment: none is called {name!r}; {suggestion(name, registered_names())}"
+                f"--experiment: no experiment is called {name!r}; {suggestion(name, registered_names())}"
             ) from error
 
     def parse_config_file(self, params: Any) -> Any:
-        """Returns `params` with the values of the config files on them."""
+        """Returns `params` with the values of the config files applied."""
         return _overridden(params, _of_files(self._flags_obj, params))
 
     def parse_runtime(self, params: Any) -> Any:
@@ -89,11 +87,11 @@ class ExperimentParser:
         return _overridden(params, _of_runtime(self._flags_obj, params))
 
     def parse_data_service(self, params: Any) -> Any:
-        """Returns `params` with the address of the tf.data service that the flags name, if they do."""
+        """Returns `params` with the address of the tf.data service, if the flags name one."""
         return _overridden(params, _of_data_service(self._flags_obj, params))
 
     def parse_params_override(self, params: Any) -> Any:
-        """Returns `params` with the values of --params_override on them; it may be given several times."""
+        """Returns `params` with the values of --params_override applied; the flag may be repeated."""
         return _overridden(params, _of_override(self._flags_obj, params))
 
 
@@ -119,7 +117,7 @@ def _of_override(flags: Any, _: Any) -> list[Layer]:
     return [_layer(one, read_params_override, "params_override") for one in listed]
 
 
-_STEPS = {  # of ExperimentParser, in order, and the values that each puts on the config
+_STEPS = {  # ExperimentParser's methods in order, each with the function that reads its values
     "parse_config_file": _of_files,
     "parse_runtime": _of_runtime,
     "parse_data_service": _of_data_service,
@@ -128,16 +126,16 @@ _STEPS = {  # of ExperimentParser, in order, and the values that each puts on th
 
 
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
-    """Returns the config of Model Garden that the flags ask for.
+    """Returns the Model Garden config that the flags describe.
 
     Args:
-      flags_obj: absl's FLAGS, a ParseConfigOptions, or anything with the same attributes.
-      lock_return: whether it can not be changed any more.
-      print_return: whether to log it.
+      flags_obj: absl's FLAGS, a ParseConfigOptions, or an object with the same attributes.
+      lock_return: Whether to lock the config against changes.
+      print_return: Whether to log the config.
 
     Raises:
       ConfigError: for unknown keys, wrong types and broken rules.
-      KeyError, ValueError: for a broken restriction of the experiment.
+      KeyError, ValueError: when the config breaks a restriction of the experiment.
     """
     params = ExperimentParser(flags_obj).parse()
     params.validate()
@@ -149,7 +147,7 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
 
 def serialize_config(params: Any, model_dir: str) -> None:
-    """Writes `params`, of either kind, to `model_dir/params.yaml`, which run_experiment does by itself too.
+    """Writes `params`, a config of either framework, to `model_dir/params.yaml`; run_experiment does this too.
 
     Raises:
       UsageError: when `model_dir` is None.
@@ -164,7 +162,7 @@ def serialize_config(params: Any, model_dir: str) -> None:
 
 
 def _layer(given: Any, read: Callable[[str], Layer], origin: str) -> Layer:
-    """Returns the values that a flag gives: programs set a mapping in the place of text."""
+    """Returns the values of a flag; programs may set a mapping instead of text."""
     values = given.as_dict() if isinstance(given, ParamsDict) else given
     if isinstance(values, Mapping):
         return Layer(dict(values), dict.fromkeys(values, origin))
@@ -172,7 +170,7 @@ def _layer(given: Any, read: Callable[[str], Layer], origin: str) -> Layer:
 
 
 def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
-    """Returns a config of Model Garden like `params` with the values of `layers` on it, each checked."""
+    """Returns a Model Garden config like `params` with the values of `layers` applied and checked."""
     if not layers:
         return params
     try:
@@ -182,7 +180,7 @@ def _overridden(params: Any, layers: Sequence[Layer]) -> Any:
             raise UnknownKeyError(error.mistakes) from None
         raise
     made = original(resolved.config)
-    for section, name in _CHOSEN:  # a value that is asked for counts, though it is the one that we would choose
+    for section, name in _CHOSEN:  # an explicit value counts, even if it equals the one that `convert` chooses
         if not resolved.origins[f"{section}.{name}"].startswith(DEFAULT):
             setattr(getattr(made, section), name, getattr(getattr(resolved.config, section), name))
     return made

@@ -1,4 +1,4 @@
-"""What Model Garden's experiments leave to be set, and cannot be built without."""
+"""Finds values that Model Garden's experiments leave unset but cannot be built without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from official.modeling.optimization.optimizer_factory import LEGACY_OPTIMIZERS_C
 from trainer_kit.config.schema.base import OneOfConfig
 from trainer_kit.errors import Mistake
 
-# By the path in a task's section: what to give. A part of the path that a task does not have has no say.
+# Path in a task's section -> advice. Paths that a task does not have are ignored.
 _NEEDED = {
     "class_names": "give the names of the classes, as a list",
     "sentencepiece_model_path": "give the file of the SentencePiece model",
@@ -27,7 +27,7 @@ _NO_DATA = "give input_path, the pattern of its files, or tfds_name and tfds_spl
 
 
 def unset_optimization(options: Any) -> list[Mistake]:
-    """Returns what has no value in the section of the optimizer, of either kind, or names an unpublished optimizer."""
+    """Returns the mistakes in either framework's optimizer section: unset values, and an unpublished optimizer."""
     chosen_parts, optimizer = ("optimizer", "learning_rate"), getattr(options, "optimizer", None)
     found = [one for part in chosen_parts for one in _unset_type(options, part, f"trainer.optimizer_config.{part}")]
     if optimizer is not None and not _is_published(optimizer.type):
@@ -45,12 +45,12 @@ def unset_optimization(options: Any) -> list[Mistake]:
 
 
 def unset_values(section: Any, part: str, path: str = "task") -> list[Mistake]:
-    """Returns what has no value in a task's section, of Model Garden, and is needed for a part of the task.
+    """Returns a mistake for each unset value in a Model Garden task's section that a part of the task requires.
 
     Args:
-      section: of the task.
-      part: what is made: "", the task itself; "model"; or one of its data, such as "train_data".
-      path: of the section in the experiment.
+      section: The task's section.
+      part: The part that is created: "" (the task itself), "model", or a data section such as "train_data".
+      path: The path of the section in the experiment.
     """
     found = []
     for needed, advice in _NEEDED.items():
@@ -64,7 +64,7 @@ def unset_values(section: Any, part: str, path: str = "task") -> list[Mistake]:
 
 
 def unset_choices(section: Any, path: str) -> list[Mistake]:
-    """Returns a mistake for each choice, in a section and the sections in it, where nothing is chosen."""
+    """Returns a mistake for each OneOfConfig without a `type`, in a section and the sections inside it."""
     found: list[Mistake] = []
     for name, inner in vars(section).items():
         if isinstance(inner, TheirConfig) and name not in section.RESERVED_ATTR:
@@ -78,14 +78,14 @@ _SET = object()
 
 
 def _belongs(path: str, part: str) -> bool:
-    """The model needs no vocabulary; a task looks at most into the data to validate with."""
+    """Whether a part requires the value at `path`. The model needs no vocabulary, the task itself no training data."""
     if part == "model":
         return not path.endswith("vocab_file")
     return not path.startswith("train_data") if part == "" else path.startswith(f"{part}.")
 
 
 def _needs_vocabulary(data: Any, name: str) -> bool:
-    """Data that are text do, unless a module of TensorFlow Hub reads them, and answers that are validated."""
+    """Whether data needs a vocabulary: text without a TensorFlow Hub module does, and question answering validation."""
     if hasattr(data, "preprocessing_hub_module_url"):
         return not data.preprocessing_hub_module_url
     return name == "validation_data" and bool(getattr(data, "input_path", ""))
@@ -117,5 +117,5 @@ def _choices(section: Any) -> str:
 
 
 def _is_published(kind: str | None) -> bool:
-    """Whether `kind` is no optimizer of which Model Garden's release has a name in place of the class."""
+    """Whether Model Garden's release has the optimizer's class; for an unpublished one it has only a name."""
     return not isinstance(LEGACY_OPTIMIZERS_CLS.get(kind), str)

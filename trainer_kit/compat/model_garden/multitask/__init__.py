@@ -1,7 +1,7 @@
-"""The door for `official.modeling.multitask`: several tasks, trained or evaluated together.
+"""Compatibility layer for `official.modeling.multitask`: several tasks, trained or evaluated together.
 
-Names and signatures are those of Model Garden, and its tasks, samplers, models and configs are used as they are. Each
-name is imported when it is first used.
+Names and signatures are Model Garden's, and its tasks, samplers, models and configs are used unchanged. Each name is
+imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MultiTaskBaseTrainer: every step trains all tasks, with the signature of official.modeling.multitask's."""
+"""MultiTaskBaseTrainer: trains all tasks in every step; it has the signature of official.modeling.multitask's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from trainer_kit.inputs.autograph import converted
 
 
 class MultiTaskBaseTrainer(Trainer):
-    """Trains several tasks of Model Garden in each step, by `joint_train_step`. Made in strategy scope.
+    """Trains several Model Garden tasks in each step, by `joint_train_step`. Created in strategy scope.
 
-    It evaluates as well, when `evaluate_tasks` has named the tasks.
+    It also evaluates the tasks that are passed to `evaluate_tasks`.
 
     Args:
-      multi_task: a MultiTask of Model Garden.
-      multi_task_model: a MultiTaskBaseModel, or one model for all tasks.
-      optimizer: of tf_keras.
-      trainer_options: of orbit.StandardTrainer; None: as `config` has it.
-      train_datasets: in place of the tasks' own, by task; with replicas, distributed ones.
-      config: the experiment's, of Model Garden or of trainer_kit; None: all defaults.
+      multi_task: A MultiTask of Model Garden.
+      multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
+      optimizer: An optimizer of tf_keras.
+      trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
+      train_datasets: Datasets by task that replace the tasks' own; distributed ones if there are replicas.
+      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
     """
 
     has_total_loss = True
@@ -63,7 +63,7 @@ class MultiTaskBaseTrainer(Trainer):
 
     @property
     def training_losses(self) -> dict[str, Any]:
-        """The metrics of the training losses by task; `total_loss` is that of all."""
+        """The metrics of the training losses by task, and of their sum as `total_loss`."""
         return dict(self._train_set.losses)
 
     @property
@@ -72,8 +72,8 @@ class MultiTaskBaseTrainer(Trainer):
         return dict(self._train_set.metrics)
 
     def problem_of_fusing(self) -> str:
-        """Returns why training steps cannot be one program of XLA."""
-        return "several tasks take their batches from a dataset each, and those are not stacked"
+        """Returns why several training steps cannot be compiled into one XLA program."""
+        return "each task takes its batches from its own dataset, and batches of several datasets cannot be stacked"
 
     def _engine_task(self, multi_task: Any) -> EngineTask:
         return EngineTask(multi_task)
@@ -89,12 +89,12 @@ class MultiTaskBaseTrainer(Trainer):
         return TaskData(parts, self._steps_of)
 
     def _steps(self, name: str) -> Any:
-        """The variable that counts the steps of a task."""
+        """Returns the variable that counts a task's steps."""
         del name
         return self._global_step
 
     def _steps_of(self, step: int) -> dict[str, int]:
-        """The tasks that a step of the run trains, and which of their own steps that is; both counted from 1."""
+        """Returns task -> the task's own step number for a step of the run; both are counted from 1."""
         return dict.fromkeys(self.task.tasks, step)
 
     @tf.autograph.experimental.do_not_convert
@@ -114,22 +114,22 @@ class MultiTaskBaseTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def _total(self, losses: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the weighted sum of the losses; in float64, so that the order of many does not matter."""
+        """Returns the weighted sum of the losses, in float64 so that the order of summation does not matter."""
         weights = {name: self.multi_task.task_weight(name) for name in losses if name != TOTAL}
         return tf.add_n([tf.cast(losses[name], tf.float64) * weight for name, weight in weights.items()])
 
     def _compiled(self, step: Any) -> Any:
-        """Returns `step` as one program of XLA where the config asks for it."""
+        """Returns `step`, compiled by XLA if the config asks for it."""
         return tf.function(step, jit_compile=True, autograph=False) if self.config.runtime.enable_xla else step
 
 
 def sections_of(config: Any, tasks: Mapping[str, Any], trainer_options: Any = None) -> Sections:
-    """Returns the config of a trainer of `tasks`; what there is none of has the defaults.
+    """Returns the config sections for a trainer of `tasks`; missing sections have the defaults.
 
     Args:
-      config: of Model Garden, of trainer_kit, or None.
-      tasks: of Model Garden, by name.
-      trainer_options: of orbit.StandardTrainer, or None.
+      config: The experiment's config, Model Garden's or trainer_kit's, or None.
+      tasks: Model Garden's tasks by name.
+      trainer_options: Options of orbit.StandardTrainer, or None.
     """
     config = convert(config) if config is not None else None
     trainer = config.trainer if config is not None else TrainerConfig()

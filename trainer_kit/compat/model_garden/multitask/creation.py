@@ -1,4 +1,4 @@
-"""Makes tasks and trainers for experiments of several tasks, for the runner and for the command line."""
+"""Creates tasks and trainers for experiments with several tasks, for the runner and the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAINERS: dict[str, Any] = {"interleaving": MultiTaskInterleavingTrainer, "joint
 
 
 class MultiTaskTrainers:
-    """Makes trainers for experiments that train several tasks."""
+    """Creates trainers for experiments that train several tasks."""
 
     best_checkpoint = BestCheckpointExporter
 
@@ -36,7 +36,7 @@ class MultiTaskTrainers:
     def create(
         cls, config: ExperimentConfig, task: EngineTask, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer of the kind that trainer.trainer_type names, or an evaluator; in strategy scope."""
+        """Returns a trainer of the kind in trainer.trainer_type, or an evaluator if not `train`; in strategy scope."""
         check_values(task.multi_task, config)
         model, exporter = task.build_model(), task.checkpoint_exporter or checkpoint_exporter
         tasks, steps = task.tasks.values(), task.multi_task.task_eval_steps
@@ -53,15 +53,15 @@ class MultiTaskTrainers:
 
 
 def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any:
-    """Returns a trainer of the kind that trainer.trainer_type names, with its optimizer; in strategy scope.
+    """Returns a trainer of the kind in trainer.trainer_type, with its optimizer; in strategy scope.
 
     Raises:
-      UsageError: when there is no such kind.
+      UsageError: for an unknown trainer type.
     """
     options: Any = config.trainer
     kind = options.trainer_type
     if kind not in TRAINERS:
-        raise UsageError(f"trainer.trainer_type: there is no {kind!r}; {suggestion(kind, list(TRAINERS))}")
+        raise UsageError(f"trainer.trainer_type: there is no trainer type {kind!r}; {suggestion(kind, list(TRAINERS))}")
     trainer, optimizer = TRAINERS[kind], create_optimizer(multi_task, config)
     arguments: dict[str, Any] = {"config": config}
     if kind == "interleaving":
@@ -74,10 +74,10 @@ def create_trainer(config: ExperimentConfig, multi_task: Any, model: Any) -> Any
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
-    """Returns a MultiTask, as the engine has it, for a task's section that `convert` has made; in strategy scope.
+    """Returns an EngineTask around the MultiTask of a section that `convert` has created; in strategy scope.
 
-    It is of the class that is registered with task_factory for the class of its config, if one is. `logging_dir`
-    is there meanwhile: some tasks write into it when they are made.
+    The MultiTask has the class that is registered with task_factory for the class of its config, if there is one.
+    `logging_dir` exists during the call, because some tasks write to it when they are created.
     """
     theirs = original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)

@@ -1,4 +1,4 @@
-"""What the engine sees of several tasks that are trained together: one task."""
+"""EngineTask: presents several tasks that are trained together to the engine as one task."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from trainer_kit.errors import UsageError
 
 
 class EngineTask:
-    """One task for the engine, in place of a MultiTask of Model Garden. Made in strategy scope.
+    """Presents a MultiTask of Model Garden to the engine as one task. Created in strategy scope.
 
     Args:
-      multi_task: of Model Garden.
-      model: of all tasks; None: to be built by `multi_task.build_multitask_model`.
-      checkpoint_exporter: keeps the best checkpoint, in place of the engine's own.
+      multi_task: A MultiTask of Model Garden.
+      model: The model of all tasks; None: `multi_task.build_multitask_model` builds it.
+      checkpoint_exporter: An exporter of the best checkpoint that replaces the engine's own.
 
     Attributes:
-      step_counters: int64 scalars, the steps that each task was trained; empty where each step trains all. They are
-        found here, and saved with the run.
+      step_counters: Task -> int64 scalar variable that counts the task's steps; empty if each step trains all tasks.
+        The run finds the variables here and saves them.
     """
 
     loss = "loss"
@@ -43,7 +43,7 @@ class EngineTask:
         """Returns the model of all tasks; in strategy scope.
 
         Raises:
-          UsageError: when there is none, and the MultiTask cannot build one.
+          UsageError: when no model was given and the MultiTask cannot build one.
         """
         if self._model is not None:
             return self._model
@@ -51,26 +51,26 @@ class EngineTask:
         if build is None:
             kind = type(self.multi_task).__name__
             raise UsageError(
-                f"the model of several tasks is not known: {kind} has no build_multitask_model(), which returns a "
+                f"there is no model for the tasks: {kind} has no method build_multitask_model(), which returns a "
                 "MultiTaskBaseModel; define it in a subclass of MultiTask, registered for the class of its config by "
                 "official.core.task_factory.register_task_cls, or call run_experiment(model=...)"
             )
         return build()
 
     def build_metrics(self, training: bool = True) -> list[Any]:
-        """Returns none: each task has metrics of its own."""
+        """Returns []: each task has its own metrics."""
         del training
         return []
 
     def initialize(self, model: Any) -> None:
-        """Lets the model load its initial weights, if it has a way to."""
+        """Calls the model's `initialize`, if it has one, to load initial weights."""
         initialize = getattr(model, "initialize", None)
         if initialize is not None:
             initialize()
 
 
 def part_for(model: Any, name: str) -> Any:
-    """Returns the part of `model` that is for the task `name`: of a MultiTaskBaseModel one, else all of it.
+    """Returns the part of a MultiTaskBaseModel for the task `name`; any other model is returned whole.
 
     Raises:
       UsageError: when the model has no part for the task.
@@ -84,12 +84,12 @@ def part_for(model: Any, name: str) -> Any:
 
 
 def build_parts(tasks: dict[str, Any], model: Any, train: bool) -> None:
-    """Makes the variables of the parts of `model` that have none yet; eager, in strategy scope.
+    """Creates the variables of the parts of `model` that have none yet; eager, in strategy scope.
 
     Args:
-      tasks: of Model Garden, by name.
-      model: of them all.
-      train: whether their train_data tells what a batch looks like, or their validation_data.
+      tasks: Model Garden's tasks by name.
+      model: The model of all tasks.
+      train: Whether the spec of a batch comes from train_data, or else from validation_data.
     """
     parts, sections = getattr(model, "sub_tasks", None), sections_of(tasks.values())
     for name, task in tasks.items():

@@ -1,4 +1,4 @@
-"""Has trainer_kit's Trainer evaluate several tasks of Model Garden: each is a validation set with steps and metrics."""
+"""Makes trainer_kit's Trainer evaluate several Model Garden tasks, each as a validation set with steps and metrics."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def evaluate_tasks(
     steps: Mapping[str, int | None] | None = None,
     checkpoint_exporter: Any = None,
 ) -> None:
-    """Has evaluations be those of `tasks` from now on, whatever the trainer was made to evaluate; eager.
+    """Makes the trainer evaluate `tasks` from now on, in place of its validation sets; eager.
 
     Args:
-      trainer: of trainer_kit.compat.model_garden; see `check_ours`.
-      tasks: Model Garden's; each evaluates the model's part of its name, on its own validation_data.
-      steps: batches in an evaluation by the name of the task; all others go by what `evaluate` is asked for.
-      checkpoint_exporter: keeps the best checkpoint by metrics such as `task|metric`.
+      trainer: A Trainer of trainer_kit.compat.model_garden; see `check_ours`.
+      tasks: Model Garden's tasks; each evaluates the model's part with its name on its own validation_data.
+      steps: Task name -> batches per evaluation; for other tasks the argument of `evaluate` counts.
+      checkpoint_exporter: An exporter of the best checkpoint, by metrics such as `task|metric`.
 
     Raises:
-      UsageError: when two tasks have one name, or the model has no part for one.
+      UsageError: when two tasks have the same name, or the model has no part for a task.
     """
     tasks, names = list(tasks), set()
     for task in tasks:
@@ -44,12 +44,12 @@ def evaluate_tasks(
 
 
 def check_ours(trainer: Any) -> None:
-    """Raises UsageError for one of Model Garden's own trainers, which cannot evaluate several tasks here."""
+    """Raises UsageError for a trainer of Model Garden, which cannot evaluate several tasks in trainer_kit's run."""
     if trainer is not None and not isinstance(trainer, Trainer):
-        kind = type(getattr(trainer, "_inner", trainer))  # of an AdoptedTrainer
+        kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
         raise UsageError(
-            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; give a "
-            "trainer of trainer_kit.compat.model_garden, whose arguments are the same, or none"
+            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a "
+            "trainer of trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
         )
 
 

@@ -1,4 +1,4 @@
-"""MultiTaskEvaluator: evaluates several tasks, with the signature of official.modeling.multitask's."""
+"""MultiTaskEvaluator: evaluates several tasks; it has the signature of official.modeling.multitask's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trainer_kit.compat.model_garden.training.trainer import Trainer
 
 
 class MultiTaskEvaluator(Trainer):
-    """Evaluates several tasks of Model Garden, and trains none. Made in strategy scope.
+    """Evaluates several Model Garden tasks without training. Created in strategy scope.
 
     Args:
-      eval_tasks: of Model Garden.
-      model: a MultiTaskBaseModel, or one model for all tasks.
-      global_step: int64 scalar; None: a new one.
-      eval_steps: batches in an evaluation by task; all others go by what `evaluate` is asked for.
-      checkpoint_exporter: keeps the best checkpoint.
-      config: the experiment's, of Model Garden or of trainer_kit; None: all defaults.
-      optimizer: which, if it averages the weights, holds what is evaluated.
+      eval_tasks: Model Garden's tasks.
+      model: A MultiTaskBaseModel, or one model for all tasks.
+      global_step: An int64 scalar variable; None: a new one.
+      eval_steps: Task name -> batches per evaluation; for other tasks the argument of `evaluate` counts.
+      checkpoint_exporter: An exporter of the best checkpoint.
+      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
+      optimizer: The optimizer; if it averages the weights, its averages are evaluated.
     """
 
     def __init__(

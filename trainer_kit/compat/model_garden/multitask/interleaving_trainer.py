@@ -1,4 +1,4 @@
-"""MultiTaskInterleavingTrainer: every step trains one task, with the signature of official.modeling.multitask's."""
+"""MultiTaskInterleavingTrainer: trains one task in each step; its signature is official.modeling.multitask's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainer_kit.training.loops.read_before_write import writes_after
 
 
 class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
-    """Trains one of several tasks of Model Garden in each step, by its `train_step`. Made in strategy scope.
+    """Trains one of several Model Garden tasks in each step, by its `train_step`. Created in strategy scope.
 
-    The task is a pure function of the step and of the sampler, as in Model Garden: a resumed run draws the same.
+    As in Model Garden, the task is a pure function of the step and the sampler, so a resumed run draws the same tasks.
 
     Args:
-      multi_task: a MultiTask of Model Garden.
-      multi_task_model: a MultiTaskBaseModel, or one model for all tasks.
-      optimizer: of tf_keras.
-      task_sampler: of Model Garden.
-      trainer_options: of orbit.StandardTrainer; None: as `config` has it.
-      config: the experiment's, of Model Garden or of trainer_kit; None: all defaults.
+      multi_task: A MultiTask of Model Garden.
+      multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
+      optimizer: An optimizer of tf_keras.
+      task_sampler: A task sampler of Model Garden.
+      trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
+      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
     """
 
     has_total_loss = False
@@ -47,12 +47,12 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
         super().__init__(multi_task, multi_task_model, optimizer, trainer_options, config=config)
 
     def task_step_counter(self, name: str) -> Any:
-        """Returns the variable, an int64 scalar, that counts the steps of a task; a checkpoint holds it."""
+        """Returns the int64 scalar variable that counts a task's steps; checkpoints hold it."""
         return self.task.step_counters[name]
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Uses one element of the data of one task for one step on every replica; in graph."""
+        """Trains one task for one step on every replica, with one element of the task's data; in graph."""
         names = list(self.multi_task.tasks)
         branches = [functools.partial(self._task_step, iterator, name) for name in names]
         waited = tf.switch_case(self._draw(self._global_step), branches)
@@ -65,7 +65,7 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def _task_step(self, iterator: Any, name: str) -> tf.Tensor:
-        """Trains one task, in a graph of its own; returns the seconds that it has waited for its batch."""
+        """Trains one task, in its own graph; returns the seconds spent waiting for its batch."""
         clock = WaitingClock(iterator[name], no_waits())
         inputs = converted(self.next_train_inputs)(clock)
         with writes_after(local_tensors(inputs, self._strategy)):
@@ -86,9 +86,9 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def _draw(self, step: Any) -> tf.Tensor:
-        """Returns the number of the task that is trained after so many steps, an int32 scalar; in graph or eager.
+        """Returns the index of the task trained after `step` steps, an int32 scalar; in graph or eager.
 
-        The last one is also what is beyond the last bound: rounded sums of probabilities may stay below 1.
+        A draw beyond the last bound gives the last task: rounded sums of probabilities may stay below 1.
         """
         drawn = tf.random.stateless_uniform(shape=[], seed=(0, step))
         bounds = converted(self._task_sampler.task_cumulative_distribution)(step)
@@ -103,7 +103,7 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
         return self.task_step_counter(name)
 
     def _steps_of(self, step: int) -> dict[str, int]:
-        """One task, whose own steps are counted from now on, or back: what comes and what was follows from the step."""
+        """Returns {task: its own step number}; the task is drawn for each step between now and `step`, either way."""
         now, names = int(self._global_step.numpy()), list(self.task.tasks)
         drawn = functools.cache(lambda number: names[int(self._drawn(tf.constant(number, tf.int64)))])
         name = drawn(step - 1)

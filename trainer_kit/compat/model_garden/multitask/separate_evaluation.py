@@ -1,4 +1,4 @@
-"""Experiments that train one task and evaluate others on its model."""
+"""Support for experiments that train one task and evaluate others on its model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 
 
 class SeparateEvaluation:
-    """A task that is trained, and those that are evaluated; what the engine gets as the task of a run.
+    """The task of such a run: a task that is trained, and the tasks that are evaluated.
 
     Args:
-      train_task: of Model Garden.
-      eval_tasks: of Model Garden.
-      checkpoint_exporter: keeps the best checkpoint, in place of the engine's own.
+      train_task: The Model Garden task that is trained.
+      eval_tasks: The Model Garden tasks that are evaluated.
+      checkpoint_exporter: An exporter of the best checkpoint that replaces the engine's own.
     """
 
     def __init__(self, train_task: Any, eval_tasks: list[Any], checkpoint_exporter: Any = None) -> None:
@@ -32,7 +32,7 @@ class SeparateEvaluation:
         self.checkpoint_exporter = checkpoint_exporter
 
     def begin(self, trainer: Any, config: ExperimentConfig, checkpoint_exporter: Any) -> None:
-        """Has `trainer` evaluate the tasks, each over as many batches as the config's eval_tasks say; eager."""
+        """Makes `trainer` evaluate the tasks, each for the number of batches in the config's eval_tasks; eager."""
         steps: dict[str, int | None] = {}
         for routine in original(config).eval_tasks:
             steps.update(dict.fromkeys((routine.task_config.name, routine.task_name), routine.eval_steps))
@@ -41,7 +41,7 @@ class SeparateEvaluation:
 
 
 class SeparateTrainers:
-    """Makes trainers for such experiments, when the runner or the command line asks for one."""
+    """Creates trainers for experiments with separate evaluation tasks, for the runner and the command line."""
 
     best_checkpoint = BestCheckpointExporter
 
@@ -49,14 +49,14 @@ class SeparateTrainers:
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer of the task that is trained, which evaluates the others; in strategy scope.
+        """Returns a trainer that trains one task and evaluates the others; in strategy scope.
 
         Args:
-          config: of the experiment.
-          task: a SeparateEvaluation, or the task that is trained: the others are then made from the config.
-          train: whether it will train.
-          evaluate: whether it will evaluate.
-          checkpoint_exporter: keeps the best checkpoint.
+          config: The experiment's config.
+          task: A SeparateEvaluation, or only the task to train; the others are then created from the config.
+          train: Whether the trainer will train.
+          evaluate: Whether the trainer will evaluate.
+          checkpoint_exporter: An exporter of the best checkpoint.
         """
         if not isinstance(task, SeparateEvaluation):
             task = SeparateEvaluation(task, _eval_tasks(config, task))

@@ -1,4 +1,4 @@
-"""The training data of several tasks, each at its own position, with the methods of the data of one."""
+"""The training data of several tasks, each at its own position, with the interface of one task's TrainData."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainer_kit.training.loops.iterators import Iterators
 
 
 class Batches(int):
-    """The index of the batch that a step has used; of several tasks the first one's.
+    """The indices of the batches that a step uses; as an int it is the first task's index.
 
     Attributes:
-      of_tasks: index by task.
+      of_tasks: Task -> index of its batch.
     """
 
     of_tasks: dict[str, int]
 
     def __new__(cls, of_tasks: Mapping[str, int]) -> Batches:
-        """Returns an int, which knows more."""
+        """Returns an int that also has the indices of all tasks."""
         made = super().__new__(cls, next(iter(of_tasks.values())))
         made.of_tasks = dict(of_tasks)
         return made
@@ -33,15 +33,14 @@ class Batches(int):
 
 
 class TaskData:
-    """Hands out iterators by task, and knows where each of them is.
+    """Provides iterators by task, and keeps the position of each.
 
     Args:
-      parts: the data of each task, by name; a part counts the steps of its own task.
-      steps_of: returns, for a step of the run counted from 1, the tasks that it trains, each with the number that the
-        step has among those of the task.
+      parts: Task name -> TrainData, which counts its own task's steps.
+      steps_of: Returns, for a step of the run, the tasks that it trains -> their own step numbers; counted from 1.
 
     Attributes:
-      made: None: there is no one source for all tasks.
+      made: None, because there is no single source for all tasks.
     """
 
     stack = 1
@@ -53,7 +52,7 @@ class TaskData:
 
     @property
     def saves_position(self) -> bool:
-        """Whether checkpoints hold the state of an iterator."""
+        """Whether checkpoints hold the state of any iterator."""
         return any(part.saves_position for part in self.parts.values())
 
     def iterator(self) -> Iterators:
@@ -61,21 +60,21 @@ class TaskData:
         return Iterators({name: part.iterator() for name, part in self.parts.items()})
 
     def batch_of(self, step: int) -> Batches:
-        """Returns the index of the batch, or batches, that step number `step`, counted from 1, uses or has used."""
+        """Returns the indices of the batches that step number `step` uses or has used; steps are counted from 1."""
         return Batches({name: self.parts[name].batch_of(own) for name, own in self._steps_of(step).items()})
 
     def reporting_damage(self) -> AbstractContextManager[None]:
-        """Has an error of data that cannot be read say so, and drops all iterators; see TrainData."""
+        """A context that explains errors of unreadable data, and then drops all iterators; see TrainData."""
         read = lambda: [data for part in self.parts.values() for data in (part.made, part.feed.dataset)]  # noqa: E731
         return reporting_damage(read, self.feed.forget)
 
     def leave_out(self, batch: Batches) -> None:
-        """Leaves out the batch, or batches, from now on; see TrainData."""
+        """Skips these batches from now on; see TrainData."""
         for name, index in batch.of_tasks.items():
             self.parts[name].leave_out(index)
 
     def put_in_stacks(self, size: int) -> None:
-        """Has batches come each by itself: several datasets cannot be stacked."""
+        """Accepts only size 1: batches of several datasets cannot be stacked."""
         assert size == 1, "problem_of_fusing refuses it"
         for part in self.parts.values():
             part.put_in_stacks(size)
@@ -85,30 +84,30 @@ class TaskData:
         return {name: part.state() for name, part in self.parts.items()}
 
     def put_state(self, state: Mapping[str, Any] | None) -> None:
-        """Goes to the positions of a checkpoint; see TrainData."""
+        """Moves to the positions in a checkpoint; see TrainData."""
         for name, part in self.parts.items():
             part.put_state((state or {}).get(name))
 
     def restored(self, path: str | None) -> None:
-        """Notes where, beside the checkpoint that was restored, the states of iterators may be; None: nowhere."""
+        """Notes the path prefix of saved iterator states next to the restored checkpoint; None: there are none."""
         for number, part in self._numbered():
             part.restored(f"{path}-{number}" if path else None)
 
     def save_iterator(self, prefix: str, **options: Any) -> None:
-        """Saves the states of iterators to files that begin with `prefix` and a number; see TrainData."""
+        """Saves the iterators' states to files named `prefix` plus a number; see TrainData."""
         for number, part in self._numbered():
             part.save_iterator(f"{prefix}-{number}", **options)
 
     def _numbered(self) -> list[tuple[int, TrainData]]:
-        """Tasks may have names that files cannot have."""
+        """Returns numbered parts: files are named by number, because task names may not be valid file names."""
         return list(enumerate(self.parts[name] for name in sorted(self.parts)))
 
 
 class TaskFeeds:
-    """The feeds of the data of several tasks, used as one.
+    """The feeds of several tasks' data, used like one feed.
 
     Args:
-      parts: the data of each task, by name.
+      parts: Task name -> TrainData.
     """
 
     def __init__(self, parts: Mapping[str, TrainData]) -> None:
@@ -116,7 +115,7 @@ class TaskFeeds:
 
     @property
     def given(self) -> dict[str, Any] | None:
-        """The ready-made datasets by task; None if there is none."""
+        """The ready-made datasets by task; None if there are none."""
         given = {name: feed.given for name, feed in self._feeds.items() if feed.given is not None}
         return given or None
 
@@ -131,11 +130,11 @@ class TaskFeeds:
             feed.check_not_empty()
 
     def replace(self, dataset: Mapping[str, Any]) -> None:
-        """Uses other datasets, by task, from the next iterator on."""
+        """Replaces datasets, by task, beginning with the next iterator."""
         for name, one in dataset.items():
             self._feeds[name].replace(one)
 
     def forget(self) -> None:
-        """Drops iterators and datasets, because their positions no longer count."""
+        """Drops iterators and datasets, because their positions are no longer valid."""
         for feed in self._feeds.values():
             feed.forget()

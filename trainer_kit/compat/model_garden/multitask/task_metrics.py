@@ -1,4 +1,4 @@
-"""The training metrics of several tasks: a set for each, where a trainer has one."""
+"""The training metrics of several tasks: one metric set per task."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ TOTAL = "total_loss"
 
 
 class TaskMetrics:
-    """Metric sets by task, with the methods of one. Made in strategy scope.
+    """Metric sets by task, with the interface of one MetricSet. Created in strategy scope.
 
     Args:
-      tasks: of Model Garden, by name.
-      total: whether there is a loss of all tasks together.
+      tasks: Model Garden's tasks by name.
+      total: Whether there is also a total loss of all tasks.
     """
 
     def __init__(self, tasks: Mapping[str, Any], *, total: bool) -> None:
-        # In float32 TensorFlow would make one sum of it all, whose order, and last bit, depends on the moment.
+        # In float32 TensorFlow would fuse the sums, and their order, and so the last bit, would vary.
         self._sets = {TOTAL: MetricSet(LOSS, [], exact=True)} if total else {}
         self._sets |= {name: MetricSet(LOSS, task_metrics(task, True)) for name, task in tasks.items()}
 
     @property
     def losses(self) -> dict[str, Any]:
-        """The metrics of the losses by task, and of the total loss if there is one."""
+        """The metrics of the losses by task, including the total loss if there is one."""
         return {name: one.loss for name, one in self._sets.items()}
 
     @property
@@ -47,23 +47,23 @@ class TaskMetrics:
         """Adds the losses of one batch, by task; in graph, on a replica.
 
         Raises:
-          UsageError: for the loss of a task that is not one of these.
+          UsageError: for a loss with an unknown name.
         """
         for name, loss in losses.items():
             if name not in self._sets:
                 known = ", ".join(self._sets)
-                raise UsageError(f"the training step returned a loss of {name!r}, which is none of {known}")
+                raise UsageError(f"the training step returned a loss named {name!r}; the known losses are: {known}")
             self._sets[name].update_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Starts all anew; eager or in graph, in cross-replica context."""
+        """Resets all metrics; eager or in graph, in cross-replica context."""
         for one in self._sets.values():
             one.reset()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns the results of each task by its name; in cross-replica context."""
+        """Returns task name -> results; in cross-replica context."""
         return {name: one.results() for name, one in self._sets.items()}
 
     def variables(self) -> list[Any]:

@@ -42,23 +42,23 @@ def run_experiment(
     best_ckpt_exporter_creator: Any | None = train_utils.maybe_create_best_ckpt_exporter,
     **options: Any,
 ) -> Any:
-    """Trains, or evaluates, several tasks in one mode; all modes are those of trainer_kit.run_experiment.
+    """Trains or evaluates several tasks in one mode of trainer_kit.run_experiment.
 
     Args:
-      distribution_strategy: in whose scope task and model were made.
-      task: a MultiTask of Model Garden.
-      model: a MultiTaskBaseModel, or one model for all tasks.
-      mode: such as train_and_eval.
-      params: a MultiTaskExperimentConfig, converted or not.
-      model_dir: where the run keeps its files.
-      run_post_eval: evaluate once more at the end.
-      trainer: of `get_trainer`, or made in the scope of the strategy.
-      eval_summary_manager: in place of the one for the validation summaries.
-      best_ckpt_exporter_creator: called with params and model_dir; Model Garden's stands for trainer_kit's own.
-      **options: further keyword arguments of trainer_kit.run_experiment.
+      distribution_strategy: The strategy in whose scope task and model were created.
+      task: A MultiTask of Model Garden.
+      model: A MultiTaskBaseModel, or one model for all tasks.
+      mode: The mode, such as train_and_eval.
+      params: A MultiTaskExperimentConfig, converted or not.
+      model_dir: The run's folder.
+      run_post_eval: Whether to evaluate once more at the end.
+      trainer: A trainer from `get_trainer`, or one created in strategy scope.
+      eval_summary_manager: A summary manager that replaces the one for the validation summaries.
+      best_ckpt_exporter_creator: Called with params and model_dir; Model Garden's stands for trainer_kit's exporter.
+      **options: Further keyword arguments of trainer_kit.run_experiment.
 
     Returns:
-      The model; with run_post_eval (model, the logs of the last evaluation by task).
+      The model; with run_post_eval: (model, the last evaluation's logs by task).
 
     Raises:
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
@@ -85,16 +85,16 @@ def run_experiment(
 
 
 def get_trainer(distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any) -> Any:
-    """Returns the trainer of several tasks that trainer.trainer_type names, with its optimizer.
+    """Returns a trainer of several tasks, of the kind in trainer.trainer_type, with its optimizer.
 
     Args:
-      distribution_strategy: in whose scope task and model were made.
-      params: a MultiTaskExperimentConfig, converted or not.
-      task: a MultiTask of Model Garden.
-      model: a MultiTaskBaseModel, or one model for all tasks.
+      distribution_strategy: The strategy in whose scope task and model were created.
+      params: A MultiTaskExperimentConfig, converted or not.
+      task: A MultiTask of Model Garden.
+      model: A MultiTaskBaseModel, or one model for all tasks.
 
     Raises:
-      UsageError: when there is no such kind of trainer.
+      UsageError: for an unknown trainer type.
     """
     with distribution_strategy.scope():
         return create_trainer(convert(params), task, model)
@@ -117,26 +117,26 @@ def run_experiment_with_multitask_eval(
     eval_actions_factory: Any | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Trains one task, and evaluates others on its model, in one mode; see trainer_kit.run_experiment.
+    """Trains one task and evaluates others on its model, in one mode of trainer_kit.run_experiment.
 
     Args:
-      distribution_strategy: in whose scope the tasks were made.
-      train_task: of Model Garden; it builds the model.
-      eval_tasks: of Model Garden, each with a name of its own.
-      mode: such as train_and_eval.
-      params: a MultiEvalExperimentConfig, converted or not.
-      model_dir: where the run keeps its files.
-      run_post_eval: evaluate once more at the end.
-      save_summary: whether TensorBoard summaries are written.
-      trainer: a Trainer of this door, made in the scope of the strategy.
-      eval_summary_manager: in place of the one for the validation summaries.
-      best_ckpt_exporter_creator: called with params and model_dir; Model Garden's stands for trainer_kit's own.
-      train_actions_factory: called with params, trainer, model_dir and checkpoint_manager, all by name.
-      eval_actions_factory: called with params, the evaluator and model_dir.
-      **options: further keyword arguments of trainer_kit.run_experiment.
+      distribution_strategy: The strategy in whose scope the tasks were created.
+      train_task: The Model Garden task to train; it builds the model.
+      eval_tasks: The Model Garden tasks to evaluate, with distinct names.
+      mode: The mode, such as train_and_eval.
+      params: A MultiEvalExperimentConfig, converted or not.
+      model_dir: The run's folder.
+      run_post_eval: Whether to evaluate once more at the end.
+      save_summary: Whether to write TensorBoard summaries.
+      trainer: A Trainer of trainer_kit.compat.model_garden, created in strategy scope.
+      eval_summary_manager: A summary manager that replaces the one for the validation summaries.
+      best_ckpt_exporter_creator: Called with params and model_dir; Model Garden's stands for trainer_kit's exporter.
+      train_actions_factory: Called with params, trainer, model_dir and checkpoint_manager, all by name.
+      eval_actions_factory: Called with params, the evaluator and model_dir.
+      **options: Further keyword arguments of trainer_kit.run_experiment.
 
     Returns:
-      (model, the logs of the last evaluation by task), or (model, {}) without run_post_eval.
+      (model, the last evaluation's logs by task), or (model, {}) without run_post_eval.
 
     Raises:
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
@@ -167,7 +167,7 @@ def run_experiment_with_multitask_eval(
 
 
 def _add_actions(train_actions: Any, eval_actions: Any, params: Any, model_dir: str, controller: Controller) -> None:
-    """Adds the actions of two factories, each of which may be None, to those that a new controller calls."""
+    """Adds the actions of two factories, each of which may be None, to a new controller."""
     actions = next(one for one in controller.callbacks.members if isinstance(one, Actions))
     trainer, manager = controller.trainer, controller.checkpoint_manager
     if trainer is not None and train_actions is not None:
@@ -179,8 +179,8 @@ def _add_actions(train_actions: Any, eval_actions: Any, params: Any, model_dir: 
 
 
 def _own_exporter(creator: Any, params: Any, model_dir: str, strategy: tf.distribute.Strategy) -> Any:
-    """Returns what keeps the best checkpoint if the caller creates it; None: the engine creates it."""
+    """Returns the caller's exporter of the best checkpoint; None if the engine has to create one."""
     if creator in (None, train_utils.maybe_create_best_ckpt_exporter, maybe_create_best_ckpt_exporter):
         return None
-    with strategy.scope():  # by which it knows whether this worker is the one that keeps it
+    with strategy.scope():  # the exporter asks the current strategy whether this worker keeps files
         return creator(params, model_dir)

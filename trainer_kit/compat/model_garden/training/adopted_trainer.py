@@ -1,9 +1,9 @@
-"""Model Garden's trainers, and subclasses of them, under trainer_kit's runner.
+"""Runs Model Garden's trainers, and subclasses of them, under trainer_kit's runner.
 
-A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's runner does around
-them what it does around its own: checkpoints with random state, stops between loops, ledgers, best. Resumes are exact
-as far as the trainer's data have a position: data that it distributes itself begin anew, and a warning says so. Stops
-are those of one worker.
+A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's runner adds what it adds
+to its own trainers: checkpoints with random state, stops between loops, ledgers and best checkpoints. A resume is exact
+if the trainer's data has a position; data that the trainer distributes itself starts from its beginning, and a warning
+says so. A stop request reaches one worker only.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ _KNOWN = ("global_step", "model", "optimizer", "save_counter")
 
 
 def adopted(trainer: Any, seed: int = 0) -> Any:
-    """Returns `trainer` as trainer_kit's runner can drive it: itself, if it is one of trainer_kit's.
+    """Returns a trainer that trainer_kit's runner can use: `trainer` itself, or an AdoptedTrainer around it.
 
     Args:
-      trainer: trainer_kit's or Model Garden's; None stays None.
-      seed: of the run.
+      trainer: A trainer of trainer_kit or of Model Garden; None stays None.
+      seed: The run's random seed.
 
     Raises:
-      UsageError: for anything else.
+      UsageError: for any other object.
     """
     if trainer is None or isinstance(trainer, (Trainer, AdoptedTrainer)):
         return trainer
     missing = [name for name in _NEEDED if not hasattr(trainer, name)]
     if missing:
         raise UsageError(
-            f"{type(trainer).__name__} has no {', '.join(missing)}; give a Trainer of trainer_kit, or one with the "
-            "attributes of Model Garden's"
+            f"{type(trainer).__name__} has no {', '.join(missing)}; pass a Trainer of trainer_kit, or a trainer "
+            "with the attributes of Model Garden's Trainer"
         )
     return AdoptedTrainer(trainer, seed)
 
 
 class AdoptedTrainer(BaseTrainer):
-    """A trainer of Model Garden's with what trainer_kit's runner asks of one. Made in the scope of its strategy.
+    """Wraps a Model Garden trainer in the interface that trainer_kit's runner needs. Created in strategy scope.
 
-    What is not here is that of the trainer itself.
+    Other attributes are those of the wrapped trainer.
 
     Args:
-      inner: the trainer.
-      seed: of the run.
+      inner: The Model Garden trainer.
+      seed: The run's random seed.
     """
 
     def __init__(self, inner: Any, seed: int) -> None:
@@ -82,14 +82,14 @@ class AdoptedTrainer(BaseTrainer):
         )
         rates = ConfiguredRates(trained)
         self.state.discovered.roots["trainer"] = inner
-        self._searched = False  # for what its first steps have made
+        self._searched = False  # whether variables created by the first steps were looked for
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.put_state)
         self.sound: bool | None = True
         self.stop_flag = StopFlag(self._strategy)
 
     def _own_items(self) -> dict[str, Any]:
-        """Returns what the trainer's own checkpoint has beside what trainer_kit's has anyway."""
+        """Returns the items of the trainer's own checkpoint that trainer_kit's checkpoint does not already hold."""
         found = dict(self._inner.checkpoint._trackable_children())
         known = {*_KNOWN, *(getattr(self._inner.model, "checkpoint_items", None) or ())}
         return {name: item for name, item in found.items() if name not in known}
@@ -101,22 +101,22 @@ class AdoptedTrainer(BaseTrainer):
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """The strategy in whose scope the trainer was made."""
+        """The strategy in whose scope the trainer was created."""
         return self._strategy
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
-        """All that a checkpoint of the run holds."""
+        """The checkpoint with everything that the run saves."""
         return self.state.checkpoint
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """Keeps the best checkpoint; None if there is none to keep."""
+        """The exporter of the best checkpoint, or None."""
         return getattr(self._inner, "checkpoint_exporter", None)
 
     @property
     def saves_position(self) -> bool:
-        """Whether checkpoints hold the state of the data's iterator."""
+        """Whether checkpoints hold the state of the data iterator."""
         return self.data.saves_position
 
     @property
@@ -130,7 +130,7 @@ class AdoptedTrainer(BaseTrainer):
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Has the average that the optimizer keeps, if any, in place of the weights; eager, on the host."""
+        """A context with the optimizer's averages, if it has any, in place of the weights; eager, on the host."""
         if self._average is not None and not self._average.swapped:
             self._average.swap()
         try:
@@ -139,15 +139,15 @@ class AdoptedTrainer(BaseTrainer):
             self.end_averaging()
 
     def train(self, num_steps: Any) -> Any:
-        """Runs the trainer's own loop, from the place in the data at which the run stands; eager, on the host.
+        """Runs the trainer's own loop from the run's position in the data; eager, on the host.
 
         Raises:
-          UsageError: when it has no data that trainer_kit's runner can find.
+          UsageError: when the trainer has no attribute _train_dataset.
         """
         if not self.trains:
             kind = type(self._inner).__name__
-            raise UsageError(f"{kind} has no _train_dataset, as trainers of Model Garden and Orbit do; it cannot train")
-        if self._inner._train_dataset is not self._dataset:  # it was set meanwhile
+            raise UsageError(f"{kind} cannot train: it lacks _train_dataset, which Model Garden's trainers have")
+        if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
             self._dataset = self._inner._train_dataset
             self.data.feed.replace(self._dataset)
         self._inner._train_iter, self.sound = self.data.iterator(), None
@@ -162,43 +162,43 @@ class AdoptedTrainer(BaseTrainer):
             raise
 
     def end_averaging(self) -> None:
-        """Puts back the weights, if the trainer has put the averages of its optimizer in their place."""
+        """Restores the weights if the optimizer's averages are in their place."""
         if self._average is not None and self._average.swapped:
             self._average.swap()
 
     def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
-        """Returns what happens after each training loop; gin can bind it."""
+        """Returns the actions that run after each training loop; gin can bind their factory."""
         return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
 
     def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
-        """Returns what happens after each evaluation; gin can bind it."""
+        """Returns the actions that run after each evaluation; gin can bind their factory."""
         return get_eval_actions(params, self, model_dir)
 
     def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Has checkpoints hold what `get` returns, as JSON can hold it, and `put` take it after a restore."""
+        """Saves the JSON-able result of `get` in each checkpoint, and passes it to `put` after a restore."""
         self.state.python_state.add(name, get, put)
 
     def check_data(self) -> None:
-        """Raises DataError when all validation data is to be evaluated, and is known to be endless.
+        """Raises DataError when an evaluation would read all of an endless validation dataset.
 
-        The trainer's own loops say when there are no data.
+        Missing data is reported by the trainer's own loops.
         """
         dataset, options = getattr(self._inner, "_validation_dataset", None), getattr(self.config, "trainer", None)
         if dataset is not None and getattr(options, "validation_steps", 0) == -1 and is_endless(dataset):
             raise DataError(endless("validation_data", "trainer.validation_steps"))
 
     def validation_metric_names(self) -> None:
-        """Returns None: only a run can tell what it reports."""
+        """Returns None: the names are known only after an evaluation."""
 
     def initialize(self) -> None:
-        """Called when there is no checkpoint to restore; eager, in scope."""
+        """Initializes the trainer when there is no checkpoint to restore; eager, in strategy scope."""
         self._watch_values()
         if hasattr(self._inner, "initialize"):
             self._inner.initialize()
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
-        """Gets all ready that is no variable for the checkpoint that is about to be saved at `prefix`; eager."""
+        """Prepares the state that is not in variables for the checkpoint that will be saved at `prefix`; eager."""
         unseen, self._searched = not self._searched, True
         with self._strategy.scope():
             self.state.keep_changed(self._metric_variables() if unseen else None, self._required())
@@ -206,10 +206,10 @@ class AdoptedTrainer(BaseTrainer):
         self.data.save_iterator(f"{prefix}{ITERATOR}")
 
     def after_restore(self, path: str | None = None) -> None:
-        """Brings the data in line with the restored variables.
+        """Moves the data to the position of the restored checkpoint.
 
         Args:
-          path: of the checkpoint that was restored; None when there was none.
+          path: The path of the restored checkpoint; None if there was none.
         """
         self.data.restored(f"{path}{ITERATOR}" if path else None)
         self.state.restored(path)
@@ -218,12 +218,12 @@ class AdoptedTrainer(BaseTrainer):
         self.sound, self.data_ended = None, False
 
     def _watch_values(self) -> None:
-        """Remembers what the trainer's own loops may change, of which no graph is known; eager, in scope."""
+        """Remembers all values that the trainer's own loops may change: their graphs are unknown; eager, in scope."""
         if self.trains:
             self.state.watch(self._metric_variables(), everything=True)
 
     def _metric_variables(self) -> list[Any]:
-        """Returns the variables of the trainer's metrics, which need no saving: loops begin with them at zero."""
+        """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""
         values = [one for value in vars(self._inner).values() for one in tf.nest.flatten(value)]
         metrics = [one for one in values if hasattr(one, "update_state") and hasattr(one, "variables")]
         own = getattr(self._inner.model, "metrics", None) or []
@@ -234,7 +234,7 @@ class AdoptedTrainer(BaseTrainer):
 
 
 def _exact_average(optimizer: Any, model: Any) -> OptimizersAverage | None:
-    """Returns the average that Model Garden's optimizer keeps, with an exact swap; None if it keeps none."""
+    """Returns the average of Model Garden's optimizer, with an exact swap; None if the optimizer has none."""
     inner = averaging(optimizer)
     if inner is None:
         return None

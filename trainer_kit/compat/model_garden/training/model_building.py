@@ -1,7 +1,7 @@
-"""Builds the models that tasks of Model Garden leave to be built by the first training step.
+"""Builds models that Model Garden's tasks leave unbuilt until the first training step.
 
-A model without variables cannot be restored strictly, averaged or counted; so it is called once, in a graph that is
-thrown away, on what the data look like. Nothing is read and nothing is computed.
+A model without variables cannot be restored strictly, averaged or counted. So it is called once on the data's element
+spec, in a graph that is thrown away. No data is read and nothing is computed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from trainer_kit.errors import TrainerKitError, UsageError
 
 
 def build_model(task: Any, model: Any, train: bool, dataset: Any = None, sections: Any = None) -> None:
-    """Makes the variables of `model` that are not there yet; eager, in strategy scope.
+    """Creates the missing variables of `model`; eager, in strategy scope.
 
-    A model may have a part of them: its layers share variables with another model, which is built. Where such a model
+    A model may have some of its variables already, because it shares layers with a model that is built. If such a model
     cannot be called here, the rest is left to the first step.
 
     Args:
-      task: of Model Garden; its train_data, or validation_data, tell what a batch looks like.
-      model: of `task.build_model`.
-      train: which of both.
-      dataset: a ready-made one in place of both, which is not distributed; anything else does not count.
-      sections: of all tasks, of several; for messages.
+      task: A Model Garden task; its train_data or validation_data determines the spec of a batch.
+      model: The result of `task.build_model`.
+      train: Whether to use train_data, or else validation_data.
+      dataset: A ready-made dataset to use instead, if it is a tf.data.Dataset; other objects are ignored.
+      sections: The sections of all tasks, if there are several; for error messages.
 
     Raises:
-      UsageError, DataError: when the data are not there, or the task cannot call it on such a batch.
+      UsageError, DataError: when the data is missing, or the task cannot call the model on such a batch.
     """
     if model is None:
         raise UsageError(f"{type(task).__name__}.build_model returned None; return the model")
@@ -44,7 +44,7 @@ def build_model(task: Any, model: Any, train: bool, dataset: Any = None, section
 
 
 def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> None:
-    """Calls the model in a graph that is thrown away; arguments and errors are those of `build_model`."""
+    """Calls the model in a graph that is thrown away; arguments and errors as in `build_model`."""
     part = "train_data" if train else "validation_data"
     if not isinstance(dataset, tf.data.Dataset):
         data = getattr(task.task_config, part)
@@ -60,8 +60,8 @@ def _call(task: Any, model: Any, train: bool, dataset: Any, sections: Any) -> No
         tf.function(call).get_concrete_function(dataset.element_spec)
     except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
         raise UsageError(
-            f"the model {type(model).__name__} has no variables yet, and to make them {type(task).__name__}'s "
-            f"inference_step cannot be called on a batch of task.{part}: {one_line(error)}; build it in build_model"
+            f"the model {type(model).__name__} has no variables yet, and {type(task).__name__}.inference_step, which "
+            f"would create them, fails on a batch of task.{part}: {one_line(error)}; build the model in build_model"
         ) from error
 
 
@@ -73,5 +73,5 @@ def _has_unbuilt_layers(model: Any) -> bool:
 def _has_variables(model: Any) -> bool:
     try:
         return bool(getattr(model, "variables", None))
-    except ValueError:  # what a Sequential of Keras 2 says as long as it has none
+    except ValueError:  # raised by a Keras 2 Sequential that has no variables yet
         return False

@@ -1,4 +1,4 @@
-"""The moving average that an optimizer of Model Garden keeps, in the form that the engine uses."""
+"""Adapts the moving average of a Model Garden optimizer to the engine's interface."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from trainer_kit.optimizers.moving_average import exchange
 
 
 def averaging(optimizer: Any) -> Any:
-    """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for any other."""
+    """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for other optimizers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ExponentialMovingAverage) else None
 
 
 @contextlib.contextmanager
 def averages_in_place(optimizer: ExponentialMovingAverage) -> Iterator[None]:
-    """Exchanges the weights and the averages of Model Garden's optimizer, exactly, and back whatever happens.
+    """Exchanges weights and averages of Model Garden's optimizer exactly, and always exchanges them back.
 
-    Its own `swap_weights` adds and subtracts, which changes last bits, and where one is infinite makes NaN of both.
+    The optimizer's own `swap_weights` adds and subtracts, which changes last bits and turns infinite values into NaN.
 
     Raises:
-      UsageError: before the optimizer has averages.
+      UsageError: when the optimizer has no averages yet.
     """
     if not optimizer.has_shadow_copy:
         raise UsageError("the optimizer has no averages yet; call its shadow_copy(model) first")
@@ -41,7 +41,7 @@ def averages_in_place(optimizer: ExponentialMovingAverage) -> Iterator[None]:
 
 
 class _Wrapped(ExponentialMovingAverage):
-    """ExponentialMovingAverage under a loss scale, which passes an argument that Model Garden's class does not take."""
+    """ExponentialMovingAverage that accepts the extra argument which a loss-scale wrapper passes."""
 
     def apply_gradients(
         self, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True
@@ -54,16 +54,16 @@ class _Wrapped(ExponentialMovingAverage):
 
 
 class OptimizersAverage:
-    """What evaluations swap in of an optimizer that averages the weights itself. Made in the scope of the strategy.
+    """The averages of an optimizer that averages the weights itself, for evaluations. Created in strategy scope.
 
-    Model Garden swaps by adding and subtracting, which leaves other last bits in the weights; this exchanges them.
+    Model Garden swaps by adding and subtracting, which changes last bits of the weights; this class exchanges values.
 
     Args:
-      optimizer: an ExponentialMovingAverage, wrapped for loss scaling or not.
-      model: whose weights are averaged, built.
+      optimizer: An ExponentialMovingAverage, wrapped for loss scaling or not.
+      model: The built model whose weights are averaged.
     """
 
-    section = "optimizer"  # of a checkpoint: the averages are slots of the optimizer
+    section = "optimizer"  # the section of a checkpoint that holds the averages: they are slots of the optimizer
 
     def __init__(self, optimizer: Any, model: Any) -> None:
         inner = averaging(optimizer)
@@ -80,7 +80,7 @@ class OptimizersAverage:
 
     @property
     def swapped(self) -> bool:
-        """Whether the model holds the averages now, and the optimizer the weights."""
+        """Whether the model currently holds the averages, and the optimizer the weights."""
         return self._swapped
 
     def update(self, step: Any) -> None:
@@ -90,11 +90,11 @@ class OptimizersAverage:
         """Does nothing: Model Garden's average begins at zero."""
 
     def reset(self) -> None:
-        """Makes the averages equal to the weights, as after restoring weights alone; eager, on the host."""
+        """Sets the averages to the weights, for example after only weights were restored; eager, on the host."""
         self._copy_all()
 
     def swap(self) -> None:
-        """Exchanges weights and averages, on every replica, exactly; a second time undoes it; eager, on the host."""
+        """Exchanges weights and averages exactly on every replica; a second call undoes it; eager, on the host."""
         self._exchange_all()
         self._swapped = not self._swapped
 

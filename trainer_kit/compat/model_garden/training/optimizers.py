@@ -1,4 +1,4 @@
-"""Optimizers of Model Garden: checked, made, and made whole before a checkpoint is restored into them."""
+"""Checks and creates Model Garden's optimizers, and creates their variables before a checkpoint is restored."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _THEIR_WAYS = [one.create_optimizer.__func__ for one in (base_task.Task, MultiTa
 
 
 def check_values(task: Any, params: Any) -> None:
-    """Checks, before anything is built, the optimizer's values, the restrictions, and the number of a model's classes.
+    """Checks the optimizer's values, the restrictions, and the model's number of classes before anything is built.
 
-    A task may have its own way to make an optimizer, which has to know of differential privacy if the config asks for
-    that. Of no classes at all Keras makes a layer, which then ends the process in the first step.
+    A task with its own create_optimizer has to accept dp_config if the config asks for differential privacy. With zero
+    classes Keras would build a layer that ends the process in the first step.
 
     Args:
-      task: a task or a MultiTask of Model Garden.
-      params: the experiment's config, of Model Garden or of trainer_kit.
+      task: A task or a MultiTask of Model Garden.
+      params: The experiment's config, Model Garden's or trainer_kit's.
 
     Raises:
-      ConfigError: naming all that has no value, or a wrong one.
+      ConfigError: naming every value that is missing or wrong.
     """
     own_way = getattr(task.create_optimizer, "__func__", None) not in _THEIR_WAYS
     found = broken_rules(params) + ([] if own_way else unset_optimization(params.trainer.optimizer_config))
     private = getattr(params.task, "differential_privacy_config", None) is not None
     if private and "dp_config" not in inspect.signature(task.create_optimizer).parameters:
-        problem = f"{type(task).__name__}.create_optimizer takes no dp_config"
-        found.append(Mistake("task.differential_privacy_config", problem, "remove it, or add that argument"))
+        problem = f"{type(task).__name__}.create_optimizer has no argument dp_config"
+        found.append(Mistake("task.differential_privacy_config", problem, "remove this section, or add the argument"))
     if type(task).__module__.startswith("official.") and isinstance(getattr(task, "task_config", None), TheirConfig):
         found += [one for one in unset_values(task.task_config, "model") if found or one.path.endswith("classes")]
     if found:
@@ -49,10 +49,10 @@ def check_values(task: Any, params: Any) -> None:
 
 
 def create_optimizer(task: Any, params: Any) -> Any:
-    """Returns the optimizer that `task` makes of `params`, of Model Garden or of trainer_kit; in strategy scope.
+    """Returns the optimizer that `task` creates from `params`, a config of either framework; in strategy scope.
 
     Raises:
-      UsageError: when it cannot be made of what the config says.
+      UsageError: when the optimizer cannot be created from the config.
     """
     options = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
@@ -65,13 +65,13 @@ def create_optimizer(task: Any, params: Any) -> Any:
 
 
 def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes all variables of an optimizer of Keras 2, which it would make in the first step; eager, in strategy scope.
+    """Creates all variables of a Keras 2 optimizer, which would else come in the first step; eager, in strategy scope.
 
-    A checkpoint is restored strictly into what there is, and before the first step.
+    A checkpoint is restored strictly into existing variables, before the first step.
 
     Args:
-      optimizer: of either kind of Keras 2, wrapped for loss scaling or not; any other is left alone.
-      variables: that it will train.
+      optimizer: A Keras 2 optimizer, legacy or not, wrapped for loss scaling or not; others are left unchanged.
+      variables: The variables that the optimizer will train.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):

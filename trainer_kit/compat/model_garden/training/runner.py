@@ -31,31 +31,31 @@ _LOG = logging.getLogger(__name__)
 class OrbitExperimentRunner:
     """Runs an experiment of Model Garden.
 
-    A subclass may make another trainer (`_build_trainer`) or another keeper of the best checkpoint
-    (`_build_best_checkpoint_exporter`); the constructor then makes the trainer. Else `run` makes it, unless a caller
-    has asked for it before. `run` also makes the checkpoint manager and the controller. Those two are trainer_kit's,
-    and a subclass that makes its own is refused.
+    A subclass may create another trainer (`_build_trainer`) or another exporter of the best checkpoint
+    (`_build_best_checkpoint_exporter`); the constructor then creates the trainer. Otherwise `run` creates it, or the
+    first use of the property `trainer`. `run` also creates the checkpoint manager and the controller. These two are
+    trainer_kit's; a subclass that creates its own is refused.
 
     Args:
-      distribution_strategy: None: the current one.
-      task: of Model Garden, made in the scope of the strategy.
+      distribution_strategy: The strategy; None: the current one.
+      task: A Model Garden task, created in strategy scope.
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval.
-      params: the experiment's config, of Model Garden or of trainer_kit.
-      model_dir: where the run keeps its files.
-      run_post_eval: evaluate once more at the end.
-      save_summary: whether TensorBoard summaries are written.
-      train_actions: called with the logs of each training loop.
-      eval_actions: called with the logs of each evaluation.
-      trainer: a ready-made one, of trainer_kit or of Model Garden, made in the scope of the strategy.
-      controller_cls: a subclass of orbit.Controller; orbit.Controller itself stands for trainer_kit's Controller.
-      summary_manager: in place of the one for `model_dir/train`.
-      eval_summary_manager: in place of the one for the validation summaries.
-      enable_async_checkpointing: save in the background.
-      options: keyword arguments of trainer_kit.run_experiment that Model Garden's does not have.
+      params: The experiment's config, Model Garden's or trainer_kit's.
+      model_dir: The run's folder.
+      run_post_eval: Whether to evaluate once more at the end.
+      save_summary: Whether to write TensorBoard summaries.
+      train_actions: Called with the logs of each training loop.
+      eval_actions: Called with the logs of each evaluation.
+      trainer: A ready-made trainer of trainer_kit or of Model Garden, created in strategy scope.
+      controller_cls: A subclass of orbit.Controller; orbit.Controller itself stands for trainer_kit's Controller.
+      summary_manager: A summary manager that replaces the one for `model_dir/train`.
+      eval_summary_manager: A summary manager that replaces the one for the validation summaries.
+      enable_async_checkpointing: Whether to save in the background.
+      options: Keyword arguments of trainer_kit.run_experiment that Model Garden's does not have.
 
     Raises:
-      UsageError: for an unknown mode, or a subclass that makes its own checkpoint manager or controller.
-      ConfigError: when trainer_kit does not allow a value of `params`, or the run in `model_dir` had another one.
+      UsageError: for an unknown mode, or a subclass that creates its own checkpoint manager or controller.
+      ConfigError: when trainer_kit does not allow a value of `params`, or it differs from the run in `model_dir`.
     """
 
     _own_hooks = ("_build_trainer", "_build_best_checkpoint_exporter")
@@ -103,17 +103,17 @@ class OrbitExperimentRunner:
 
     @property
     def params(self) -> Any:
-        """The experiment's config, as it was given."""
+        """The experiment's config that was passed in."""
         return self._params
 
     @property
     def model_dir(self) -> str:
-        """Where the run keeps its files."""
+        """The run's folder."""
         return self._model_dir
 
     @property
     def trainer(self) -> Any:
-        """The trainer, as it was given or made; made now, if it is asked for before `run`."""
+        """The trainer that was passed in or created; created now if it is used before `run`."""
         if self._trainer is None:
             self._make_trainer()
         return self._trainer
@@ -126,7 +126,7 @@ class OrbitExperimentRunner:
           UsageError: before `run` has begun.
         """
         if self._controller is None:
-            raise UsageError("controller and checkpoint_manager are made by run(); ask for them in or after it")
+            raise UsageError("controller and checkpoint_manager do not exist before run(); it creates them")
         return self._controller
 
     @property
@@ -142,7 +142,7 @@ class OrbitExperimentRunner:
         """Runs the experiment.
 
         Returns:
-          (model, logs): the logs of the last evaluation with run_post_eval or in mode train_and_post_eval, else {}.
+          (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval, else {}.
         """
         with self.strategy.scope():
             trainer = adopted(self._trainer, self._config.runtime.random_seed)  # None: the engine makes it
@@ -158,21 +158,22 @@ class OrbitExperimentRunner:
         self._trainer = self._trainer or self._build_trainer(self._task, self._kind.trains, evaluates)
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
-        """Returns the trainer; to be overridden for another one."""
+        """Returns the trainer; override it to create another one."""
         with self.strategy.scope():
             exporter = self._build_best_checkpoint_exporter() if evaluate and self._mode != "eval" else None
             return Trainer.create(self._config, task, train, evaluate, exporter)
 
     def _build_best_checkpoint_exporter(self) -> Any:
-        """Returns what keeps the best checkpoint; to be overridden for another keeper."""
+        """Returns the exporter of the best checkpoint; override it to create another one."""
         return exporter_of_run(self._mode, self._config, self._model_dir, self.strategy, self._arguments)
 
     def _refuse_own_parts(self) -> None:
         for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
             if hasattr(self, name):
                 raise UsageError(
-                    f"{type(self).__name__}.{name}: the engine makes the checkpoint manager and the controller; give "
-                    "controller_cls, train_actions or eval_actions, and trainer.max_to_keep, in its place"
+                    f"{type(self).__name__}.{name}: the engine creates the checkpoint manager and the controller; "
+                    "remove this method, and pass controller_cls, train_actions or eval_actions, or set "
+                    "trainer.max_to_keep"
                 )
 
     def _controller_made(self, controller: Any) -> None:
@@ -180,11 +181,11 @@ class OrbitExperimentRunner:
 
 
 def noticed(controller_cls: type[Any], made: Callable[[Any], None]) -> type[Any]:
-    """Returns a subclass of a controller class, which calls `made` with each new object.
+    """Returns a subclass of a controller class that calls `made` with each new controller.
 
     Args:
-      controller_cls: of trainer_kit or of Orbit.
-      made: called at the end of the constructor.
+      controller_cls: A controller class of trainer_kit or of Orbit.
+      made: Called with the controller at the end of its constructor.
     """
 
     class Noticed(controller_cls):
@@ -197,18 +198,18 @@ def noticed(controller_cls: type[Any], made: Callable[[Any], None]) -> type[Any]
 
 
 def checked_config(mode: str, params: Any, model_dir: str, options: Mapping[str, Any]) -> ExperimentConfig:
-    """Returns the config of trainer_kit for `params`, which fits the run in `model_dir` if the mode trains.
+    """Returns `params` as a trainer_kit config; if the mode trains, checks that it fits the run in `model_dir`.
 
-    It is checked before an exporter changes the best folder.
+    The check comes before an exporter changes the best folder.
 
     Args:
-      mode: of the run.
-      params: the experiment's config, of Model Garden or of trainer_kit.
-      model_dir: of the run.
-      options: keyword arguments of trainer_kit.run_experiment.
+      mode: The run's mode.
+      params: The experiment's config, Model Garden's or trainer_kit's.
+      model_dir: The run's folder.
+      options: Keyword arguments of trainer_kit.run_experiment.
 
     Raises:
-      UsageError, StorageError: as trainer_kit.run_experiment.
+      UsageError, StorageError: as in trainer_kit.run_experiment.
     """
     config = convert(params)
     if lookup_mode(mode).trains:
@@ -220,16 +221,16 @@ def checked_config(mode: str, params: Any, model_dir: str, options: Mapping[str,
 def exporter_of_run(
     mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: Mapping[str, Any]
 ) -> Any:
-    """Returns trainer_kit's exporter of the best checkpoint, for a trainer that is made before the run.
+    """Returns trainer_kit's exporter of the best checkpoint, for a trainer that is created before the run.
 
-    A sidecar has a best folder of its own. None in mode eval, or when the config names no metric.
+    A sidecar has its own best folder. Returns None in mode eval, or when the config names no metric.
 
     Args:
-      mode: of the run.
-      config: of the experiment.
-      model_dir: of the run.
-      strategy: of the run.
-      options: keyword arguments of trainer_kit.run_experiment.
+      mode: The run's mode.
+      config: The experiment's config.
+      model_dir: The run's folder.
+      strategy: The run's strategy.
+      options: Keyword arguments of trainer_kit.run_experiment.
     """
     if mode == "eval":
         return None
@@ -240,23 +241,23 @@ def exporter_of_run(
 def with_options_of_eval(
     mode: str, config: ExperimentConfig, model_dir: str, strategy: tf.distribute.Strategy, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the options of a run; in mode eval with what Model Garden's runner does differently.
+    """Returns the options of a run, adapted in mode eval to what Model Garden's runner does.
 
-    Where there is no checkpoint it evaluates the initial weights: for `task.init_checkpoint` no training is needed. And
-    its summaries go to the same folder as those of a training run.
+    Without a checkpoint, Model Garden evaluates the initial weights, because `task.init_checkpoint` needs no training.
+    Its summaries go to the same folder as those of a training run.
 
     Args:
-      mode: of the run.
-      config: of the experiment.
-      model_dir: of the run.
-      strategy: of the run.
-      options: keyword arguments of trainer_kit.run_experiment; what they say is not changed.
+      mode: The run's mode.
+      config: The experiment's config.
+      model_dir: The run's folder.
+      strategy: The run's strategy.
+      options: Keyword arguments of trainer_kit.run_experiment; their values are not changed.
     """
     if mode != "eval":
         return options
     directory, chosen = RunDirectory(model_dir, config.trainer), dict(options)
     if "checkpoint" not in options and newest_checkpoint(model_dir) is None:
-        _LOG.warning("%s holds no checkpoint: the weights are evaluated as the task initializes them", model_dir)
+        _LOG.warning("%s holds no checkpoint: evaluating the weights as the task initializes them", model_dir)
         chosen["checkpoint"] = INITIAL
     writes = options.get("save_summary", True) and is_chief(strategy)
     if writes and options.get("eval_summary_manager") is None:
@@ -264,13 +265,13 @@ def with_options_of_eval(
     return chosen
 
 
-# To write the 15 parameters once more would let the two lists drift apart. inspect.signature and help() show them; type
-# checkers do not.
+# The 15 parameters are not repeated here, so that the two lists cannot drift apart. inspect.signature and help() show
+# them; type checkers do not.
 @functools.wraps(OrbitExperimentRunner, assigned=(), updated=())
 def run_experiment(*arguments: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
     """Runs an experiment of Model Garden in one mode; arguments and errors are those of OrbitExperimentRunner.
 
     Returns:
-      (model, logs): the logs of the last evaluation with run_post_eval or in mode train_and_post_eval, else {}.
+      (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval, else {}.
     """
     return OrbitExperimentRunner(*arguments, **options).run()

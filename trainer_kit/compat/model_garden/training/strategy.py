@@ -28,22 +28,22 @@ def get_distribution_strategy(
 ) -> tf.distribute.Strategy:
     """Returns a strategy by its name; eager, on the host.
 
-    Mirroring over one device gives TensorFlow's default strategy. Model Garden makes a MirroredStrategy of one replica
-    there, which computes the same: a small step takes it three times as long (0.3 ms in place of 0.1 on a CPU).
+    Mirroring over one device gives TensorFlow's default strategy. Model Garden creates a MirroredStrategy with one
+    replica, which computes the same but takes three times as long for a small step (0.3 ms instead of 0.1 on a CPU).
 
     Args:
-      distribution_strategy: off, one_device, mirrored, multi_worker_mirrored, parameter_server, tpu, or auto, what the
-        machine has; in capitals or not.
-      num_gpus: how many GPUs one_device and mirrored use; 0: they use the CPU, also where there are GPUs. The other
-        strategies use all GPUs.
-      all_reduce_alg: how gradients are summed: nccl or hierarchical_copy for mirrored, ring or nccl for
+      distribution_strategy: off, one_device, mirrored, multi_worker_mirrored, parameter_server, tpu, or auto (which
+        uses what the machine has); case does not matter.
+      num_gpus: The number of GPUs for one_device and mirrored; with 0 they use the CPU, even if there are GPUs. The
+        other strategies use all GPUs.
+      all_reduce_alg: The algorithm that sums gradients: nccl or hierarchical_copy for mirrored, ring or nccl for
         multi_worker_mirrored, None or auto for TensorFlow's choice.
-      num_packs: into how many packs mirrored sums gradients, with an all_reduce_alg.
-      tpu_address: name or address of the TPU, for tpu.
-      **kwargs: are not used, as in Model Garden.
+      num_packs: The number of packs in which mirrored sums gradients, if all_reduce_alg is set.
+      tpu_address: The name or address of the TPU, for tpu.
+      **kwargs: Ignored, as in Model Garden.
 
     Raises:
-      UsageError: (a ValueError) for arguments that Model Garden refuses, in its words.
+      UsageError: (a ValueError) for arguments that Model Garden refuses, in Model Garden's words.
       ConfigError: (a ValueError) for devices that this machine does not have.
     """
     del kwargs
@@ -75,9 +75,9 @@ def get_distribution_strategy(
 
 
 def _refused(error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None) -> UsageError:
-    """Returns the error for arguments that RuntimeConfig refuses; it begins with the words of Model Garden, if any.
+    """Returns the error for arguments that RuntimeConfig refuses; it begins with Model Garden's words, if it has any.
 
-    Model Garden does not know auto, and for tpu it would connect to one.
+    Model Garden is not asked about auto, which it does not know, or tpu, for which it would connect to a TPU.
     """
     if name not in ("auto", "tpu") and type(num_gpus) is int:
         try:

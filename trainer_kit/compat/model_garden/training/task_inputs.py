@@ -13,13 +13,13 @@ from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 
 
 class ModelGardenInputs(TaskInputs):
-    """Opens training and validation data by a task's build_inputs, and names the config's section in its errors.
+    """Opens training and validation data by a task's build_inputs, and names the config section in error messages.
 
     Args:
-      config, task, distribute: see TaskInputs.
+      config, task, distribute: See TaskInputs.
 
     Attributes:
-      sections: the config sections of Model Garden's tasks, by their paths.
+      sections: The config sections of Model Garden's tasks, by their paths.
     """
 
     def __init__(self, config: Any, task: Any, distribute: Callable[[Any], Any]) -> None:
@@ -28,17 +28,17 @@ class ModelGardenInputs(TaskInputs):
         self.sections = of_task if isinstance(of_task, TaskSections) else TaskSections({"task": of_task})
 
     def add_evaluated(self, tasks: list[Any]) -> None:
-        """Names the sections of tasks that are evaluated, and not trained, too."""
+        """Adds the sections of tasks that are evaluated but not trained."""
         known = [id(one) for one in self.sections.values()]
         others = {f"eval_tasks.{n}.task_config": task.task_config for n, task in enumerate(tasks)}
         more = {path: section for path, section in others.items() if id(section) not in known}
         self.sections = TaskSections({**self.sections, **more})
 
     def open_validation(self, build_inputs: Any, params: Any, input_context: Any) -> tf.data.Dataset:
-        """Returns one pass over the validation data of one worker, in as many steps on all; see TaskInputs."""
+        """Returns one pass over a worker's validation data, with equally many steps on all workers; see TaskInputs."""
         return whole_steps(super().open_validation(build_inputs, params, input_context), input_context)
 
     def opened(self, params: Any, open_data: Callable[..., tf.data.Dataset], build_inputs: Any) -> Any:
-        """Returns data distributed over the replicas; eager."""
+        """Returns the data distributed over the replicas; eager."""
         with told(part_of(self.sections, params), self.sections):
             return super().opened(params, open_data, build_inputs)

@@ -1,6 +1,6 @@
-"""Makes tasks of Model Garden from configs of trainer_kit.
+"""Creates Model Garden tasks from trainer_kit configs.
 
-What gin files may bind is imported with this module: bindings are read before anything is made.
+The functions that gin files may bind are imported with this module, because bindings are read before anything is built.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trainer_kit.files import is_remote
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> Any:
-    """Returns the task of Model Garden for a task's section that `convert` has made; in strategy scope.
+    """Returns the Model Garden task for a task's section that `convert` has created; in strategy scope.
 
-    `logging_dir` is there meanwhile: some tasks write into it when they are made.
+    `logging_dir` exists during the call, because some tasks write to it when they are created.
 
     Raises:
-      UsageError, DataError: when it cannot be made of what the section says.
+      UsageError, DataError: when the task cannot be created from the section.
     """
     section = original(config)
     with folder(logging_dir), told("task", section):
@@ -35,7 +35,7 @@ def create_task(config: Config, logging_dir: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def folder(logging_dir: str | None) -> Iterator[None]:
-    """Has a local folder be there for what is done inside; where nothing was written to it, it goes again."""
+    """A context in which a local folder exists; afterwards it is removed if it was created here and is empty."""
     if not logging_dir or is_remote(logging_dir):
         yield
         return

@@ -1,4 +1,4 @@
-"""Trainer: the engine of trainer_kit for a task of Model Garden, with the signature of Model Garden's Trainer."""
+"""Trainer: trainer_kit's engine for a Model Garden task, with the signature of Model Garden's Trainer."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from trainer_kit.compat.model_garden.training.trainer_names import TrainerNames,
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.training import trainer as engine
 
-# Model Garden's own classes. They are looked up now: a program may put those of trainer_kit in their place.
+# Model Garden's own classes, looked up at import: a program may later replace them with trainer_kit's.
 _MODEL_GARDENS = getattr(base_trainer, "Trainer", None)
 _AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)  # the base of trainers with loops of their own
 
 
 class Trainer(TrainerNames, engine.Trainer):
-    """Trains and evaluates a task of Model Garden, with the arguments and methods of trainer_kit's Trainer.
+    """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
 
-    `config` is of either framework. The property `config` has the task's section of Model Garden, and trainer_kit's
-    other sections. In the scope of a parameter-server strategy the constructor returns Model Garden's own Trainer:
-    the loops of trainer_kit do not run on other workers yet.
+    The argument `config` is a config of either framework. The property `config` has Model Garden's section of the task,
+    and trainer_kit's other sections. In the scope of a parameter-server strategy the constructor returns Model Garden's
+    own Trainer, because trainer_kit's loops do not support that strategy yet.
     """
 
-    best_checkpoint = BestCheckpointExporter  # whose files Model Garden reads too
+    best_checkpoint = BestCheckpointExporter  # its files can be read by Model Garden too
     inputs_class = ModelGardenInputs
 
     def __init__(
@@ -70,7 +70,7 @@ class Trainer(TrainerNames, engine.Trainer):
 
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # it has the same signature
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
-        """Returns a trainer of the kind that the current strategy needs."""
+        """Returns a trainer of the class that the current strategy needs."""
         if cls is Trainer and _MODEL_GARDENS is not None and _is_asynchronous():
             return _MODEL_GARDENS(*arguments, **named)
         return super().__new__(cls)
@@ -79,28 +79,28 @@ class Trainer(TrainerNames, engine.Trainer):
     def create(
         cls, config: ExperimentConfig, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer with the task's model and optimizer, which keeps the moving average. In strategy scope.
+        """Returns a trainer of this class with the task's model and optimizer; in strategy scope.
 
-        The trainer is of this class. For Trainer itself gin can bind another class, of either framework.
+        The optimizer keeps the moving average. For Trainer itself, gin can bind another class of either framework.
         """
-        chosen = {} if cls is Trainer else {"trainer_cls": cls}  # what gin binds loses to an argument
+        chosen = {} if cls is Trainer else {"trainer_cls": cls}  # an argument overrides gin's binding
         made = create_trainer(config, task, train, evaluate, checkpoint_exporter, **chosen)
         return adopted(made, config.runtime.random_seed)
 
     def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
-        """Returns what happens after each training loop; gin can bind it."""
+        """Returns the actions that run after each training loop; gin can bind their factory."""
         return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
 
     def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
-        """Returns what happens after each evaluation; gin can bind it."""
+        """Returns the actions that run after each evaluation; gin can bind their factory."""
         return get_eval_actions(params, self, model_dir)
 
     def train_loop_end(self) -> dict[str, Any]:
-        """Returns the logs of the loop: metrics, training_loss, learning_rate. Eager, on the host."""
+        """Returns the loop's logs: metrics, training_loss, learning_rate. Eager, on the host."""
         return with_numpy(super().train_loop_end())
 
     def initialize(self) -> None:
-        """Lets the task load its initial weights, where there is no checkpoint to restore. Eager, in scope."""
+        """Lets the task load initial weights when there is no checkpoint to restore. Eager, in strategy scope."""
         with told("task.init_checkpoint", self.task.task_config):
             super().initialize()
 
@@ -120,7 +120,7 @@ class Trainer(TrainerNames, engine.Trainer):
 
 
 def _check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
-    """Raises AttributeError when `config` lacks a section that is needed, in Model Garden's words."""
+    """Raises AttributeError, in Model Garden's words, when `config` lacks a required section."""
     wanted = {"train_data": train_data, "validation_data": validation_data}
     data = [f"task.{name}" for name, needed in wanted.items() if needed]
     for path in ("trainer", "task", *data):
@@ -146,15 +146,15 @@ def create_trainer(
 ) -> Any:
     """Returns a trainer with the task's model and optimizer; in strategy scope.
 
-    gin can bind `trainer_cls`, and those arguments of Model Garden's Trainer that are not passed here.
+    gin can bind `trainer_cls`, and the arguments of Model Garden's Trainer that are not passed here.
 
     Args:
-      params: the experiment's config, of Model Garden or of trainer_kit.
-      task: of Model Garden.
-      train: whether it will train.
-      evaluate: whether it will evaluate.
-      checkpoint_exporter: keeps the best checkpoint.
-      trainer_cls: a Trainer class of either framework, or a subclass.
+      params: The experiment's config, Model Garden's or trainer_kit's.
+      task: A Model Garden task.
+      train: Whether the trainer will train.
+      evaluate: Whether the trainer will evaluate.
+      checkpoint_exporter: An exporter of the best checkpoint.
+      trainer_cls: A Trainer class of either framework, or a subclass.
     """
     check_values(task, params)
     with told("task.model", task.task_config):

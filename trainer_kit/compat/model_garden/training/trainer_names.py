@@ -1,4 +1,4 @@
-"""What programs written for Model Garden's Trainer expect of one: its attributes, and `.numpy()` of what it returns."""
+"""Attributes and results that programs written for Model Garden's Trainer expect, such as `.numpy()` on logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 class TrainerNames:
-    """Attributes of Model Garden's Trainer that subclasses use in their own steps; to be inherited from."""
+    """Mixin with the private attributes of Model Garden's Trainer that subclasses use in their own steps."""
 
     train_loss: Any
     train_metrics: Any
@@ -45,7 +45,7 @@ class TrainerNames:
 
 
 def with_numpy(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs whose NumPy numbers have the method `numpy()`, as the tensors have that Model Garden returns."""
+    """Returns logs whose NumPy numbers have a method `numpy()`, like the tensors that Model Garden returns."""
     return {name: with_numpy(one) if isinstance(one, Mapping) else _with_numpy(one) for name, one in logs.items()}
 
 
@@ -55,7 +55,7 @@ def _with_numpy(value: Any) -> Any:
 
 
 def _kind(number: Any) -> Any:
-    """Returns a subclass of a NumPy type that has the method `numpy()`; it is pickled as that type."""
+    """Returns a subclass of a NumPy scalar type with a method `numpy()`; it is pickled as the NumPy type."""
     methods = {"numpy": lambda self: number(self), "__reduce__": lambda self: number(self).__reduce__()}
     return type(number.__name__, (number,), methods)
 

@@ -1,0 +1,58 @@
+"""A run keeps to the executor that it was begun with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.errors import ConfigError
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import tiny_experiment
+
+
+class _Look(Callback):
+    """Notes the executor that training loops had."""
+
+    seen = ""
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self.seen = run.trainer.executor
+
+
+def _train(folder: Path, steps: int, executor: str = "auto") -> str:
+    """Trains up to `steps`; returns the executor that did it."""
+    config = tiny_experiment(train_steps=steps, checkpoint_interval=2).replace(runtime={"executor": executor})
+    look = _Look()
+    launch(config, "train", str(folder), callbacks=[look])
+    return look.seen
+
+
+def _manifest(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_the_choice_is_in_the_manifest_and_a_resume_keeps_it(tmp_path: Path) -> None:
+    assert _train(tmp_path, 4) == "single_threaded"
+    assert _manifest(tmp_path)["executor"] == "single_threaded"
+    (tmp_path / "manifest.json").write_text(json.dumps({**_manifest(tmp_path), "executor": "default"}))
+    assert _train(tmp_path, 8) == "default"
+
+
+def test_a_run_of_an_earlier_release_keeps_the_default(tmp_path: Path) -> None:
+    _train(tmp_path, 4, executor="default")
+    old = _manifest(tmp_path)
+    del old["executor"]
+    (tmp_path / "manifest.json").write_text(json.dumps(old))
+    assert _train(tmp_path, 8) == "default"
+    assert _train(tmp_path, 12) == "default"
+
+
+def test_the_config_may_name_only_the_chosen_executor(tmp_path: Path) -> None:
+    _train(tmp_path, 4)
+    assert _train(tmp_path, 8, executor="single_threaded") == "single_threaded"
+    with pytest.raises(ConfigError, match=r"runtime\.executor: was 'single_threaded'"):
+        _train(tmp_path, 12, executor="default")

@@ -1,0 +1,91 @@
+"""The executor that runtime.executor=auto chooses, by the size of a training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
+from trainer_kit.training.trainer_creation import create_trainer
+
+
+class _Images(TinyTask):
+    """A convolution: few weights, and much work."""
+
+    def build_model(self) -> Any:
+        layers = [keras.Input((8,)), keras.layers.Reshape((2, 4, 1)), keras.layers.UpSampling2D(32)]
+        layers += [keras.layers.Conv2D(16, 5), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
+        return keras.Sequential(layers)
+
+
+class _Branches(TinyTask):
+    """A branch in the step, whose work is not counted."""
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+        return tf.cond(loss > 100.0, lambda: loss * 0.5, lambda: loss)
+
+
+def _trained(task: type[TinyTask] = TinyTask, **overrides: Any) -> Any:
+    config = tiny_experiment().replace(runtime={"executor": "auto"}).replace(**overrides)
+    trainer = create_trainer(config, task(config.task), True, False, None)
+    trainer.initialize()
+    trainer.train(tf.constant(3))
+    assert int(trainer.global_step.numpy()) == 3
+    return trainer
+
+
+def test_a_small_step_runs_on_one_thread() -> None:
+    assert _trained().executor == "single_threaded"
+
+
+@pytest.mark.parametrize("task", [_Images, _Branches])
+def test_a_large_step_and_one_of_unknown_size_run_by_default(task: type[TinyTask]) -> None:
+    assert _trained(task).executor == "default"
+
+
+def test_fused_steps_run_by_default() -> None:
+    assert _trained(trainer={"fuse_steps": 3}).executor == "default"
+
+
+def test_steps_that_are_not_compiled_run_by_default() -> None:
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert _trained().executor == "default"
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def test_an_executor_that_is_named_is_not_chosen() -> None:
+    assert _trained(runtime={"executor": "default"}).executor == "default"
+
+
+def test_many_weights_tell_without_a_graph() -> None:
+    assert executor_by_weights([np.zeros([100, 100]), np.zeros([10**9])], batch_size=10) is None
+    choice = executor_by_weights([np.zeros([1000, 1000])], batch_size=10)
+    assert choice is not None and choice.name == "default" and "at least 60.0 MFLOP" in choice.reason
+
+
+def test_a_batch_of_unknown_size_counts_as_the_configs() -> None:
+    weight = tf.Variable(tf.zeros([64, 64]))
+    iterator = iter(tf.data.Dataset.from_tensor_slices(tf.zeros([100, 64])).batch(40))
+
+    @tf.function
+    def loop(iterator: Any) -> Any:
+        total = tf.zeros([])
+        for _ in tf.range(2):
+            total += tf.reduce_sum(next(iterator) @ weight)
+        return total
+
+    graph = loop.get_concrete_function(iterator).graph
+    assert executor_by_graph(graph, 40).name == "single_threaded"
+    assert executor_by_graph(graph, 4000).name == "default"
+
+
+def test_without_a_compiled_loop_the_default_runs_it() -> None:
+    assert executor_by_graph(None, 32).name == "default"
