@@ -256,3 +256,10 @@ def test_what_imports_no_tensorflow_is_checked_strictly_by_mypy() -> None:
     }
     floors = [f"{house.PACKAGE}.{floor}" for floor in house.LIGHT_FLOORS]
     assert [floor for floor in floors if not any(house.is_within(floor, module) for module in strict)] == []
+
+
+def test_names_of_tests_are_sentences_of_at_most_60_characters() -> None:
+    found = [function.name for one in read_sources("tests") for function in one.functions]
+    tests = [name for name in found if name.startswith("test_")]
+    assert len(tests) > 2000
+    assert [name for name in tests if len(name) > 60] == []

@@ -72,7 +72,7 @@ def test_what_is_not_installed_is_told_and_is_no_failure() -> None:
     assert any("not measured: torch not installed" in line for line in table.lines(results))
 
 
-def test_the_table_opens_a_section_with_equal_code_and_puts_goals_beside_their_rows() -> None:
+def test_a_section_opens_with_its_control_and_rows_have_goals() -> None:
     goals = (Goal(to="a", bound=0.8), Goal(to="again", bound=2.0))
     one = section(A, AGAIN, ours([95.0, 190.0, 285.0], [95.0] * 3, [9.5] * 3, goals=goals))
     text = list(table.section_lines(one))
