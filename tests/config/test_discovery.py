@@ -357,3 +357,8 @@ def test_a_ctrl_c_while_a_module_is_imported_is_not_its_mistake(here: Path, name
     (here / f"{name}.py").write_text("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         discovery.import_user_module(f"{name}.py")
+
+
+def test_a_miss_says_how_to_name_the_users_module(here: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"; name the module that registers it with --import_module$"):
+        discovery.find_experiment("qqqqqq")

@@ -81,8 +81,9 @@ def _made(path: str, section: CallbackConfig) -> Callback:
     except TypeError as error:
         known = list(inspect.signature(kind).parameters)
         unknown = [name for name in section.args if name not in known]
+        problem: Any = f"there is no argument {unknown[0]!r}" if unknown else error
         near = suggestion(unknown[0], known) if unknown else f"it takes {', '.join(known) or 'no arguments'}"
-        raise UsageError(f"{path}.args: {section.name}: {error}; {near}") from None
+        raise UsageError(f"{path}.args: {section.name}: {problem}; {near}") from None
     return kind(**section.args)
 
 

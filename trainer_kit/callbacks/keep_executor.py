@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.process.run_directory import RunDirectory, kept_executor
+
+_LOG = logging.getLogger(__name__)
 
 
 class KeepExecutor(Callback):
@@ -28,6 +31,7 @@ class KeepExecutor(Callback):
         self._noted = kept_executor(self._directory.path) or ""
         if self._noted and run.trainer.executor == "auto":
             run.trainer.executor = self._noted
+            _LOG.info("runtime.executor=auto: %s, with which this run was begun", self._noted)
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Records the executor once it is chosen. A run that is killed before that chooses the same one again."""

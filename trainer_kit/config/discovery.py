@@ -60,21 +60,24 @@ def find_experiment(name: str, modules: Iterable[str] = ()) -> None:
         for point in _entry_points():
             if point.name in (name, first):
                 _load(point)
+    own = set(experiments.names())
     if name not in experiments:
         ask_doors(name)
     if name not in experiments:
+        own |= {*local_experiments(), *(point.name for point in _entry_points())}
         ask_doors()
-        names = {*experiments.names(), *local_experiments(), *(point.name for point in _entry_points())}
-        raise UsageError(f"--experiment: no experiment is called {name!r}; {_nearest(name, sorted(names))}")
+        names = sorted({*own, *experiments.names()})
+        raise UsageError(f"--experiment: no experiment is called {name!r}; {_advice(name, names, sorted(own))}")
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    if names:
+def _advice(name: str, names: list[str], own: list[str]) -> str:
+    """Returns near names, or the names that are not another framework's, and how to add a module."""
+    if near_names(name, names):
         return suggestion(name, names)
-    return (
-        f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments; name your module "
-        "with --import_module"
-    )
+    known = suggestion(name, own)
+    if not own:
+        known = f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
+    return f"{known}; name the module that registers it with --import_module"
 
 
 def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:

@@ -59,4 +59,4 @@ def executor_by_graph(graph: tf.Graph | None, batch_size: int) -> ExecutorChoice
 def _choice(flops: int, how: str = "") -> ExecutorChoice:
     name = "single_threaded" if flops <= MOST_FLOPS else "default"
     limit = f"one thread is faster up to {MOST_FLOPS / 1e6:.0f} MFLOP"
-    return ExecutorChoice(name, f"a training step takes {how}{flops / 1e6:.1f} MFLOP, and {limit}")
+    return ExecutorChoice(name, f"a training step takes {how}{flops / 1e6:.3g} MFLOP, and {limit}")
