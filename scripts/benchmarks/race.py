@@ -77,8 +77,8 @@ class Plan:
     """The number and length of measurements.
 
     Attributes:
-      rounds: times that all processes are started anew.
-      most_rounds: rounds at most, where `race` is told that they do not suffice yet; 0: as many as `rounds`.
+      rounds: The number of rounds; each starts all processes again.
+      most_rounds: The largest number of rounds, if `rounds` do not suffice; 0: there are no further rounds.
       windows: readings of each in a round.
       seconds: of a window, at least; it ends with a loop.
       warm_up: seconds of the window that comes first and does not count; none if 0.

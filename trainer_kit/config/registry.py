@@ -1,6 +1,6 @@
 """A generic registry of names; a failed lookup lists the nearest names.
 
-Names may have parts, `a/b/c`. A name that is the beginning of another (`a/b` beside `a/b/c`) is refused, so that a
+Names may have parts, such as `a/b/c`. A name that another one begins with (`a/b` and `a/b/c`) is refused, so that a
 lookup never meets a folder where an object is expected.
 """
 
