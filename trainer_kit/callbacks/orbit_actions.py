@@ -33,7 +33,7 @@ class Actions(Callback):
         """Calls the actions after training loops."""
         assert run.loop is not None
         _call(self.train_actions, run, logs)
-        if self.train_actions and (step := run.step) < run.loop.end:
+        if self.train_actions and (step := int(run.trainer.global_step.numpy())) < run.loop.end:
             run.rewind(step, f"an action has taken the run back from step {run.loop.end} to step {step}")
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:

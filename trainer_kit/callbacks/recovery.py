@@ -74,7 +74,7 @@ class Recovery(Callback):
             self._give_up(error, begin, end)
         self.trials += 1
         self._last_sound()
-        step = run.step
+        step = int(self._trainer.global_step.numpy())
         trials = options.recovery_max_trials
         _LOG.warning("%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials)
         self._change_after_rewind = lambda: "nothing is changed"

@@ -227,7 +227,7 @@ class TrainData:
     def _open(self, build_inputs: Callable[..., Any], params: Any, input_context: Any) -> tf.data.Dataset:
         made = made_inputs(build_inputs, params, input_context)
         self._opened, self._saves_iterator = made, False
-        data = without_idle_tuner(made)
+        data = without_idle_tuner(made) if self.stack > 1 else made
         if not isinstance(made, Source):
             seen = examine(made)
             self._choose_method(seen)

@@ -94,12 +94,13 @@ class Controller:
         self.running = (0, 0)
         self._phases = Phases(times or TimeLedger())
         self._checkpoints = RunCheckpoints(checkpoint_manager, self.strategy, callbacks, self._phases)
-        self._loops = CountedLoops(trainer, lambda: self.run.step, lambda: self.stopping)
+        self._loops = CountedLoops(trainer, lambda: self.stopping)
         if trainer is not None:
             trainer.keep_state("loop", self._interrupted_loop.state, self._interrupted_loop.put_back)
             trainer.keep_state("evaluated", lambda: self._seen or None, self._put_seen)
             trainer.keep_state("evaluations asked for", lambda: sorted(self._wanted) or None, self._put_wanted)
         tf.summary.experimental.set_step(global_step)
+        self._read_step()
 
     @property
     def stopping(self) -> bool:
@@ -183,6 +184,7 @@ class Controller:
         with self._phases.during("train"), tf.summary.record_if(self._records_summaries()), self._loops.out_of_data():
             logs = self.trainer.train(self._tensor_of(end - step))
         logs, reached = self._loops.counted(step, end, logs)
+        self.run.step = reached
         seconds = time.perf_counter() - start - self.trainer.tracing_seconds
         first_seconds = self.trainer.first_step_at - start
         self.times.add_loop(reached - step, self.trainer.input_seconds, first_seconds, self.trainer.tracing_seconds)
@@ -377,7 +379,9 @@ class Controller:
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
         """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
-        return self._checkpoints.restore(path)
+        restored = self._checkpoints.restore(path)
+        self._read_step()
+        return restored
 
     def save_checkpoint(self) -> None:
         """Saves a checkpoint of the current step, unless there is one already.
@@ -385,7 +389,7 @@ class Controller:
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
-        self._checkpoints.save(self.run.step)
+        self._checkpoints.save(self._read_step())  # another thread may save before the loop's steps are counted
 
     def sync(self) -> None:
         """Waits for the save in flight, and calls checkpoint_saved for it.
@@ -401,6 +405,7 @@ class Controller:
 
     def _go_back_after(self, error: Exception) -> None:
         """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
+        self._read_step()
         self.run.requests = Requests()  # earlier requests are dropped with the loop
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, Divergence):
@@ -423,6 +428,11 @@ class Controller:
             self._evaluated.clear()  # evaluations of the dropped steps no longer count
             self.callbacks.call("rewound", step)
         self._catches_up = True
+
+    def _read_step(self) -> int:
+        """Reads the global step for the run and returns it."""
+        self.run.step = int(self.global_step.numpy())
+        return self.run.step
 
     def _put_seen(self, state: dict[str, int] | None) -> None:
         self._seen = dict(state or {})

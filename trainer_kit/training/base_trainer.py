@@ -20,6 +20,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
       trains: Whether the trainer was created to train.
       data_ended: Whether the training data ended in the last loop.
+      reached: The global step after the last loop, if the loop has returned it; None: read global_step.
       sound: Whether all weights were finite at the last check; None: not checked since the last loop.
       cut_short: Whether the next loop continues one that was stopped in the middle.
       between_steps: False while a loop runs: an error may then come from the middle of a step.
@@ -37,6 +38,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     stop_flag: StopFlag | None = None
     trains: bool = True
     data_ended: bool = False
+    reached: int | None = None
     sound: bool | None = True
     cut_short: bool = False
     between_steps: bool = False

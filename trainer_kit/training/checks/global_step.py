@@ -22,12 +22,11 @@ class CountedLoops:
 
     Args:
       trainer: The trainer that runs the loops.
-      step: A function that returns the global step.
       stopping: A function that returns whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: Any, step: Callable[[], int], stopping: Callable[[], bool]) -> None:
-        self._trainer, self._step, self._stopping, self._warned = trainer, step, stopping, False
+    def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
+        self._trainer, self._stopping, self._warned = trainer, stopping, False
 
     @contextlib.contextmanager
     def out_of_data(self) -> Iterator[None]:
@@ -51,7 +50,8 @@ class CountedLoops:
           TrainerKitError: when the loop was not stopped and did not move global_step, or moved it back.
           UsageError: when the trainer's `train` returned neither a dict nor None.
         """
-        trainer, reached = self._trainer, self._step()
+        trainer = self._trainer
+        reached = int(trainer.global_step.numpy()) if trainer.reached is None else trainer.reached
         if logs is not None and not isinstance(logs, Mapping):
             raise UsageError(f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None")
         if reached == end:

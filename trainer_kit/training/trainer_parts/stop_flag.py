@@ -45,7 +45,7 @@ class StopFlag:
     @property
     def requested(self) -> bool:
         """Whether running loops stop before their next step; the same on all workers."""
-        return bool(self.variable.numpy())
+        return self._asked_at is not None if self._workers == 1 else bool(self.variable.numpy())
 
     @property
     def seconds(self) -> float:
