@@ -56,9 +56,9 @@ def test_what_is_no_plain_dataset_comes_back_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_all_data_is_opened_without_an_idle_tuner(stack: int) -> None:
+def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
     build = lambda params: _plain().repeat().prefetch(1) if params.is_training else _plain()  # noqa: E731
     data = TrainData(lambda open_at: open_at(build, DataConfig(is_training=True), None), lambda: 2, one_iterator=True)
     data.put_in_stacks(stack)
-    assert data.feed.dataset.options().autotune.enabled is False
+    assert data.feed.dataset.options().autotune.enabled is (None if stack == 1 else False)
     assert open_whole(build, DataConfig(), None).options().autotune.enabled is False

@@ -155,11 +155,13 @@ def test_another_seed_gives_other_weights(once_trained: _Finished, tmp_path: Pat
     assert not all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(other), strict=True))
 
 
-def test_profiled_steps_are_traced_without_changing_the_run(once_trained: _Finished, tmp_path: Path) -> None:
-    model, _ = _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
-    assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
-    assert all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(model), strict=True))
-    lines, others = (active_history(str(folder / "metrics.jsonl")) for folder in (once_trained.folder, tmp_path))
+def test_profiled_steps_are_traced_without_changing_the_run(tmp_path: Path) -> None:
+    plain, profiled = tmp_path / "plain", tmp_path / "profiled"
+    model, _ = _run(plain, config=_TRAINED.replace(runtime={"executor": "default"}))
+    other, _ = _run(profiled, config=_TRAINED, profile="4:11")  # over the ends of two loops; auto chooses default
+    assert times_traced(profiled / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(model), _weights(other), strict=True))
+    lines, others = (active_history(str(folder / "metrics.jsonl")) for folder in (plain, profiled))
     clock = dict.fromkeys(WALL_CLOCK_FIELDS)
     assert [{**line, **clock} for line in lines] == [{**line, **clock} for line in others]
 

@@ -7,7 +7,6 @@ it resets the metrics, runs the steps, and returns the results in one transfer.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +17,10 @@ import tensorflow as tf
 from trainer_kit.checkpoint_names import ITERATOR
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.distribution.executor import executor
-from trainer_kit.distribution.replica_values import put_replica_values, replica_values
 from trainer_kit.distribution.replicas import local_tensors, run_options
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
-from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.factory import build_optimizers
@@ -44,13 +41,13 @@ from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
 from trainer_kit.training.task import step_loss
+from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
-_LOG = logging.getLogger(__name__)
 _REACHED = "trainer_kit/global_step"  # of the results of a loop: a read of the variable after it costs 2 % of 10 ms
 
 
@@ -142,8 +139,7 @@ class Trainer(Evaluator):
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
         parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag)
-        self.new_loops = NewLoops(config, *parts, self._global_step, fuse_steps)
-        self.executor = self.new_loops.executor
+        self.new_loops = NewLoops(config, *parts, self._global_step, lambda: self.model.trainable_variables, fuse_steps)
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -187,6 +183,15 @@ class Trainer(Evaluator):
     def fuse_steps(self) -> int:
         """The number of training steps in one XLA program; 1: steps are not fused."""
         return self.new_loops.fuse_steps
+
+    @property
+    def executor(self) -> str:
+        """The TensorFlow executor that runs training loops; auto until one is chosen."""
+        return self.new_loops.executor
+
+    @executor.setter
+    def executor(self, name: str) -> None:
+        self.new_loops.executor = name
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
@@ -277,15 +282,13 @@ class Trainer(Evaluator):
         with described, self._ended_with_data(), self.data.reporting_damage(), refusals:
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
-                    weights = self.model.trainable_variables
-                    with executor(self.new_loops.executor_to_trace_for(self.executor, weights)):
+                    with executor(self.new_loops.executor_to_trace_for):
                         graph = loop.graph(iterator)
                     self._search.look_into(graph)
-                    if self.fuse_steps > 1:
-                        tell_of_stacks(iterator.element_spec, self.fuse_steps, self.config.trainer.steps_per_loop)
-                    loop, self.executor = self.new_loops.decided(loop, graph, self.executor, weights)
+                    profiles = not self.loop_parts.window.passed
+                    loop = self.new_loops.choose_executor(loop, graph, iterator.element_spec, profiles)
                     self._train_loop = loop
-                with executor(self.executor):
+                with self.new_loops.explained_errors(loop), executor(self.executor):
                     self._run_in_parts(loop, iterator, num_steps)
             else:
                 if self.has_own_loop:
@@ -317,9 +320,8 @@ class Trainer(Evaluator):
 
         Override it to run a different training loop.
         """
-        if self._workers.are_there:
-            return self._workers.scheduled(self.new_loops.make().whole)
-        return self.new_loops.make()
+        loop = self.new_loops.make(getattr(self.data.iterator(), "element_spec", None))
+        return self._workers.scheduled(loop.whole) if self._workers.are_there else loop
 
     def forget_train_loop(self) -> None:
         """Discards the training loop, so that the next one is traced again with changed values."""
@@ -334,7 +336,8 @@ class Trainer(Evaluator):
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
         self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
-        self.reached = reached if type(self).train is Trainer.train else None  # another train may take more steps
+        own = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
+        self.reached = None if own else reached  # a subclass may take more steps
         return dict(results)
 
     @tf.autograph.experimental.do_not_convert
@@ -404,7 +407,8 @@ class Trainer(Evaluator):
         """Adds the state that is not in variables to every checkpoint."""
         rates, parts = ConfiguredRates(self._optimizer), self.state.python_state
         parts.add("data", self.data.state, self.data.put_state)
-        parts.add("metrics", self._metrics_state, self._put_metrics_state)
+        metrics = InterruptedMetrics(self, self._train_set.variables, self._strategy)
+        parts.add("metrics", metrics.state, metrics.restore)
         parts.add("learning rates", rates.state, rates.restore)
         self.state.keep_replicas(self._strategy)
         if has_own_state(self.task):
@@ -416,7 +420,13 @@ class Trainer(Evaluator):
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += self.validation.metric_variables()
-        return [*metrics, *self.stop_flag.variables, self.evaluated_batches]
+        last_batch = getattr(self.current_loop, "last_batch", None)
+        return [
+            *metrics,
+            *self.stop_flag.variables,
+            self.evaluated_batches,
+            *(last_batch.variables if last_batch else ()),
+        ]
 
     def _first_step_done(self) -> None:
         self._search.first_step_done()
@@ -429,15 +439,3 @@ class Trainer(Evaluator):
         if self._guarded:
             results |= self._finite_weights.result()
         return results
-
-    def _metrics_state(self) -> Any:
-        return replica_values(self._train_set.variables(), self._strategy) if self.cut_short else None
-
-    def _put_metrics_state(self, state: Any) -> None:
-        metrics = self._train_set.variables()
-        self.cut_short = state is not None and put_replica_values(metrics, self._strategy, state)
-        if state is not None and not self.cut_short:
-            _LOG.warning(
-                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
-                "leave out a few steps"
-            )

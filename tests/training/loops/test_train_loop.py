@@ -1,5 +1,6 @@
 """The inner loops, with steps that count."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tests.training.loops.counting_step import Counter, batches
 from trainer_kit.training.loops.iterators import OneElement
+from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.train_loop import TrainLoop
 
@@ -30,18 +32,18 @@ def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
         assert train(iterator, one_step)[0] == 1
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_only_exact_waits_make_elements_wait_for_the_clock(exact: bool) -> None:
-    counter = Counter()
-    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, exact_waits=exact)
-    iterator = iter(batches())
-    graph = train.graph(iterator)
-    assert graph is not None
-    body = next(f for f in graph.as_graph_def().library.function if any(n.op == "IteratorGetNext" for n in f.node_def))
-    (get_next,) = (node for node in body.node_def if node.op == "IteratorGetNext")
-    assert any("imestamp" in name for name in get_next.input) == exact
-    assert train(iterator, tf.constant(3))[0] == 3
-    assert train.waited is not None and train.waited > 0
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_waits_for_batches_are_measured(keeps: bool) -> None:
+    def wait(batch: np.ndarray) -> np.ndarray:
+        time.sleep(0.02)
+        return batch
+
+    counter, shape = Counter(), batches().element_spec.shape
+    slow = batches().map(lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape))
+    last_batch = LastBatch(slow.element_spec) if keeps else None
+    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, last_batch=last_batch)
+    assert train(iter(slow), tf.constant(3))[0] == 3
+    assert train.waited is not None and train.waited > 0.03
 
 
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:

@@ -31,6 +31,7 @@ class WaitingClock:
     Args:
       iterator: An iterator over the data.
       waited: The seconds so far: `no_waits`, or the value of the clock before.
+      read: A function that returns the next element of an iterator.
       exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
         reading may come some microseconds late; if operations run one after the other, at any time.
 
@@ -38,8 +39,8 @@ class WaitingClock:
       waited: The seconds so far, including the elements since.
     """
 
-    def __init__(self, iterator: Any, waited: tf.Tensor, exact: bool = True) -> None:
-        self._iterator, self.waited, self._exact = iterator, waited, exact
+    def __init__(self, iterator: Any, waited: tf.Tensor, exact: bool = True, read: Callable[[Any], Any] = next) -> None:
+        self._iterator, self.waited, self._exact, self._read = iterator, waited, exact, read
 
     def __iter__(self) -> WaitingClock:
         return self
@@ -47,11 +48,13 @@ class WaitingClock:
     def __next__(self) -> Any:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         elsewhere = here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None)
-        if elsewhere or is_op_determinism_enabled():
+        if elsewhere:
             return next(self._iterator)
+        if is_op_determinism_enabled():
+            return self._read(self._iterator)
         begin = tf.timestamp()
         with tf.control_dependencies([begin] if self._exact else []):
-            element = next(self._iterator)
+            element = self._read(self._iterator)
         parts = [part for part in tf.nest.flatten(element, expand_composites=True) if tf.is_symbolic_tensor(part)]
         with tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))):
             self.waited += tf.timestamp() - begin

@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainer_kit.inputs.autograph import converted
 from trainer_kit.training.loops.host_variables import as_int32, flags
 from trainer_kit.training.loops.iterators import WaitingClock, known_waits, no_waits
+from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.loop_results import Readback
 from trainer_kit.training.loops.tracing import LoopFunction, eager, graph_function
 
@@ -33,7 +34,8 @@ class TrainLoop:
       stop: The flag of stop_variable.
       use_tf_function: Whether to compile; if not, everything runs eagerly.
       use_tf_while_loop: Whether to compile the loop too, not only the step.
-      exact_waits: The argument `exact` of WaitingClock.
+      last_batch: Reads the batches, for a loop that runs on one thread; None: they are not kept, and the time that the
+        loop waits for them is less exact.
 
     Attributes:
       waited: The seconds that the last call waited for batches; None if the loop is not compiled, and with
@@ -50,7 +52,7 @@ class TrainLoop:
         after_step: Callable[[], None] = lambda: None,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = True,
-        exact_waits: bool = True,
+        last_batch: LastBatch | None = None,
     ) -> None:
         compiled = graph_function if use_tf_function else eager
         self._begin, self._stop = compiled(begin), stop
@@ -59,7 +61,8 @@ class TrainLoop:
         self._results = Readback(results, compiled)
         self.waited: float | None = None
         self._flags = flags()
-        whole = self._graph(begin, step, after_step, self._results.pack, stop, exact_waits)
+        self.last_batch = last_batch
+        whole = self._graph(begin, step, after_step, self._results.pack, stop, last_batch)
         self.whole = LoopFunction(whole, "the training loop") if use_tf_while_loop else None
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
@@ -111,14 +114,18 @@ class TrainLoop:
         after_step: Callable[[], None],
         results: Callable[..., Any],
         stop: tf.Variable,
-        exact_waits: bool,
+        last_batch: LastBatch | None,
     ) -> Any:
         def loop(iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
             def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
                 return tf.logical_and(done < num_steps, tf.logical_not(stop))
 
             def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                clock = WaitingClock(iterator, waited, exact_waits)
+                if last_batch is None:
+                    clock = WaitingClock(iterator, waited, exact=False)
+                else:
+                    last_batch.begin_step()
+                    clock = WaitingClock(iterator, waited, read=last_batch.read)
                 with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     converted(step)(clock)
                     after_step()

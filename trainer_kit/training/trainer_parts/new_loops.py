@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.training.checks.model_and_config import problem_of_one_thread, tell_dropped_assertions
-from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
+from trainer_kit.training.loops.executor_choice import ExecutorChoice, executor_by_graph, executor_by_weights
 from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.training.loops.last_batch import LastBatch
 from trainer_kit.training.loops.train_loop import Begin, Results, Step, TrainLoop
 from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 _LOG = logging.getLogger(__name__)
+_ONE_THREAD = "single_threaded"
 
 
 class NewLoops:
-    """Creates training loops, and traces a loop before its first step. Created in the scope of the strategy.
+    """Creates training loops, and chooses their executor before the first step. Created in the scope of the strategy.
 
     Args:
       config: The experiment's config.
@@ -27,9 +31,11 @@ class NewLoops:
       results: A function that returns the logs of the loop.
       stop_flag: The StopFlag, which ends a loop before its next step.
       global_step: The global step, an int64 scalar.
+      weights: A function that returns the trainable variables.
       fuse_steps: The number of steps in one XLA program; 1: steps are not fused.
 
     Attributes:
+      executor: The executor of the loops; auto until it is chosen.
       fuse_steps: The argument.
       stack: The batches of fused steps that a loop has not used, for the next loop.
     """
@@ -42,21 +48,22 @@ class NewLoops:
         results: Results,
         stop_flag: StopFlag,
         global_step: tf.Variable,
+        weights: Callable[[], Sequence[Any]],
         fuse_steps: int,
     ) -> None:
-        self._config, self._parts = config, (reset, step, results, stop_flag.variable)
+        self._config, self._parts, self._weights = config, (reset, step, results, stop_flag.variable), weights
         self._stop_flag, self._global_step = stop_flag, global_step
         self.fuse_steps, self.stack = fuse_steps, Stack()
-        self._one_device = fuse_steps == 1 and not problem_of_one_thread(tf.distribute.get_strategy())
+        self.executor: str = getattr(config.runtime, "executor", "default")
+        if self.executor == "auto" and (fuse_steps > 1 or problem_of_one_thread(tf.distribute.get_strategy())):
+            self.executor = "default"
 
-    @property
-    def executor(self) -> str:
-        """The executor that the config names; auto only if this trainer has a choice."""
-        name: str = getattr(self._config.runtime, "executor", "default")
-        return name if name != "auto" or self._one_device else "default"
+    def make(self, batch_spec: Any) -> TrainLoop | FusedLoop:
+        """Returns a new loop that is not traced yet.
 
-    def make(self) -> TrainLoop | FusedLoop:
-        """Returns a new loop that is not traced yet."""
+        Args:
+          batch_spec: The spec of the elements that the loop reads.
+        """
         if self.fuse_steps > 1:
             return FusedLoop(*self._parts, self.stack, self.fuse_steps)
         return TrainLoop(
@@ -64,41 +71,61 @@ class NewLoops:
             after_step=lambda: self._stop_flag.agree(self._global_step),
             use_tf_function=self._config.trainer.train_tf_function,
             use_tf_while_loop=self._config.trainer.train_tf_while_loop,
-            exact_waits=self.executor != "default",
+            last_batch=LastBatch(batch_spec) if self.executor_to_trace_for == _ONE_THREAD else None,
         )
 
-    def executor_to_trace_for(self, chosen: str, weights: Sequence[Any]) -> str:
-        """Returns the executor that a loop is traced for first: TensorFlow gives branches another form for one thread.
+    @property
+    def executor_to_trace_for(self) -> str:
+        """The executor that a loop is traced for first: TensorFlow gives branches another form for one thread."""
+        if self.executor != "auto":
+            return self.executor
+        return _ONE_THREAD if executor_by_weights(self._weights(), self._batch_size) is None else "default"
+
+    def choose_executor(
+        self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, batch_spec: Any, profiles: bool
+    ) -> TrainLoop | FusedLoop:
+        """Chooses the executor if it is auto; returns the loop to run. Eager, before the first step.
 
         Args:
-          chosen: the executor of the loop; auto: it is not chosen yet.
-          weights: the trainable variables.
-        """
-        if chosen != "auto":
-            return chosen
-        return "single_threaded" if executor_by_weights(weights, self._batch_size) is None else "default"
-
-    def decided(
-        self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, chosen: str, weights: Sequence[Any]
-    ) -> tuple[TrainLoop | FusedLoop, str]:
-        """Returns the loop to run, and its executor. Eager, before the first step.
-
-        Args:
-          loop: traced for the executor of `executor_to_trace_for`.
-          graph: of the loop; None where it is not compiled.
-          chosen: the executor of the loop; auto: it is chosen now, by the size of a step.
-          weights: the trainable variables.
+          loop: A loop of `make`, traced for `executor_to_trace_for`.
+          graph: The graph of the loop; None: it is not compiled.
+          batch_spec: See `make`.
+          profiles: Whether steps of this run will be traced for a profile.
         """
         if self.fuse_steps > 1:
             tell_dropped_assertions(graph)
-        if chosen != "auto":
-            return loop, chosen
-        by_weights = executor_by_weights(weights, self._batch_size)
-        choice = by_weights or executor_by_graph(graph, self._batch_size)
+            tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
+        if self.executor != "auto":
+            if self.executor == _ONE_THREAD and profiles:
+                _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
+            return loop
+        traced_for, choice = self.executor_to_trace_for, self._choice(loop, graph, profiles)
         _LOG.info("runtime.executor=auto: %s, since %s", choice.name, choice.reason)
-        if by_weights is None and choice.name == "default":
-            loop = self.make()  # the first one was traced for one thread
-        return loop, choice.name
+        self.executor = choice.name
+        return loop if choice.name == traced_for else self.make(batch_spec)
+
+    def _choice(self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, profiles: bool) -> ExecutorChoice:
+        if profiles:
+            return ExecutorChoice("default", "a profile of one thread shows no TensorFlow operations")
+        choice = executor_by_weights(self._weights(), self._batch_size) or executor_by_graph(graph, self._batch_size)
+        if choice.name == _ONE_THREAD and not (loop.last_batch and loop.last_batch.is_kept):
+            return ExecutorChoice("default", "errors of this training step could not be explained on one thread")
+        return choice
+
+    @contextlib.contextmanager
+    def explained_errors(self, loop: TrainLoop | FusedLoop) -> Iterator[None]:
+        """A context in which errors of a loop on one thread name the operation that failed. Eager, on the host."""
+        try:
+            yield
+        except tf.errors.OutOfRangeError:
+            raise
+        except tf.errors.OpError as error:
+            if loop.last_batch is None:
+                raise
+            reached = self._global_step.numpy()
+            explained = loop.last_batch.explained(error, self._parts[1])
+            self._global_step.assign(reached)
+            raise explained from None
 
     @property
     def _batch_size(self) -> int:
