@@ -1,6 +1,6 @@
 """The architecture rules of trainer_kit, as functions that return the breaches of each rule.
 
-tests/test_architecture.py applies every rule to the checkout, and to a sample that breaks the rule.
+tests/unit/test_architecture.py applies every rule to the checkout, and to a sample that breaks the rule.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m scripts.mistakes
 
-tests/end_to_end/test_mistakes.py runs the same list.
+tests/process/end_to_end/test_mistakes.py runs the same list.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m scripts.reference
 
-tests/docs/test_reference.py fails when a page is not what this writes.
+tests/unit/docs/test_reference.py fails when a page is not what this writes.
 """
 
 from __future__ import annotations

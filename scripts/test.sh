@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Everything that has to pass: ruff, its formatting, mypy, then all tests.
+# Everything that has to pass: ruff, its formatting, mypy, then all tests. With the name of a tier, only its tests.
 #
-#   scripts/test.sh [ARGUMENTS FOR PYTEST]       e.g. scripts/test.sh tests/config -k overrides
+#   scripts/test.sh                              everything, as continuous integration
+#   scripts/test.sh unit                         the tests that need no TensorFlow, in seconds; also: engine, process
+#   scripts/test.sh [ARGUMENTS FOR PYTEST]       all checks, and some tests: tests/unit/config -k overrides
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null
 
@@ -14,9 +16,18 @@ step() {
     .venv/bin/python -m "$@"
 }
 
-step ruff check .
-step ruff format --check --quiet .
-step mypy
+case "${1:-}" in
+unit | engine | process)
+    tier=$1
+    shift
+    set -- "tests/$tier" "$@"
+    ;;
+*)
+    step ruff check .
+    step ruff format --check --quiet .
+    step mypy
+    ;;
+esac
 # Two workers, each of which imports TensorFlow once (8 s). A file stays with one worker, so that what its tests share
 # (a trained model, a warm process) is made once. Files come in the order of tests/conftest.py: by default those with the
 # fewest tests come last, which are the longest, and one worker would wait minutes for the other.

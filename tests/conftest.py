@@ -12,6 +12,8 @@ import pytest
 
 from trainer_kit.process.deferred_imports import defer_imports
 
+_TESTS = Path(__file__).parent
+
 defer_imports()  # before a test module imports Keras
 
 # A shell has background commands ignore Ctrl-C, and nohup has them ignore SIGHUP. The processes that tests start would
@@ -26,15 +28,14 @@ logging.getLogger("tensorflow").addFilter(lambda record: record.funcName != "__d
 
 
 def pytest_collectstart() -> None:
-    """What the test modules import, TensorFlow above all, lasts: as `garbage.lasting` has it."""
+    """Switches garbage collection off while test modules import TensorFlow, which stays for the whole session."""
     gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that the short ones fill up both workers at the end: a file stays with one worker."""
-    tests = Path(__file__).parent
-    order = [tests / "end_to_end", tests]
-    items.sort(key=lambda item: order.index(item.path.parent) if item.path.parent in order else len(order))
+    """Puts long files first, so that short ones fill up both workers at the end: a file stays with one worker."""
+    order = [_TESTS / "process" / "end_to_end", _TESTS / "process", _TESTS / "engine", _TESTS / "unit"]
+    items.sort(key=lambda item: next(place for place, folder in enumerate(order) if folder in item.path.parents))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,8 +1,8 @@
 """The names of TensorFlow that are not public and that trainer_kit still needs. No other module may use one.
 
 Each is wrapped in one function, whose docstring says why no public way exists and what happens in a release of
-TensorFlow without the name. tests/distribution/test_tensorflow_internals.py fails when a name is gone or has changed.
-Imports are inside the functions, so that one missing name costs one feature.
+TensorFlow without the name. When a name is gone or has changed, tests/engine/distribution/test_tensorflow_internals.py
+fails. Imports are inside the functions, so that one missing name costs one feature.
 """
 
 from __future__ import annotations

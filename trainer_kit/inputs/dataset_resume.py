@@ -1,6 +1,6 @@
 """Decides how a run resumes in the middle of a plain tf.data.Dataset, which has no position of its own.
 
-The statements here were tested on TensorFlow 2.20: tests/inputs/test_dataset_resume.py saves, restores and skips
+The statements here were tested on TensorFlow 2.20: tests/engine/inputs/test_dataset_resume.py saves, restores and skips
 pipelines of every kind. In short:
 
 - A saved iterator continues exactly, but it cannot be saved on several replicas, with any stateful op (random numbers,

@@ -1,7 +1,7 @@
 """The name of gin that is not public and that trainer_kit still needs. No other module may use one.
 
 gin has no public function that lists the registered names. Its table of them is used in two functions, whose
-docstrings say what happens in a release without it; tests/config/sources/test_gin_internals.py fails then. The gin
+docstrings say what happens in a release without it; tests/unit/config/sources/test_gin_internals.py fails then. The gin
 module is passed in.
 """
 

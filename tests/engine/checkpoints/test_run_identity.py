@@ -1,0 +1,135 @@
+"""Whose checkpoint it is: what a run removes, refuses, moves away and adopts."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.checkpoints.small_run import SmallRun, names, parts
+from trainer_kit.checkpoints.commit import is_foreign, is_own, read_record
+from trainer_kit.checkpoints.unfinished import mark, marked, unmark
+from trainer_kit.errors import StorageError, UsageError
+from trainer_kit.evals.checkpoint_selection import newest_checkpoint
+from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, Unknown
+
+
+def _run(folder: Path, run_id: str = "ours", **arguments: Any) -> SmallRun:
+    return SmallRun(folder, run_id=lambda: run_id, **arguments)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of another run, with the steps 1 and 7."""
+    folder = tmp_path_factory.mktemp("other")
+    _run(folder, "theirs").train_to(1, 7)
+    return folder
+
+
+def _copy(other: Path, folder: Path, step: int, *left_out: str) -> list[str]:
+    copied = [part for part in parts(step) if part not in left_out]
+    for part in copied:
+        shutil.copy(other / part, folder / part)
+    return copied
+
+
+def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
+    _run(tmp_path).train_to(1)
+    SmallRun(tmp_path).train_to(2)
+    assert [(read_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)] == ["ours", None]
+    assert [is_own(f"{tmp_path}/ckpt-{step}", "ours") for step in (1, 2, 3)] == [True, True, False]
+    assert [is_foreign(f"{tmp_path}/ckpt-{step}", "theirs") for step in (1, 2, 3)] == [True, False, False]
+    assert is_own(f"{tmp_path}/ckpt-1", "") and not is_foreign(f"{tmp_path}/ckpt-1", "")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_rotation_neither_counts_nor_removes_foreign_checkpoints(other: Path, tmp_path: Path, recorded: bool) -> None:
+    _run(tmp_path, max_to_keep=2).train_to(2, 3)
+    foreign = _copy(other, tmp_path, 1, *([] if recorded else parts(1)[:1]))
+    _run(tmp_path, max_to_keep=2).train_to(4, 5)
+    assert names(tmp_path) == sorted(["checkpoint", *foreign, *parts(4), *parts(5)])
+    assert all((tmp_path / part).read_bytes() == (other / part).read_bytes() for part in foreign)
+
+
+def test_a_newer_foreign_checkpoint_is_moved_with_a_warning(
+    other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _run(tmp_path).train_to(2, 3)
+    _copy(other, tmp_path, 7)
+    assert _run(tmp_path).start == 3
+    assert (
+        f"{tmp_path}/ckpt-7 does not belong to this run: another run saved it; it was moved to {tmp_path}/foreign"
+        in caplog.text
+    )
+    assert names(tmp_path / "foreign") == ["checkpoint", *parts(7)]
+
+
+def test_a_run_with_only_foreign_checkpoints_does_not_start(other: Path, tmp_path: Path) -> None:
+    _copy(other, tmp_path, 7)
+    with pytest.raises(StorageError, match=r"belong to another run \(ckpt-7\): .* copy them to a folder of their own"):
+        _run(tmp_path)
+    assert names(tmp_path) == parts(7)
+    with pytest.raises(UsageError, match=r"--from_step: another run saved .*ckpt-7"):
+        _run(tmp_path, from_step=7)
+    assert _run(tmp_path, "").start == 7  # without a manifest it is a folder of copies
+
+
+def test_a_save_moves_a_foreign_checkpoint_of_its_step_away(
+    other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _run(tmp_path)
+    run.train_to(6)
+    foreign = _copy(other, tmp_path, 7, *parts(7)[:1])
+    run.train_to(7)
+    assert names(tmp_path / "foreign") == ["checkpoint", *foreign]
+    assert "this run did not save it; it was moved to" in caplog.text
+    assert is_own(f"{tmp_path}/ckpt-7", "ours")
+
+
+def test_a_marked_whole_checkpoint_gets_its_record_at_the_start(tmp_path: Path) -> None:
+    _run(tmp_path).train_to(1)
+    (tmp_path / parts(1)[0]).unlink()
+    mark([f"{tmp_path}/ckpt-1"], "ours")
+    assert _run(tmp_path).start == 1
+    assert names(tmp_path) == ["checkpoint", *parts(1)]
+    assert json.loads((tmp_path / parts(1)[0]).read_text())["run_id"] == "ours"
+
+
+def test_halves_without_a_mark_of_this_run_stay(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    run.train_to(3)
+    for step in (1, 2):
+        (tmp_path / parts(step)[1]).write_text("half")
+    mark([f"{tmp_path}/ckpt-1"], "ours")
+    mark([f"{tmp_path}/ckpt-2"], "theirs")
+    assert _run(tmp_path).start == 3
+    assert names(tmp_path) == sorted([".saving-ckpt-2.theirs", "checkpoint", parts(2)[1], *parts(3)])
+
+
+def test_marks_are_told_from_other_files(tmp_path: Path) -> None:
+    mark([f"{tmp_path}/ckpt-1"])
+    mark([f"{tmp_path}/ckpt-2", f"{tmp_path}/new/ckpt-3"], "ours")
+    assert marked(names(tmp_path), "ours") == {"ckpt-1": ".saving-ckpt-1", "ckpt-2": ".saving-ckpt-2.ours"}
+    assert marked([*names(tmp_path), ".saving-ckpt-x"], "theirs") == {"ckpt-1": ".saving-ckpt-1"}
+    unmark([f"{tmp_path}/ckpt-2", f"{tmp_path}/ckpt-9"], "ours")
+    assert names(tmp_path) == [".saving-ckpt-1", "new"]
+
+
+def test_who_only_reads_passes_over_checkpoints_of_another_run(
+    other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _run(tmp_path).train_to(1, 3)
+    _copy(other, tmp_path, 7)
+    assert newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"  # a folder without a manifest is of any run
+    (tmp_path / "manifest.json").write_text('{"run_id": "ours"}')
+    assert newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
+    for newest_only, steps in ((False, [1, 3]), (True, [3])):
+        arrivals = CheckpointWatcher(str(tmp_path), 0, Unknown(lambda: True), newest_only)
+        taken = itertools.islice(arrivals.follow(lambda: False, contextlib.nullcontext), len(steps))
+        assert list(taken) == [f"{tmp_path}/ckpt-{step}" for step in steps]
+    assert "ckpt-7 was saved by another run" in caplog.text

@@ -1,0 +1,405 @@
+"""What a trainer finds when it starts: damage, nothing whole, and what dead processes have left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints import commit
+from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoints.startup_scan import (
+    DAMAGED,
+    archive_later,
+    check_from_step,
+    done_going_back,
+    going_back,
+    newest_whole,
+    remove_debris,
+    remove_saved,
+    set_aside,
+)
+from trainer_kit.errors import ExitCode, StorageError, UsageError
+
+RECORD, DATA, INDEX, ITERATOR, ITERATOR_INDEX = parts(3)[0], *parts(3)[1:3], *parts(3)[3:]
+FOREIGN = ("ckpt-final.txt", "ckpt-2.notes", "my-ckpt-3.index", "notes.md", ".ckpt-3.swp", "checkpoint.bak", "x_temp")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has saved steps 1 to 3; to be copied."""
+    folder = tmp_path_factory.mktemp("saved")
+    SmallRun(folder).train_to(1, 2, 3)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """The same, for one test."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# ---- damage of the newest checkpoint
+
+
+@pytest.mark.parametrize("name", [DATA, INDEX, ITERATOR, ITERATOR_INDEX])
+@pytest.mark.parametrize("damage", [_cut, Path.unlink, flip_bit, _empty])
+@pytest.mark.parametrize("recorded", [True, False], ids=["with record", "without"])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
+    folder: Path, name: str, damage: Callable[[Path], None], recorded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(folder / name)
+    if not recorded:
+        (folder / RECORD).unlink()
+    left = [part for part in parts(3) if (folder / part).exists()]
+    run = SmallRun(folder, asynchronous=False)
+    assert run.start == 2
+    told = _warnings(caplog)
+    assert len(told) == 1 and f"{folder}/ckpt-3 is damaged: " in told[0] and f"{folder}/ckpt-2 is used" in told[0]
+    assert names(folder) == sorted(["checkpoint", "damaged", *parts(1), *parts(2)])
+    assert names(folder / DAMAGED) == left
+    assert tf.train.latest_checkpoint(str(folder)) == f"{folder}/ckpt-2"
+    caplog.clear()
+    assert SmallRun(folder).start == 2
+    assert _warnings(caplog) == []
+    run.train_to(3)
+    assert SmallRun(folder).start == 3
+
+
+@pytest.mark.parametrize("damage", [_empty, _cut, Path.unlink])
+def test_the_pointer_file_is_made_again_and_nothing_is_lost(
+    folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(folder / "checkpoint")
+    assert SmallRun(folder).start == 3
+    assert _warnings(caplog) == []
+    state = tf.train.get_checkpoint_state(str(folder))
+    assert state.model_checkpoint_path == f"{folder}/ckpt-3"
+    assert list(state.all_model_checkpoint_paths) == [f"{folder}/ckpt-{step}" for step in (1, 2, 3)]
+
+
+def test_a_repaired_pointer_in_a_relative_folder_points_into_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder / "checkpoint").unlink()
+    assert newest_whole("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
+    archive_later("run", 2)
+    assert tf.train.latest_checkpoint("run") == "run/ckpt-2"
+    assert SmallRun(Path("run")).start == 2
+
+
+def test_a_save_after_a_repaired_pointer_lists_all_kept_ones(folder: Path) -> None:
+    (folder / "checkpoint").unlink()
+    SmallRun(folder).train_to(4)
+    listed = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
+    assert list(listed) == [f"{folder}/ckpt-{step}" for step in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("damage", [_empty, _cut, flip_bit, Path.unlink])
+def test_a_whole_checkpoint_without_a_good_record_is_used(
+    folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(folder / RECORD)
+    run = SmallRun(folder)
+    if damage is flip_bit and run.start == 2:  # a record that tells another checksum cannot be told from damage
+        assert "wrong checksum" in caplog.text or "bytes instead of" in caplog.text
+        return
+    assert run.start == 3
+    assert _warnings(caplog) == []
+    there = read_record(str(folder / "ckpt-3"))
+    assert (there is None) == (damage is Path.unlink)  # it may be of another program, and is no checkpoint of ours then
+    if there is not None:
+        assert there["files"].keys() == {*parts(3)[1:]} and problem(str(folder / "ckpt-3")) == ""
+
+
+def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
+    _cut(folder / RECORD)
+    run = SmallRun(folder, max_to_keep=1, run_id=lambda: "ours")
+    assert (read_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
+    run.train_to(4)
+    assert list(complete_checkpoints(str(folder))) == [4]
+
+
+def test_several_damaged_ones_are_passed_over_in_one_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flip_bit(folder / DATA)
+    (folder / parts(2)[2]).unlink()
+    assert SmallRun(folder).start == 1
+    assert [f"ckpt-{step} is damaged" in told for step, told in zip((3, 2), _warnings(caplog), strict=True)] == [
+        True
+    ] * 2
+
+
+def test_evaluation_with_a_torn_pointer_file_moves_nothing(folder: Path) -> None:
+    for text in ("", 'model_checkpoint_path: "ck'):
+        (folder / "checkpoint").write_text(text)
+        before = names(folder)
+        reader = SmallRun(folder, for_training=False)
+        assert reader.start == 0
+        assert reader.manager.latest_checkpoint == f"{folder}/ckpt-3"
+        assert names(folder) == before and (folder / "checkpoint").read_text() == text
+
+
+# ---- nothing whole
+
+
+@pytest.mark.parametrize("pointer", ["as it was", "", None])
+@pytest.mark.parametrize("kind", [1, 2, 3, 4], ids=["data", "index", "iterator", "iterator index"])
+def test_with_only_damaged_checkpoints_the_run_does_not_start(folder: Path, pointer: str | None, kind: int) -> None:
+    for step in (1, 2, 3):
+        flip_bit(folder / parts(step)[kind])
+    if pointer is None:
+        (folder / "checkpoint").unlink()
+    elif not pointer:
+        (folder / "checkpoint").write_text("")
+    before = {name: (folder / name).read_bytes() for name in names(folder)}
+    for _ in range(2):
+        with pytest.raises(StorageError) as error:
+            SmallRun(folder)
+        assert {name: (folder / name).read_bytes() for name in names(folder)} == before
+    assert error.value.exit_code == ExitCode.STORAGE
+    told = str(error.value)
+    assert told.startswith(f"no checkpoint in {folder} is whole (ckpt-3: ") and "; ckpt-1: " in told
+    assert "--from_step=0" in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kept", ["checkpoint", DATA, INDEX, RECORD])
+def test_one_file_of_a_checkpoint_prevents_a_start_from_step_0(folder: Path, kept: str) -> None:
+    for name in names(folder):
+        if name != kept:
+            (folder / name).unlink()
+    with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):
+        SmallRun(folder)
+    assert names(folder) == [kept]
+
+
+def test_archiving_all_lets_the_run_start_anew(folder: Path) -> None:
+    for step in (1, 2, 3):
+        _cut(folder / parts(step)[1])
+    assert archive_later(str(folder), 0) == [f"{folder}/archived/ckpt-{step}" for step in (1, 2, 3)]
+    assert names(folder) == ["archived"]
+    assert going_back(str(folder)) == 0
+    done_going_back(str(folder))
+    assert names(folder / "archived") == sorted(part for step in (1, 2, 3) for part in parts(step))  # and no pointer
+    run = SmallRun(folder)
+    assert run.start == 0
+    run.train_to(1)
+    assert SmallRun(folder).start == 1
+
+
+def test_archiving_later_ones_resumes_from_the_requested_one(folder: Path) -> None:
+    assert archive_later(str(folder), 1) == [f"{folder}/archived/ckpt-{step}" for step in (2, 3)]
+    assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
+    assert SmallRun(folder).start == 1
+    assert archive_later(str(folder), 1) == []
+
+
+def test_checkpoints_that_are_archived_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cut(folder / DATA)
+    monkeypatch.setattr(commit, "_checksum", None)  # a call would fail
+    monkeypatch.setattr(commit, "_unreadable", None)
+    archive_later(str(folder), 0)
+    assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"  # 3 lacks bytes
+    (folder / "archived/checkpoint").unlink()
+    remove_debris(str(folder))
+    assert tf.train.latest_checkpoint(str(folder / "archived")) == f"{folder}/archived/ckpt-2"
+
+
+def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path) -> None:
+    assert going_back(str(folder)) is None
+    archive_later(str(folder), 1)
+    assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (1, 1)
+    done_going_back(str(folder))
+    assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
+    done_going_back(str(folder))
+    (folder / "archived" / "going_back.json").write_text("{")
+    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N again"):
+        going_back(str(folder))
+
+
+def test_resuming_from_an_unsaved_step_lists_the_saved_ones(folder: Path, tmp_path: Path) -> None:
+    before = names(folder)
+    with pytest.raises(UsageError, match=r"--from_step: there is no checkpoint of step 7; there are: 1, 2, 3; give 0"):
+        check_from_step(str(folder), 7)
+    assert names(folder) == before
+    with pytest.raises(UsageError, match="model_dir holds no checkpoint"):
+        check_from_step(str(tmp_path / "nowhere"), 7)
+    assert check_from_step(str(tmp_path / "nowhere"), 0) is None
+    assert check_from_step(str(folder), 2) == str(folder / "ckpt-2")
+
+
+def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
+    for step in (3, 2):
+        set_aside(str(folder / f"ckpt-{step}"), "diverged")
+    assert newest_whole(str(folder)) == str(folder / "ckpt-1")
+    set_aside(str(folder / "ckpt-1"), "diverged")
+    assert newest_whole(str(folder)) is None
+    run = SmallRun(folder)
+    run.train_to(2)
+    for path in folder.glob("ckpt-*"):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):  # though those moved away are namesakes
+        newest_whole(str(folder))
+
+
+@pytest.mark.parametrize("moved", range(len(parts(3)) + 1))
+def test_a_move_that_was_cut_off_is_no_trap(folder: Path, moved: int, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / DAMAGED).mkdir()
+    for name in parts(3)[:moved]:  # in the order of set_aside
+        os.replace(folder / name, folder / DAMAGED / name)
+    assert SmallRun(folder).start == (3 if moved <= 1 else 2)
+    assert names(folder / DAMAGED) == (parts(3)[:moved] if moved <= 1 else names(folder / DAMAGED))
+    caplog.clear()
+    assert SmallRun(folder).start == (3 if moved <= 1 else 2)
+    assert _warnings(caplog) == []
+
+
+def test_setting_aside_moves_all_files_of_a_checkpoint_only(folder: Path) -> None:
+    (folder / "ckpt-3.pin").touch()
+    assert set_aside(str(folder / "ckpt-3"), "diverged") == str(folder / "diverged")
+    assert names(folder / "diverged") == ["checkpoint", *parts(3)]
+    assert names(folder) == sorted(["checkpoint", "ckpt-3.pin", "diverged", *parts(1), *parts(2)])
+    (folder / "file").touch()
+    with pytest.raises(StorageError, match=r"ckpt-2 cannot be moved to .*file"):
+        set_aside(str(folder / "ckpt-2"), "file")
+
+
+# ---- what dead processes leave
+
+
+def _temporary_folder(folder: Path) -> None:
+    (folder / "ckpt-4_temp").mkdir()
+    (folder / "ckpt-4_temp" / "part-00000-of-00001.data-00000-of-00001").write_text("x")
+
+
+def _data_in_place(folder: Path) -> None:
+    _temporary_folder(folder)
+    shutil.copy(folder / DATA, folder / parts(4)[1])
+
+
+def _index_half_written(folder: Path) -> None:
+    _data_in_place(folder)
+    (folder / parts(4)[2]).write_bytes((folder / INDEX).read_bytes()[:100])
+
+
+def _iterator_only(folder: Path) -> None:
+    shutil.copy(folder / ITERATOR, folder / parts(4)[3])
+    shutil.copy(folder / ITERATOR_INDEX, folder / parts(4)[4])
+
+
+def _iterator_half_written(folder: Path) -> None:
+    (folder / "ckpt-4.iterator_temp").mkdir()
+    shutil.copy(folder / ITERATOR, folder / parts(4)[3])
+
+
+def _half_texts(folder: Path) -> None:
+    for name in (f".ckpt-3.commit.json.{os.getpid()}.tmp", ".final.json.99999999.tmp", "checkpoint.tmp" + 32 * "a"):
+        (folder / name).write_text("{")
+
+
+def _rotated_but_for(kept: int) -> Callable[[Path], None]:
+    """Step 1 leaves the pointer file, then loses record, index, iterator index, data and iterator, but for the last."""
+
+    def leave(folder: Path) -> None:
+        (folder / "checkpoint").write_text(
+            "".join(f'{key}: "ckpt-3"\n' for key in ("model_checkpoint_path", "all_model_checkpoint_paths"))
+        )
+        shutil.rmtree(folder / "nothing", ignore_errors=True)
+        order = [parts(1)[index] for index in (0, 2, 4, 1, 3)]
+        for name in order[: len(order) - kept]:
+            (folder / name).unlink()
+        for name in parts(2):
+            (folder / name).unlink()
+
+    return leave
+
+
+LEFT = {
+    "temporary folder": _temporary_folder,
+    "data in place": _data_in_place,
+    "index half written": _index_half_written,
+    "iterator only": _iterator_only,
+    "iterator half written": _iterator_half_written,
+    "half texts": _half_texts,
+    "rotated, 3 left": _rotated_but_for(3),
+    "rotated, 2 left": _rotated_but_for(2),
+    "rotated, 1 left": _rotated_but_for(1),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_a_dead_process_left_is_removed_without_a_word(
+    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in FOREIGN:
+        (folder / name).write_text("mine")
+    (folder / "ckpt-5_temp.d").mkdir()
+    LEFT[kind](folder)
+    assert SmallRun(folder).start == 3
+    assert _warnings(caplog) == []
+    there = set(names(folder)) - {"checkpoint", *FOREIGN, "ckpt-5_temp.d"}
+    assert there == ({*parts(3)} if kind.startswith("rotated") else {*parts(1), *parts(2), *parts(3)})
+    assert all((folder / name).read_text() == "mine" for name in FOREIGN)
+
+
+@pytest.mark.parametrize("kind", ["temporary folder", "data in place", "index half written", "iterator half written"])
+def test_after_an_interrupted_first_save_the_run_starts_from_0(saved: Path, tmp_path: Path, kind: str) -> None:
+    for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
+        shutil.copy(saved / name, tmp_path / name)
+    LEFT[kind](tmp_path)
+    for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
+        (tmp_path / name).unlink()
+    assert SmallRun(tmp_path).start == 0
+    assert names(tmp_path) == []
+
+
+def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / f".heartbeat.json.{os.getpid()}.tmp").touch()
+    (tmp_path / f".heartbeat.json.{os.getpid() + 1}.tmp").touch()
+    remove_debris(str(tmp_path))
+    assert names(tmp_path) == [f".heartbeat.json.{os.getpid()}.tmp"]
+
+
+def test_an_empty_folder_or_none_has_no_checkpoint(tmp_path: Path) -> None:
+    remove_debris(str(tmp_path / "nowhere"))
+    assert newest_whole(str(tmp_path / "nowhere")) is None
+    (tmp_path / "checkpoint").write_text("")
+    assert newest_whole(str(tmp_path)) is None
+    assert SmallRun(tmp_path).start == 0
+
+
+def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:
+    for text in ("first", "second", "third"):
+        (tmp_path / "ckpt-5.index").write_text(text)
+        (tmp_path / "ckpt-5.data-00000-of-00001").write_text(text)
+        set_aside(str(tmp_path / "ckpt-5"), "archived")
+    kept = [tmp_path / "archived" / place / "ckpt-5.index" for place in ("", "2", "3")]
+    assert [path.read_text() for path in kept] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, [2]), (1, [2, 3]), (3, [1, 2, 3])])
+def test_remove_saved_keeps_newest_pinned_and_foreign_ones(folder: Path, keep: int, left: list[int]) -> None:
+    for name in (*FOREIGN, "ckpt-2.pin"):
+        (folder / name).touch()
+    remove_saved(str(folder), keep)
+    assert list(complete_checkpoints(str(folder))) == left
+    own = {name for step in left for name in parts(step)}
+    assert set(names(folder)) == {*own, *FOREIGN, "ckpt-2.pin", "checkpoint"}
+    assert newest_whole(str(folder)) == f"{folder}/ckpt-{left[-1]}"

@@ -1,0 +1,244 @@
+"""The trainers and the evaluator by themselves, as a program of one's own uses them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+import tf_keras
+from official.modeling import optimization
+from official.modeling.multitask import evaluator as their_evaluator
+from official.modeling.multitask import interleaving_trainer as their_interleaving
+from official.modeling.multitask import multitask, task_sampler
+
+from tests.engine.compat.model_garden.tiny import multi_task
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.multitask import (
+    MultiTaskBaseTrainer,
+    MultiTaskEvaluator,
+    MultiTaskInterleavingTrainer,
+)
+from trainer_kit.compat.model_garden.multitask.evaluation import evaluate_tasks
+from trainer_kit.compat.model_garden.training.trainer import Trainer
+from trainer_kit.errors import DataError, UsageError
+from trainer_kit.testing.tiny_task import tiny_experiment
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the data."""
+    folder = tmp_path_factory.mktemp("data")
+    multi_task.write(folder)
+    return folder
+
+
+@pytest.fixture
+def tasks(data: Path) -> multitask.MultiTask:
+    """Two tasks."""
+    return multitask.MultiTask.from_config(multi_task.config_joint(data).task)
+
+
+def sgd() -> Any:
+    """An optimizer of tf_keras."""
+    return tf_keras.optimizers.SGD(0.05)
+
+
+def sampler(tasks: multitask.MultiTask) -> Any:
+    """In proportion to the weights."""
+    return task_sampler.ProportionalTaskSampler(tasks.task_weights)
+
+
+def test_a_joint_trainer_trains_all_in_each_step(tasks: multitask.MultiTask) -> None:
+    trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), sgd())
+    logs = [trainer.train(tf.constant(5)) for _ in range(4)]
+    assert list(logs[0]) == ["total_loss", "sum", "difference", "learning_rate"]
+    first, last = logs[0]["total_loss"]["training_loss"], logs[-1]["total_loss"]["training_loss"]
+    assert last < first
+    losses = [logs[-1][name]["training_loss"] for name in multi_task.TASKS]
+    assert last == pytest.approx(losses[0] + 2 * losses[1], rel=1e-6)  # by their weights
+    assert int(trainer.global_step.numpy()) == 20
+    assert set(trainer.training_losses) == {"total_loss", *multi_task.TASKS}
+    assert set(trainer.training_metrics) == set(multi_task.TASKS)
+
+
+@pytest.mark.parametrize("options", [(True, False), (False, False)], ids=["steps compiled", "eager"])
+def test_the_options_of_the_trainer_count(options: tuple[bool, bool], tasks: multitask.MultiTask) -> None:
+    compiled = orbit.StandardTrainerOptions(use_tf_function=options[0], use_tf_while_loop=options[1])
+    tf.random.set_seed(1)
+    models = [multi_task.model() for _ in range(2)]
+    for one, other in zip(*(model.trainable_variables for model in models), strict=True):
+        other.assign(one)
+    trainers = [
+        MultiTaskInterleavingTrainer(tasks, model, sgd(), sampler(tasks), given)
+        for model, given in zip(models, (None, compiled), strict=True)
+    ]
+    logs = [trainer.train(tf.constant(6)) for trainer in trainers]
+    for name in multi_task.TASKS:
+        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (0.0, 1.0), (3.0, 1.0)])
+def test_the_tasks_are_drawn_as_theirs_are(weights: tuple[float, float], tasks: multitask.MultiTask) -> None:
+    by_name = dict(zip(multi_task.TASKS, weights, strict=True))
+    drawing = task_sampler.ProportionalTaskSampler(by_name)
+    ours = MultiTaskInterleavingTrainer(tasks, multi_task.model(), sgd(), drawing)
+    theirs = their_interleaving.MultiTaskInterleavingTrainer(tasks, multi_task.model(), sgd(), drawing)
+    for trainer in (ours, theirs):
+        trainer.train(tf.constant(40))
+    for name in multi_task.TASKS:
+        assert int(ours.task_step_counter(name).numpy()) == int(theirs.task_step_counter(name).numpy())
+    if 0.0 in weights:
+        assert int(ours.task_step_counter("sum").numpy()) == 0
+
+
+class RoundedSampler(task_sampler.TaskSampler):
+    """The last bound stays below 1, as that of a sum of rounded numbers may."""
+
+    def task_cumulative_distribution(self, global_step: tf.Tensor) -> tf.Tensor:
+        """Bounds."""
+        return tf.constant([0.1, 0.2])
+
+
+def test_a_draw_beyond_the_last_bound_is_the_last_task(tasks: multitask.MultiTask) -> None:
+    trainer = MultiTaskInterleavingTrainer(tasks, multi_task.model(), sgd(), RoundedSampler(tasks.task_weights))
+    trainer.train(tf.constant(20))  # theirs would draw the same number for ever, and train none
+    assert int(trainer.global_step.numpy()) == 20
+    assert int(trainer.task_step_counter("difference").numpy()) > 10
+
+
+def test_the_batch_of_any_step_is_known(tasks: multitask.MultiTask) -> None:
+    trainer = MultiTaskInterleavingTrainer(tasks, multi_task.model(), sgd(), sampler(tasks))
+    told = [trainer.data.batch_of(step).of_tasks for step in range(1, 21)]
+    trainer.train(tf.constant(20))
+    assert [trainer.data.batch_of(step).of_tasks for step in range(1, 21)] == told
+    counts = Counter(name for one in told for name in one)
+    for name in multi_task.TASKS:
+        assert counts[name] == int(trainer.task_step_counter(name).numpy())
+        assert [one[name] for one in told if name in one] == list(range(counts[name]))
+    assert str(trainer.data.batch_of(1)) in ("0 of sum", "0 of difference")
+
+
+class TheirOwnStep(MultiTaskBaseTrainer):
+    """Overrides the step as one does with theirs."""
+
+    def train_step(self, iterator_map: Any) -> None:
+        """Trains one task only."""
+        if self.global_step % 2 == 0:  # AutoGraph makes graph of it
+            self.global_step.assign_add(1)
+        else:
+            self.strategy.run(self.one, args=(tf.nest.map_structure(next, iterator_map),))
+
+    def one(self, inputs: Any) -> None:
+        """On a replica."""
+        losses = self.multi_task.joint_train_step(
+            inputs, multi_task_model=self.multi_task_model, optimizer=self.optimizer, task_metrics=self.training_metrics
+        )
+        for name, loss in losses.items():
+            self.training_losses[name].update_state(loss)
+        self.global_step.assign_add(1)
+
+
+def test_a_step_written_for_theirs_runs(tasks: multitask.MultiTask) -> None:
+    trainer = TheirOwnStep(tasks, multi_task.model(), sgd())
+    trainer.train(tf.constant(6))
+    assert int(trainer.optimizer.iterations.numpy()) == 3
+
+
+def test_ready_made_datasets_are_used_and_may_end(tasks: multitask.MultiTask) -> None:
+    batch = (tf.ones((4, multi_task.WIDTH)), tf.ones((4, 1)))
+    datasets = {"sum": tf.data.Dataset.from_tensors(batch).repeat(3), "difference": tf.data.Dataset.from_tensors(batch)}
+    trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), train_datasets=datasets)
+    assert set(trainer.train_dataset) == set(multi_task.TASKS)
+    trainer.train(tf.constant(5))
+    assert trainer.data_ended and int(trainer.global_step.numpy()) == 1
+    empty = {name: one.take(0) for name, one in datasets.items()}
+    with pytest.raises(DataError):
+        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), train_datasets=empty).check_data()
+
+
+def test_steps_are_not_fused(tasks: multitask.MultiTask) -> None:
+    config = tiny_experiment(fuse_steps=4)
+    with pytest.raises(UsageError, match="each task takes its batches from its own dataset"):
+        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
+
+
+def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> None:
+    model, step = multi_task.model(), tf.Variable(7, dtype=tf.int64)
+    given = (list(tasks.tasks.values()), model, step, {"sum": 1})
+    ours, theirs = MultiTaskEvaluator(*given), their_evaluator.MultiTaskEvaluator(*given)
+    assert ours.global_step is step and ours.tasks == given[0]
+    expected, found = theirs.evaluate(tf.constant(-1)), ours.evaluate(tf.constant(-1))
+    assert {name: list(logs) for name, logs in found.items()} == {name: list(logs) for name, logs in expected.items()}
+    for name, logs in expected.items():
+        assert found[name] == pytest.approx({key: float(value) for key, value in logs.items()})
+    assert set(ours.validation_losses) == set(ours.validation_metrics) == set(multi_task.TASKS)
+    assert ours.validation_metric_names() == [
+        f"{t}|{m}" for t in multi_task.TASKS for m in (f"{t}_error", "validation_loss")
+    ]
+
+
+class Aggregating(multi_task.RegressionTask):
+    """Counts the examples that it has evaluated by aggregating logs."""
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        """Logs the number of examples."""
+        return {**super().validation_step(inputs, model, metrics), "examples": tf.shape(inputs[0])[0]}
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        """Adds them up."""
+        return (state or 0) + int(np.sum(step_logs["examples"]))
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        """Tells them."""
+        return {"examples": aggregated_logs, "step": int(global_step.numpy())}
+
+
+def test_aggregating_and_other_tasks_are_evaluated_together(tasks: multitask.MultiTask) -> None:
+    one = Aggregating(tasks.tasks["sum"].task_config, name="sum")
+    evaluator = MultiTaskEvaluator([one, tasks.tasks["difference"]], multi_task.model())
+    for _ in range(2):
+        logs = evaluator.evaluate(tf.constant(-1))
+        assert logs["sum"]["examples"] == 16 and logs["sum"]["step"] == 0
+        assert list(logs["difference"]) == ["difference_error", "validation_loss"]
+    assert evaluator.validation_metric_names() is None
+
+
+def test_what_does_not_fit_is_told(tasks: multitask.MultiTask) -> None:
+    one, model = tasks.tasks["sum"], multi_task.model()
+    with pytest.raises(UsageError, match="two tasks to evaluate are called 'sum'"):
+        MultiTaskEvaluator([one, one], model)
+    other = multi_task.RegressionTask(one.task_config, name="product")
+    with pytest.raises(UsageError, match="has no part for the task 'product'; it has: sum, difference"):
+        MultiTaskEvaluator([other], model)
+
+
+def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
+    model = multi_task.model()
+    average = optimization.ExponentialMovingAverage(
+        tf_keras.optimizers.legacy.SGD(0.05), trainable_weights_only=False, average_decay=0.5
+    )
+    trainer = MultiTaskBaseTrainer(tasks, model, average)
+    evaluate_tasks(trainer, tasks.tasks.values())
+    trainer.train(tf.constant(10))
+    before = [variable.numpy() for variable in model.variables]
+    averaged = trainer.evaluate(tf.constant(-1))
+    assert all(np.array_equal(one, variable.numpy()) for one, variable in zip(before, model.variables, strict=True))
+    plain = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
+    assert averaged["sum"]["validation_loss"] != plain["sum"]["validation_loss"]
+
+
+def test_several_tasks_are_evaluated_without_validation_sets(data: Path) -> None:
+    config = convert(multi_task.config_joint(data))
+    options = SimpleNamespace(**vars(config.trainer))
+    del options.validation_sets
+    tasks = list(multitask.MultiTask.from_config(multi_task.config_joint(data).task).tasks.values())
+    sections = SimpleNamespace(task=tasks[0].task_config, trainer=options, runtime=config.runtime)
+    trainer = Trainer(sections, tasks[0], multi_task.model().sub_tasks["sum"], sgd())
+    evaluate_tasks(trainer, tasks)
+    assert set(trainer.evaluate(tf.constant(1))) == set(multi_task.TASKS)

@@ -1,0 +1,68 @@
+"""A ResNet on imagenet, cut to 10 layers of an eighth of the width and images of 32 x 32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import official.vision.configs.image_classification
+import official.vision.tasks.image_classification  # noqa: F401 -- registers the task
+
+from tests.engine.compat.model_garden.tiny.records import (
+    example,
+    generator,
+    image,
+    integers,
+    jpeg,
+    strings,
+    write_shards,
+)
+from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, cut, data, optimizer, trainer
+
+CLASSES, SIZE, BATCH = 4, 32, 8
+NORM_EPSILON = 0.01
+BEST = {
+    "best_checkpoint_export_subdir": "best",
+    "best_checkpoint_eval_metric": "accuracy",
+    "best_checkpoint_metric_comp": "higher",
+}
+
+
+def write(folder: Path) -> None:
+    """JPEGs a little larger than what the model sees; the training data in two files, as imagenet's are in many."""
+    for part, count, shards in (("train", 48, 2), ("validation", 20, 1)):
+        random = generator(part)
+        examples = []
+        for _ in range(count):
+            label = int(random.integers(CLASSES))
+            encoded = jpeg(image(random, label, SIZE + 8))
+            features = {"image/encoded": strings([encoded]), "image/class/label": integers([label])}
+            examples.append(example(**features))
+        write_shards(folder, part, examples, shards)
+
+
+def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
+    """Without random crops and flips."""
+    return _resnet(folder, steps_per_loop, aug_crop=False, aug_rand_hflip=False)
+
+
+def config_with_crops(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
+    """With their default augmentation: random crops, random flips."""
+    return _resnet(folder, steps_per_loop)
+
+
+def _resnet(folder: Path, steps_per_loop: int, **augmentation: Any) -> Any:
+    model = {
+        "num_classes": CLASSES,
+        "input_size": [SIZE, SIZE, 3],
+        "backbone": {"type": "resnet", "resnet": {"model_id": 10, "depth_multiplier": 0.125}},
+        "norm_activation": {"norm_epsilon": NORM_EPSILON},
+    }
+    task = {
+        "model": model,
+        "evaluation": {"top_k": 2},
+        "train_data": data(folder, "train", BATCH, **augmentation),
+        "validation_data": data(folder, "validation", BATCH),
+    }
+    optimizer_config = optimizer("sgd", 0.002, momentum=0.9)
+    return cut("resnet_imagenet", task, trainer(steps_per_loop, optimizer_config=optimizer_config, **BEST))

@@ -1,0 +1,163 @@
+"""Model Garden's trainers under trainer_kit's runner: their own state, what happens after loops and evaluations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+import tf_keras
+from official.core import base_trainer, task_factory
+from official.core import train_utils as theirs
+
+from tests.engine.compat.model_garden.garden_task import small_config
+from trainer_kit.checkpoints.state.discovered_state import saved_section
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer, adopted
+from trainer_kit.compat.model_garden.training.runner import run_experiment
+from trainer_kit.errors import DivergedError, UsageError
+from trainer_kit.run import runner
+
+
+class Counting(base_trainer.Trainer):  # type: ignore[misc]
+    """Counts batches in two variables, of which its checkpoint holds one, under a name of its own."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.batches = tf.Variable(0, dtype=tf.int64)
+        self.others = SimpleNamespace(batches=tf.Variable(0), fixed=tf.Variable(3.0))
+        model, optimizer, step = self.model, self.optimizer, self.global_step
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=optimizer, global_step=step, my_batches=self.batches
+        )
+
+    def next_train_inputs(self, iterator: Any) -> Any:
+        """Counts."""
+        self.batches.assign_add(1)
+        self.others.batches.assign_add(1)
+        return super().next_train_inputs(iterator)
+
+
+def _run(config: Any, folder: Path, trainers: list[AdoptedTrainer] | None = None) -> AdoptedTrainer:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(config.task)
+        inner = theirs.create_trainer(config, task, train=True, evaluate=True, trainer_cls=Counting)
+        trainer: Any = adopted(inner)
+    (trainers if trainers is not None else []).append(trainer)
+    runner.run_experiment(strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer)
+    assert isinstance(trainer, AdoptedTrainer)
+    return trainer
+
+
+def _with_steps(steps: int, **optimization: Any) -> Any:
+    config = small_config(**optimization)
+    config.trainer.override({"train_steps": steps, "validation_steps": 2})
+    return config
+
+
+def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(tmp_path: Path) -> None:
+    _run(_with_steps(3), tmp_path)
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))}
+    assert {"model", "optimizer", "global_step", "my_batches"} <= names
+    gone_on = _run(_with_steps(6), tmp_path)
+    assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
+    assert saved_section(str(tmp_path / "ckpt-6"), "step_state").keys() == {"trainer/others/batches"}
+
+
+def test_data_that_begin_anew_are_told_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _run(_with_steps(3), tmp_path)
+    assert "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer" in caplog.text
+
+
+def test_the_optimizers_averages_are_saved_after_evaluations(tmp_path: Path) -> None:
+    _run(_with_steps(3, ema={"average_decay": 0.9}), tmp_path)
+    assert [path.name for path in tmp_path.glob("ema_checkpoints/*.index")] == ["average_weights-3.index"]
+
+
+def test_it_goes_back_after_a_divergence_as_the_config_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, trainers = _with_steps(6), []  # type: ignore[var-annotated]
+    config.trainer.override({"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0})
+    with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
+        _run(config, tmp_path, trainers)
+    assert f"{tmp_path}/ckpt-3 was restored" in caplog.text
+    assert int(trainers[0].batches) == int(trainers[0].global_step) == 4  # as if step 4 had been done once
+
+
+class Averaging(Counting):
+    """Keeps a number that its evaluations report, and a second optimizer, which makes its slots in the first loop."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.loops, self.weight = tf.Variable(0.0), tf.Variable(1.0)
+        self.second = tf_keras.optimizers.Adam(0.1)
+        items = {"loops": self.loops, "weight": self.weight, "second": self.second}
+        model, optimizer, step = self.model, self.optimizer, self.global_step
+        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, global_step=step, **items)
+
+    def train_loop_end(self) -> Any:
+        """Trains the weight."""
+        self.loops.assign_add(1.0)
+        self.strategy.run(lambda: self.second.apply_gradients([(self.weight.read_value(), self.weight)]))
+        return super().train_loop_end()
+
+    def eval_end(self, aggregated_logs: Any = None) -> Any:
+        """Tells both."""
+        return {**super().eval_end(aggregated_logs), "loops": self.loops.read_value(), "w": self.weight.read_value()}
+
+
+def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(config.task)
+        trainer: Any = theirs.create_trainer(config, task, "train" in mode, True, trainer_cls=Averaging)
+    return run_experiment(strategy, task, mode, config, str(folder), trainer=trainer, run_post_eval=True, **options)[1]
+
+
+def test_checkpoint_items_and_their_optimizers_are_restored(tmp_path: Path) -> None:
+    straight = _logs(_with_steps(6), tmp_path / "straight")
+    _logs(_with_steps(3), tmp_path / "run")
+    logs = _logs(_with_steps(6), tmp_path / "run")
+    assert [float(logs[name]) for name in ("loops", "w")] == [float(straight[name]) for name in ("loops", "w")]
+    evaluated = _logs(_with_steps(6), tmp_path / "run", "eval", checkpoint="3")
+    assert float(evaluated["loops"]) == 3.0 and float(evaluated["w"]) > float(logs["w"])
+
+
+def test_a_name_that_our_checkpoints_have_is_refused() -> None:
+    class Named(Counting):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self._checkpoint = tf.train.Checkpoint(global_step=self.global_step, task=self.batches)
+
+    config = _with_steps(3)
+    inner = theirs.create_trainer(config, task_factory.get_task(config.task), True, True, trainer_cls=Named)
+    with pytest.raises(UsageError, match="every checkpoint already has a part named task; give your item another name"):
+        adopted(inner)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_going_back_beyond_the_best_keeps_the_one_before(average: bool, tmp_path: Path) -> None:
+    config, trainers = _with_steps(6, **({"ema": {"average_decay": 0.9}} if average else {})), []  # type: ignore[var-annotated]
+    config.trainer.override(
+        {
+            "validation_interval": 1,
+            "checkpoint_interval": 2,
+            "recovery_max_trials": 1,
+            "recovery_begin_steps": 4,
+            "loss_upper_bound": 0.0,
+            "best_checkpoint_eval_metric": "validation_loss",
+            "best_checkpoint_metric_comp": "lower",
+        }
+    )
+    with pytest.raises(DivergedError):
+        _run(config, tmp_path, trainers)
+    records = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "metrics" in record] == [1, 2, 3, 3]
+
+
+def test_what_cannot_be_driven_is_told() -> None:
+    with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; pass a"):
+        adopted(SimpleNamespace(strategy=None))

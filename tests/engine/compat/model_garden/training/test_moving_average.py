@@ -1,0 +1,104 @@
+"""The average that an optimizer of Model Garden keeps: exchanged bit by bit, on every replica, wrapped or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from official.modeling import optimization
+
+from tests.engine.compat.model_garden.garden_task import bits
+from trainer_kit.compat.model_garden.training.moving_average import OptimizersAverage, averaging
+
+STRATEGIES = pytest.mark.parametrize("devices", [1, 2])
+
+
+def _strategy(devices: int) -> tf.distribute.Strategy:
+    if devices == 1:
+        return tf.distribute.OneDeviceStrategy("CPU:0")  # without one theirs refuses to swap
+    names = [f"CPU:{index}" for index in range(devices)]
+    return tf.distribute.MirroredStrategy(names, tf.distribute.ReductionToOneDevice())
+
+
+def _model() -> Any:
+    return tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()])
+
+
+def _averaging(model: Any, wrapped: bool = False, trainable_only: bool = True) -> Any:
+    """Returns an averaging optimizer whose averages, and the weights, are of many magnitudes. In scope."""
+    optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD(), trainable_only)
+    optimizer.shadow_copy(model)
+    generator = np.random.default_rng(0)
+    for variable in [*model.variables, *optimizer._average_weights]:
+        variable.assign(10.0 ** generator.uniform(-6, 6, variable.shape))
+    return tf_keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("trainable_only", [False, True])
+def test_a_swap_exchanges_bits_and_a_second_one_undoes_it(devices: int, wrapped: bool, trainable_only: bool) -> None:
+    with _strategy(devices).scope():
+        model = _model()
+        optimizer = _averaging(model, wrapped, trainable_only)
+        average = OptimizersAverage(optimizer, model)
+    averaged = model.trainable_variables if trainable_only else model.variables
+    weights, averages = bits(averaged), bits(_inner(optimizer)._average_weights)
+    others = bits(model.non_trainable_variables)
+    average.swap()
+    assert average.swapped
+    assert (bits(averaged), bits(_inner(optimizer)._average_weights)) == (averages, weights)
+    assert not trainable_only or bits(model.non_trainable_variables) == others
+    average.swap()
+    assert not average.swapped
+    assert (bits(averaged), bits(_inner(optimizer)._average_weights)) == (weights, averages)
+
+
+@STRATEGIES
+def test_theirs_leaves_other_bits(devices: int) -> None:
+    strategy = _strategy(devices)
+    with strategy.scope():
+        model = _model()
+        optimizer = _averaging(model)
+        before = bits(model.trainable_variables)
+        optimizer.swap_weights()
+        optimizer.swap_weights()
+    assert bits(model.trainable_variables) != before
+
+
+@STRATEGIES
+def test_a_reset_makes_the_averages_equal_to_the_weights(devices: int) -> None:
+    with _strategy(devices).scope():
+        model = _model()
+        average = OptimizersAverage(optimizer := _averaging(model), model)
+    weights = bits(model.variables)
+    average.reset()
+    assert bits(optimizer._average_weights) == bits(model.trainable_variables)
+    assert bits(model.variables) == weights
+
+
+def test_missing_averages_are_made_and_begin_at_zero() -> None:
+    model = _model()
+    optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
+    average = OptimizersAverage(optimizer, model)
+    average.begin()
+    average.update(1)
+    assert optimizer.has_shadow_copy and not any(np.any(one) for one in optimizer._average_weights)
+    known = optimizer._average_weights
+    OptimizersAverage(optimizer, model)
+    assert all(one is other for one, other in zip(known, optimizer._average_weights, strict=True))
+
+
+def test_only_an_averaging_optimizer_averages() -> None:
+    plain = tf_keras.optimizers.legacy.SGD()
+    ema = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
+    assert averaging(ema) is averaging(tf_keras.mixed_precision.LossScaleOptimizer(ema)) is ema
+    for other in (plain, tf_keras.optimizers.SGD(), tf_keras.mixed_precision.LossScaleOptimizer(plain), None, {}):
+        assert averaging(other) is None

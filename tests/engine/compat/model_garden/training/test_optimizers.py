@@ -1,0 +1,201 @@
+"""All optimizers of Model Garden: made whole, saved, restored strictly, and gone on with bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+from official.core import task_factory, train_utils
+from official.modeling import optimization
+from official.modeling.optimization.configs import optimizer_config
+
+from tests.engine.compat.model_garden.garden_task import begun, small_config, small_trainer
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.training.optimizers import check_values, create_optimizer, make_whole
+from trainer_kit.errors import ConfigError, UsageError
+
+LEGACY = ["sgd", "adam", "rmsprop", "adagrad", "adamw", "lamb", "lars"]
+NEW = ["sgd_experimental", "adam_experimental", "adamw_experimental", "adafactor_keras"]
+UNRELEASED = ["slide", "adafactor"]  # the public release of Model Garden has their names only
+RELEASED = [
+    *("sgd", "sgd_experimental", "adam", "adam_experimental", "adamw", "adamw_experimental"),
+    *("lamb", "rmsprop", "lars", "adagrad", "adafactor_keras"),
+]
+CASES: dict[str, dict[str, Any]] = {
+    **{kind: {"optimizer": {"type": kind}} for kind in [*LEGACY, *NEW]},
+    "sgd, momentum": {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9, "nesterov": True}}},
+    "rmsprop, centered": {"optimizer": {"type": "rmsprop", "rmsprop": {"momentum": 0.9, "centered": True}}},
+    "adam, amsgrad": {"optimizer": {"type": "adam", "adam": {"amsgrad": True}}},
+    "adam, averaging": {"optimizer": {"type": "adam"}, "ema": {"average_decay": 0.9}},
+    "adamw, averaging all": {"optimizer": {"type": "adamw"}, "ema": {"trainable_weights_only": False}},
+    "lars, warm-up and cosine": {
+        "optimizer": {"type": "lars", "lars": {"weight_decay_rate": 0.01}},
+        "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 6}},
+        "warmup": {"type": "linear", "linear": {"warmup_steps": 4}},
+    },
+}
+
+
+def _all(trainer: Any, folder: Path) -> dict[str, bytes]:
+    """Returns all that a checkpoint holds of model and optimizer, bit by bit."""
+    path = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer).write(str(folder / "all"))
+    reader = tf.train.load_checkpoint(path)
+    names = [name for name in reader.get_variable_to_shape_map() if name != "_CHECKPOINTABLE_OBJECT_GRAPH"]
+    return {name: reader.get_tensor(name).tobytes() for name in names}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_goes_on_is_one_that_never_stopped(case: str, tmp_path: Path) -> None:
+    config = small_config(**CASES[case])
+    whole = small_trainer(config, evaluate=False)
+    manager, begin = begun(whole, config, tmp_path), _all(whole, tmp_path)
+    whole.train(tf.constant(3))
+    manager.save()
+    middle = _all(whole, tmp_path)
+    whole.train(tf.constant(3))
+    end = _all(whole, tmp_path)
+    assert begin.keys() == middle.keys() == end.keys()  # the first step makes nothing that was not there
+    assert begin != middle != end
+    again = small_trainer(config, evaluate=False)
+    begun(again, config, tmp_path)
+    assert int(again.global_step) == 3 and _all(again, tmp_path) == middle
+    again.train(tf.constant(3))
+    assert _all(again, tmp_path) == end
+
+
+def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
+    known = vars(optimization.OptimizationConfig().optimizer)
+    names = {name for name, one in known.items() if isinstance(one, optimizer_config.BaseOptimizerConfig)}
+    assert names == {*LEGACY, *NEW, *UNRELEASED}
+
+
+@pytest.mark.parametrize("kind", UNRELEASED)
+def test_an_optimizer_that_was_not_released_is_told(kind: str) -> None:
+    config = small_config(optimizer={"type": kind})
+    task = task_factory.get_task(config.task)
+    with pytest.raises(TypeError, match="'str' object is not callable"):
+        train_utils.create_optimizer(task, config)
+    for params in (config, convert(config)):
+        for call in (check_values, create_optimizer):
+            with pytest.raises(
+                ConfigError, match=rf"optimizer\.type: the release of Model Garden has no {kind}; ch"
+            ) as error:
+                call(task, params)
+            assert str(error.value).endswith(f"choose one of: {', '.join(RELEASED)}")
+
+
+@pytest.mark.parametrize("name", ["optimizer", "learning_rate"])
+def test_what_is_not_chosen_is_told(name: str) -> None:
+    config = small_config(**{name: {"type": None}})
+    task = task_factory.get_task(config.task)
+    with pytest.raises(ValueError, match="must be specified"):
+        train_utils.create_optimizer(task, config)
+    with pytest.raises(UsageError, match=rf"trainer\.optimizer_config\.{name}\.type: has no value") as error:
+        create_optimizer(task, config)
+    assert not any(f" {kind}," in f"{error.value}," for kind in UNRELEASED)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_task_makes_the_optimizer_from_its_own_config(ours: bool) -> None:
+    config = small_config(ema={"average_decay": 0.5}, learning_rate={"type": None})  # of which it knows itself
+    seen: list[Any] = []
+
+    class Task:
+        task_config = None
+
+        def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None) -> str:
+            seen.extend([optimizer_config, runtime_config])
+            return "made"
+
+    assert create_optimizer(Task(), convert(config) if ours else config) == "made"
+    assert isinstance(seen[0], optimization.OptimizationConfig) and seen[0] == config.trainer.optimizer_config
+    assert seen[1].mixed_precision_dtype is None
+
+
+def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
+    class Private:
+        task_config = None
+
+        def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None, dp_config: Any = None) -> Any:
+            return dp_config
+
+    class Plain:
+        task_config = None
+
+        def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None) -> str:
+            return "made"
+
+    config = small_config()
+    assert create_optimizer(Private(), config) is None
+    config.task.differential_privacy_config = {"clipping_norm": 2.0}
+    assert create_optimizer(Private(), config).clipping_norm == 2.0
+    assert create_optimizer(Private(), convert(config)).clipping_norm == 2.0
+    with pytest.raises(ValueError, match="Differential privacy"):
+        train_utils.create_optimizer(Plain(), config)
+    for params in (config, convert(config)):
+        with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: .*Differential privacy"):
+            create_optimizer(Plain(), params)
+        with pytest.raises(
+            ConfigError, match=r"^task\.differential_privacy_config: Plain\.create_optimizer has no argument dp"
+        ):
+            check_values(Plain(), params)
+        check_values(Private(), params)
+
+
+def _dense() -> Any:
+    return tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_keras.optimizers.legacy.Adam(),
+        lambda: tf_keras.optimizers.Adam(),
+        lambda: optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.Adam()),
+    ],
+    ids=["legacy", "new", "averaging"],
+)
+def test_whole_optimizers_have_their_slots_before_the_first_step(make: Any, wrapped: bool, tmp_path: Path) -> None:
+    optimizer, model = make(), _dense()
+    if wrapped:
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+    def held() -> int:
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "held"))
+        return len(tf.train.load_checkpoint(path).get_variable_to_shape_map())
+
+    before = held()
+    make_whole(optimizer, model.trainable_variables)
+    assert held() >= before + 4  # two moments of two variables
+
+
+def test_what_is_no_optimizer_of_keras_2_is_left_alone() -> None:
+    others = {"adam": keras.optimizers.Adam()}
+    for other in (None, others, others["adam"]):
+        make_whole(other, [])
+    assert not others["adam"].built
+
+
+@pytest.mark.parametrize(
+    ("kind", "ema"), [("adam", None), ("adam_experimental", None), ("lamb", {"average_decay": 0.9})], ids=str
+)
+def test_a_changed_learning_rate_wins_over_the_restored_one(kind: str, ema: Any, tmp_path: Path) -> None:
+    def config(rate: float) -> Any:
+        return small_config(
+            optimizer={"type": kind}, ema=ema, learning_rate={"type": "constant", "constant": {"learning_rate": rate}}
+        )
+
+    first = small_trainer(config(0.1), evaluate=False)
+    manager = begun(first, config(0.1), tmp_path)
+    first.train(tf.constant(1))
+    first.optimizer.learning_rate = 0.3  # as a callback would
+    manager.save()
+    for rate, found in ((0.1, 0.3), (0.2, 0.2)):
+        again = small_trainer(config(rate), evaluate=False)
+        begun(again, config(rate), tmp_path)
+        assert float(again.train(tf.constant(1))["learning_rate"]) == pytest.approx(found)

@@ -1,0 +1,322 @@
+"""Our Trainer for tasks of Model Garden, beside theirs: what it is made of, what it evaluates, what gin binds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from official.core import base_trainer, config_definitions, task_factory
+from official.core import train_utils as theirs
+from official.utils.testing import mock_task
+
+from tests.engine.compat.model_garden.garden_task import (
+    BATCH,
+    FEATURES,
+    SmallTask,
+    begun,
+    bits,
+    full_precision,
+    half_precision,
+    small_config,
+    small_trainer,
+)
+from trainer_kit.checkpoints.state.strict_restore import saved_shapes
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer
+from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
+from trainer_kit.config.experiments import task_class, trainer_class
+from trainer_kit.process.run_directory import RunDirectory
+from trainer_kit.training import trainer_creation
+
+AVERAGING: dict[str, Any] = {
+    "optimizer": {"type": "adam"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.05}},
+    "ema": {"average_decay": 0.9},
+}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    gin.clear_config()
+    full_precision()
+
+
+def _their_trainer(config: Any) -> Any:
+    task = task_factory.get_task(config.task)
+    return theirs.create_trainer(config, task, train=True, evaluate=True)
+
+
+def _weights(trainer: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def _mirrored() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does(ours: bool) -> None:
+    config = small_config(optimizer={"type": "adam"})
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = _their_trainer(config)
+    trainer = small_trainer(config, ours=ours)
+    assert type(trainer) is Trainer and trainer.trains
+    assert trainer.config.task is (trainer.task.task_config if ours else config.task)
+    assert trainer.config.trainer == convert(config).trainer
+    logs, expected = trainer.train(tf.constant(4)), other.train(tf.constant(4))
+    assert set(logs) == set(expected)
+    for name, value in expected.items():
+        assert float(logs[name]) == pytest.approx(float(value), rel=1e-5)
+    for one, two in zip(_weights(trainer), _weights(other), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+    evaluated, expected = trainer.evaluate(tf.constant(-1)), other.evaluate(tf.constant(-1))
+    assert {name: float(value) for name, value in evaluated.items()} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-5
+    )
+
+
+def test_an_evaluator_has_an_optimizer_and_does_not_train() -> None:
+    trainer = small_trainer(small_config(**AVERAGING), train=False)
+    assert not trainer.trains and trainer.optimizer is not None
+    assert trainer.train_metrics == []
+    assert set(trainer.evaluate(tf.constant(-1))) == {"accuracy", "validation_loss"}
+
+
+def _evaluated(trainer: Trainer) -> dict[str, float]:
+    logs = trainer.evaluate(tf.constant(-1))
+    return {name: float(value) for name, value in logs.items() if not name.startswith("best")}
+
+
+def _trained(folder: Path, strategy: Any = None) -> tuple[Trainer, dict[str, float]]:
+    """Returns a trainer after 4 steps, saved and the best kept in `folder`, and what it evaluated."""
+    config = small_config(**AVERAGING)
+    config.trainer.best_checkpoint_eval_metric = "accuracy"
+    directory = RunDirectory(str(folder), convert(config).trainer)
+    exporter = trainer_creation.create_exporter(convert(config), directory)
+    trainer = small_trainer(config, strategy=strategy, checkpoint_exporter=exporter)
+    manager = begun(trainer, config, folder)
+    trainer.train(tf.constant(4))
+    manager.save()
+    return trainer, _evaluated(trainer)
+
+
+def _plainly_evaluated(values: Any) -> dict[str, float]:
+    """What a model with the weights `values` gives, in a trainer that averages nothing."""
+    plain = small_trainer(small_config(), train=False)
+    for variable, value in zip(plain.model.trainable_variables, values, strict=True):
+        variable.assign(value)
+    return _evaluated(plain)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_evaluator_uses_the_averages_of_both_checkpoints(devices: int, tmp_path: Path) -> None:
+    strategy = _mirrored() if devices == 2 else None
+    trained, expected = _trained(tmp_path, strategy)
+    averages = [variable.numpy() for variable in trained.optimizer._average_weights]
+    assert expected == pytest.approx(_plainly_evaluated(averages))
+    assert expected != pytest.approx(_plainly_evaluated(_weights(trained)))
+    evaluator = small_trainer(small_config(**AVERAGING), train=False, strategy=strategy)
+    for folder in (tmp_path, tmp_path / "best_ckpt"):
+        path, is_best = tf.train.latest_checkpoint(str(folder)), folder != tmp_path
+        assert any(name.startswith("optimizer") for name in saved_shapes(path)) != is_best
+        with evaluator.strategy.scope():
+            evaluator.state.restore_weights(path)
+        before = bits(evaluator.model.variables)
+        assert (bits(trained.model.variables) == before) != is_best  # the best has the averages in the model's place
+        assert _evaluated(evaluator) == pytest.approx(expected)
+        assert bits(evaluator.model.variables) == before and evaluator.global_step.numpy() == 4
+
+
+@pytest.mark.parametrize(("devices", "half"), [(1, False), (2, True)], ids=["float32", "float16 on two"])
+def test_an_evaluation_changes_no_bit_of_the_weights(devices: int, half: bool) -> None:
+    config = small_config(**AVERAGING)
+    if half:
+        config.runtime.mixed_precision_dtype = "float16"
+        config.runtime.loss_scale = "dynamic"
+        half_precision()
+    trainer = small_trainer(config, strategy=_mirrored() if devices == 2 else None)
+    trainer.train(tf.constant(3))
+    inner = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
+    held = [*trainer.model.variables, *inner._average_weights]
+    before = bits(held)
+    first = trainer.evaluate(tf.constant(-1))
+    assert bits(held) == before
+    assert trainer.evaluate(tf.constant(-1)) == first  # nothing was left behind
+    assert bits(held) == before
+    trainer.train(tf.constant(1))
+    assert bits(held) != before
+
+
+def test_model_gardens_averages_change_weights_or_fail() -> None:
+    config = small_config(**AVERAGING)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = _their_trainer(config)
+        other.train(tf.constant(3))
+        before = bits(other.model.variables)
+        other.evaluate(tf.constant(-1))
+        assert bits(other.model.variables) != before
+        config.runtime.mixed_precision_dtype, config.runtime.loss_scale = "float16", "dynamic"
+        half_precision()
+        with pytest.raises((TypeError, AttributeError, ValueError)):
+            _their_trainer(config).train(tf.constant(1))
+
+
+class _Failing(Trainer):
+    """Raises in the second evaluation, when the averages are in place."""
+
+    def eval_end(self, aggregated_logs: Any = None) -> Any:
+        self.evaluations = getattr(self, "evaluations", 0) + 1
+        if self.evaluations == 2:
+            assert self._average.swapped
+            raise RuntimeError("out of memory")
+        return super().eval_end(aggregated_logs)
+
+
+def test_the_weights_come_back_when_an_evaluation_raises() -> None:
+    trainer = small_trainer(small_config(**AVERAGING), trainer_cls=_Failing)
+    trainer.train(tf.constant(3))
+    before, first = bits(trainer.model.variables), trainer.evaluate(tf.constant(-1))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.evaluate(tf.constant(-1))
+    assert bits(trainer.model.variables) == before
+    assert trainer.evaluate(tf.constant(-1)) == first
+
+
+class MyTrainer(Trainer):
+    """What a gin file names."""
+
+
+gin.external_configurable(MyTrainer, module="tests.door")
+
+
+@pytest.mark.parametrize(
+    "name", ["create_trainer", "train_utils.create_trainer", "official.core.train_utils.create_trainer"]
+)
+@pytest.mark.parametrize("made", ["MyTrainer", "tests.door.MyTrainer"])
+def test_gin_chooses_the_trainer_by_short_or_whole_name(name: str, made: str) -> None:
+    gin.parse_config(f"{name}.trainer_cls = @{made}")
+    config = small_config()
+    task = task_factory.get_task(config.task)
+    assert isinstance(create_trainer(config, task, train=True, evaluate=True), MyTrainer)
+    assert type(create_trainer(config, task, True, True, trainer_cls=Trainer)) is Trainer  # what is passed wins
+    converted = convert(config)
+    own = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
+    assert isinstance(own, MyTrainer)
+
+
+@gin.configurable(module="tests.door")
+def my_data() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors((tf.ones([BATCH, FEATURES]), tf.zeros([BATCH], tf.int32))).repeat()
+
+
+@pytest.mark.parametrize(
+    "made", [functools.partial(Trainer), lambda *arguments, **named: MyTrainer(*arguments, **named)]
+)
+def test_anything_that_makes_a_trainer_may_be_given(made: Any) -> None:
+    config = small_config()
+    trainer = create_trainer(config, task_factory.get_task(config.task), True, False, trainer_cls=made)
+    assert isinstance(trainer, Trainer)
+
+
+class _OwnOptimizer(SmallTask):
+    @staticmethod
+    def create_optimizer(optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return tf_keras.optimizers.SGD(0.1)
+
+
+def test_a_task_may_have_a_static_optimizer_and_no_section() -> None:
+    config = small_config()
+    assert create_trainer(config, _OwnOptimizer(config.task), True, False).optimizer.name == "SGD"
+    task = mock_task.MockTask()
+    given = config_definitions.ExperimentConfig(trainer=config.trainer)
+    optimizer = task.create_optimizer(config.trainer.optimizer_config)
+    assert "training_loss" in Trainer(given, task, model=task.build_model(), optimizer=optimizer).train(tf.constant(2))
+
+
+def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
+    gin.parse_config("official.core.base_trainer.Trainer.train_dataset = @tests.door.my_data()")
+    config = small_config()
+    trainer = create_trainer(config, task_factory.get_task(config.task), train=True, evaluate=True)
+    features, labels = next(iter(trainer.train_dataset))
+    assert features.shape == [BATCH, FEATURES] and not labels.numpy().any()
+
+
+def test_the_engine_makes_it_for_the_tasks_of_converted_configs() -> None:
+    converted = convert(small_config(**AVERAGING))
+    task = task_class(converted.task)(converted.task)
+    assert isinstance(task, SmallTask) and trainer_class(converted.task) is Trainer
+    trainer = trainer_creation.create_trainer(converted, task, train=False)
+    assert type(trainer) is Trainer and not trainer.trains
+
+
+def test_a_model_garden_trainer_chosen_by_gin_is_run() -> None:
+    gin.parse_config("create_trainer.trainer_cls = @official.core.base_trainer.Trainer")
+    converted = convert(small_config())
+    made = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
+    assert isinstance(made, AdoptedTrainer) and isinstance(made._inner, base_trainer.Trainer)
+    assert int(made.global_step) == 0
+
+
+class _Aggregating(SmallTask):
+    def aggregate_logs(self, state: Any, step_outputs: Any) -> Any:
+        return (state or 0) + 1
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> Any:
+        return {"batches": aggregated_logs}
+
+
+def test_a_task_that_aggregates_logs_gets_them() -> None:
+    config = small_config()
+    for task_type, names in ((SmallTask, set()), (_Aggregating, {"batches"})):
+        task = task_type(config.task)
+        trainer = create_trainer(config, task, train=False, evaluate=True)
+        logs = trainer.evaluate(tf.constant(-1))
+        assert set(logs) == {"accuracy", "validation_loss", *names}
+        assert logs.get("batches", 5) == 5
+
+
+class _OwnStep(Trainer):
+    """A step as subclasses of their Trainer write it."""
+
+    def train_step(self, iterator: Any) -> None:
+        def step(inputs: Any) -> None:
+            logs = self.task.train_step(inputs, self.model, self.optimizer, self.train_metrics)
+            self._train_loss.update_state(logs[self.task.loss])
+            self.global_step.assign_add(1)
+
+        self.strategy.run(step, args=(next(iterator),), options=self._runtime_options)
+
+
+@pytest.mark.parametrize("cls", [Trainer, _OwnStep])
+def test_steps_and_logs_are_as_model_gardens_programs_expect(cls: type[Trainer]) -> None:
+    config = small_config()
+    trainer = create_trainer(config, SmallTask(config.task), True, True, trainer_cls=cls)
+    logs = trainer.train(tf.constant(2))
+    assert logs["training_loss"].numpy() == logs["training_loss"] > 0 and int(trainer.global_step) == 2
+    assert trainer._train_metrics == trainer.train_metrics and trainer._checkpoint is trainer.checkpoint
+    evaluated = trainer.evaluate(tf.constant(1))
+    assert type(evaluated["validation_loss"].numpy()) is np.float32
+    assert [one.name for one in (trainer._validation_loss, *trainer._validation_metrics)] == [
+        "validation_loss",
+        "accuracy",
+    ]
+
+
+@pytest.mark.parametrize("path", ["trainer", "task", "task.train_data"])
+def test_a_config_without_a_section_is_an_error_in_their_words(path: str) -> None:
+    config = small_config()
+    parts = {"trainer": config.trainer, "runtime": config.runtime, "task": SimpleNamespace(validation_data=None)}
+    given = SimpleNamespace(**{name: part for name, part in parts.items() if name != path})
+    task = SmallTask(config.task)
+    for cls in (base_trainer.Trainer, Trainer):
+        with pytest.raises(AttributeError, match=rf"requires the configuration contains an attribute `{path}`\."):
+            cls(given, task, task.build_model(), None)

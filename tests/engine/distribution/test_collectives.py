@@ -1,0 +1,112 @@
+"""How many workers there are and what they agree on: in one process, and in two real ones, a chief and a worker."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.engine.distribution.test_devices import addresses
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
+
+ALONE = ("default", "mirrored", "multi_worker_mirrored")
+JOBS = ("chief", "worker")
+NUMBERS = ((7, 9), (-1, 5), (2**40 + 1, 0), (0, 3))  # what the chief gives, what the worker gives
+TEXTS = (("of the chief", "wörker ✓"), ("1", "twelve bytes"), ("", "x"), ("", ""))
+
+
+def alone() -> None:
+    """Tells of the strategies of one process; the second has two replicas."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategies = (tf.distribute.get_strategy(), mirrored, tf.distribute.MultiWorkerMirroredStrategy())
+    returned = {name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)}
+    tell({"warned": [_warns(strategy) for strategy in strategies], **returned})
+
+
+def _warns(strategy: Any) -> bool:
+    """Whether a run says that its strategy has one worker, and how a cluster is given."""
+    from trainer_kit.distribution import collectives
+
+    stream = io.StringIO()
+    collectives._LOG.addHandler(logging.StreamHandler(stream))
+    assert collectives.strategy_of_run(strategy) is strategy
+    collectives._LOG.handlers.clear()
+    return "trains with one worker" in stream.getvalue() and "runtime.worker_hosts" in stream.getvalue()
+
+
+def together(cluster: dict[str, list[str]], index: int) -> None:
+    """Tells of a strategy of two processes, as the only one of its job."""
+    import tensorflow as tf
+
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": JOBS[index], "index": 0}})
+    tell({JOBS[index]: _returned(tf.distribute.MultiWorkerMirroredStrategy(), index)})
+
+
+def _returned(strategy: Any, index: int) -> dict[str, Any]:
+    from trainer_kit.distribution import collectives
+
+    return {
+        "place": [collectives.worker_count(strategy), collectives.worker_index(strategy)],
+        "numbers": [collectives.broadcast_from_chief(strategy, numbers[index]) for numbers in NUMBERS],
+        "texts": [collectives.all_gather(strategy, texts[index]) for texts in TEXTS],
+    }
+
+
+def tell(found: dict[str, Any]) -> None:
+    """Stays when it is said: a worker that ends would break the last sum of one that is slower."""
+    print(json.dumps(found), flush=True)
+    signal.pause()
+
+
+def _told(child: Child) -> dict[str, Any]:
+    give_up = time.monotonic() + 60
+    while not (lines := [line for line in child.text.splitlines(keepends=True) if line.endswith("}}\n")]):
+        assert child.alive and time.monotonic() < give_up, child.text
+        time.sleep(0.05)
+    found: dict[str, Any] = json.loads(lines[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What the functions returned, by strategy or, of the two processes, by job."""
+    cluster = {job: [address] for job, address in zip(JOBS, addresses(2), strict=True)}
+    with ForkServer() as server:
+        children = [server.start(together, cluster, index) for index in (0, 1)]
+        return _told(server.start(alone)) | _told(children[0]) | _told(children[1])
+
+
+@pytest.mark.parametrize("strategy", ALONE)
+def test_one_process_is_the_only_worker_and_agrees_with_itself(found: dict[str, Any], strategy: str) -> None:
+    assert found[strategy]["place"] == [1, 0]
+    assert found[strategy]["numbers"] == [own for own, _ in NUMBERS]
+    assert found[strategy]["texts"] == [[own] for own, _ in TEXTS]
+
+
+def test_only_a_multi_worker_strategy_of_one_worker_is_warned_of(found: dict[str, Any]) -> None:
+    assert found["warned"] == [False, False, True]
+
+
+def test_the_chief_is_the_first_of_two_workers(found: dict[str, Any]) -> None:
+    assert [found[job]["place"] for job in JOBS] == [[2, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_number_is_the_chiefs_on_every_worker(found: dict[str, Any], job: str) -> None:
+    assert found[job]["numbers"] == [chiefs for chiefs, _ in NUMBERS]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_all_gather_keeps_texts_of_any_length_in_order(found: dict[str, Any], job: str) -> None:
+    assert found[job]["texts"] == [list(texts) for texts in TEXTS]

@@ -1,0 +1,313 @@
+"""What the functions that users give to a Source are called with."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.batch_position import Position
+from trainer_kit.inputs.fused_batches import stacked_at
+from trainer_kit.inputs.sources.arrays import ArraySource
+from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.tfrecords import TFRecordSource
+from trainer_kit.inputs.train_data import TrainData
+
+EXAMPLES, SIX = 23, np.arange(6)
+PARAMS = DataConfig(is_training=True, global_batch_size=4, seed=7)
+ONE_PASS = PARAMS.replace(is_training=False, drop_remainder=False)
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "data.md"
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two files that hold the numbers 0 to 22 as text."""
+    folder = tmp_path_factory.mktemp("records")
+    for name, numbers in (("a", range(5)), ("b", range(5, EXAMPLES))):
+        with tf.io.TFRecordWriter(str(folder / name)) as writer:
+            for number in numbers:
+                writer.write(str(number).encode())
+    return f"{folder}/*"
+
+
+def _numbers(serialized: tf.Tensor) -> tf.Tensor:
+    return tf.strings.to_number(serialized, tf.int64)
+
+
+def _arrays(transform: Any, params: DataConfig = PARAMS, arrays: Any = None) -> ArraySource:
+    return ArraySource(np.arange(EXAMPLES) if arrays is None else arrays, params, transform=transform)
+
+
+def _seeds_of(source: Source, batches: int = -1, position: int = 0, context: Any = None) -> list[Any]:
+    """Each example as (number, seed), batch by batch."""
+    dataset = source.at(position, context).take(batches)
+    return [list(zip(x.tolist(), map(tuple, seed.tolist()), strict=True)) for x, seed in dataset.as_numpy_iterator()]
+
+
+def _with_seed(batch: Any, seed: Any) -> Any:
+    return batch, seed
+
+
+class _Method:
+    def method(self, batch: Any, seed: Any) -> Any:
+        return batch, seed
+
+    def __call__(self, batch: Any, *, seed: Any) -> Any:
+        return batch, seed
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch, seed: (batch, seed),
+        lambda batch, seed=None: (batch, seed),
+        lambda batch, *, seed: (batch, seed),
+        functools.partial(lambda batch, strength, seed: (batch, seed), strength=3),
+        functools.partial(lambda strength, batch, seed: (batch, seed), 3),
+        tf.function(_with_seed),
+        _Method(),
+        _Method().method,
+    ],
+)
+def test_a_parameter_named_seed_gets_one_seed_per_example(function: Any) -> None:
+    assert _seeds_of(_arrays(function), 7) == _seeds_of(_arrays(_with_seed), 7)
+    spec = _arrays(function).at(0).element_spec
+    assert spec[1] == tf.TensorSpec([4, 2], tf.int32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch: batch,
+        lambda batch, strength=2: batch,
+        lambda batch, strength=2, seed=1: batch,
+        lambda batch, **options: batch,
+        lambda *batch: batch[0],
+        lambda seed: seed,
+        functools.partial(lambda batch, seed: batch, seed=3),
+        keras.layers.Identity(),
+        tf.identity,
+        memoryview,  # a type without a signature
+    ],
+)
+def test_every_other_function_gets_the_structure_alone(function: Any) -> None:
+    source = _arrays(function)
+    if function is not memoryview:
+        assert next(source.at(0).as_numpy_iterator()).tolist() == next(_arrays(None).at(0).as_numpy_iterator()).tolist()
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.parametrize(
+    "arrays", [(np.arange(6), np.arange(6)), {"x": np.arange(6)}, (np.arange(6), {"y": np.ones(6)})]
+)
+def test_a_structure_comes_as_one_argument(arrays: Any, seeded: bool) -> None:
+    seen: list[Any] = []
+
+    def note(batch: Any, seed: Any = None) -> Any:
+        seen.append(tf.nest.map_structure(lambda part: 0, batch))
+        return batch
+
+    _arrays(note if seeded else lambda batch: note(batch), arrays=arrays).at(0)
+    assert seen == [tf.nest.map_structure(lambda part: 0, arrays)]
+
+
+def augment(x: Any, y: Any) -> Any:
+    """As for a plain dataset of pairs."""
+    return x, y
+
+
+@pytest.mark.parametrize("function", [augment, lambda: 0, lambda batch, *, strength: batch, lambda a, b, seed: a, 3])
+def test_a_function_that_cannot_be_called_so_is_refused(function: Any, pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"one argument, the structure.*`x, y = batch`.*parameter named `seed`"):
+        _arrays(function)
+    with pytest.raises(UsageError, match="batch_transform is called with one argument"):
+        TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=function)
+    with pytest.raises(UsageError, match="parse is called with one argument"):
+        TFRecordSource(pattern, PARAMS, parse=function)
+    if function is augment:
+        with pytest.raises(UsageError, match=r"augment \(test_batch_function.py:\d+\): its parameters are"):
+            _arrays(function)
+
+
+@pytest.mark.parametrize("params", [PARAMS, ONE_PASS])
+def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pattern: str) -> None:
+    expected = _seeds_of(_arrays(_with_seed, params), 14)
+    parsed = TFRecordSource(pattern, params, parse=lambda text, seed: (_numbers(text), seed))
+    changed = TFRecordSource(pattern, params, parse=_numbers, batch_transform=_with_seed)
+    both = TFRecordSource(
+        pattern,
+        params,
+        parse=lambda text, seed: [_numbers(text), seed],
+        batch_transform=lambda pair, seed: (pair[0], tf.where(pair[1] == seed, seed, 0)),
+    )
+    first = TFRecordSource(
+        pattern, params, parse=lambda text, seed: (_numbers(text), seed), batch_transform=lambda pair: pair
+    )
+    for source in (parsed, changed, both, first):
+        assert _seeds_of(source, 14) == expected
+    assert len(expected) == (14 if params.is_training else 6)
+
+
+@pytest.mark.parametrize("params", [PARAMS, ONE_PASS])
+@pytest.mark.parametrize(("replicas", "pipelines"), [(2, 1), (2, 2), (4, 2)])
+def test_seeds_are_the_same_on_any_number_of_replicas(params: DataConfig, replicas: int, pipelines: int) -> None:
+    contexts = [tf.distribute.InputContext(pipelines, pipeline, replicas) for pipeline in range(pipelines)]
+    for source in (_arrays(_with_seed, params), _arrays(_with_seed, params.replace(prefetch_buffer_size=0))):
+        joined = [_seeds_of(source, 4 * replicas // pipelines, 1, context) for context in contexts]
+        found = sorted(itertools.chain(*itertools.chain(*joined)))
+        assert found == sorted(itertools.chain(*_seeds_of(_arrays(_with_seed, params), 4, 1)))
+
+
+def test_seeds_depend_on_the_epoch_and_not_on_the_start() -> None:
+    whole = _seeds_of(_arrays(_with_seed), 20)
+    for position in (1, 5, 6, 13):
+        assert _seeds_of(_arrays(_with_seed), 20 - position, position) == whole[position:]
+    flat = list(itertools.chain(*whole))
+    assert len({seed for _, seed in flat}) == len(flat) == 80  # three epochs and a part
+    one_pass = dict(itertools.chain(*_seeds_of(_arrays(_with_seed, ONE_PASS))))
+    assert one_pass == dict(flat[:EXAMPLES])  # a pass is epoch 0
+    batches_of_6 = itertools.chain(*_seeds_of(_arrays(_with_seed, PARAMS.replace(global_batch_size=6)), 10))
+    assert list(batches_of_6) == flat[:60]
+    none, zero = (_seeds_of(_arrays(_with_seed, PARAMS.replace(seed=seed)), 2) for seed in (None, 0))
+    assert none == zero != whole[:2]
+
+
+def test_stacked_batches_have_the_same_seeds() -> None:
+    plain = [seed for batch in _seeds_of(_arrays(_with_seed), 12) for _, seed in batch]
+    stacks = stacked_at(_arrays(_with_seed), Position(), 3).take(4)
+    assert [tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()] == plain
+
+
+def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
+    text = GUIDE.read_text().split("<!-- example: seeds -->")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"tf": tf}
+    exec(text, names)
+    images = np.random.default_rng(0).uniform(size=(EXAMPLES, 4, 4, 1)).astype(np.float32)
+    source = _arrays(names["augment"], ONE_PASS.replace(global_batch_size=EXAMPLES), (images, np.arange(EXAMPLES)))
+    (changed, labels), *_ = source.at(0).as_numpy_iterator()
+    assert labels.tolist() == list(range(EXAMPLES)) and changed.shape == images.shape
+    kept = [bool((one == image).all()) for one, image in zip(changed, images, strict=True)]
+    flipped = [bool((one == image[:, ::-1]).all()) for one, image in zip(changed, images, strict=True)]
+    assert all(np.logical_xor(kept, flipped)) and 5 < sum(flipped) < 18
+    assert _reasons(source) == []
+
+
+def _reasons(source: Any, **options: Any) -> list[str]:
+    """What is reported when a run begins to read the source."""
+    data = TrainData(lambda open_at: open_at(lambda params: source, PARAMS, None), lambda: 0, **options)
+    next(data.iterator())
+    return sorted(data._warned)
+
+
+def cropped(batch: Any) -> Any:
+    """Random, without a seed of each example."""
+    return batch + tf.image.random_crop(tf.range(8, dtype=tf.int64), [4])
+
+
+def drawn(batch: Any) -> Any:
+    """Random, by a generator that is a variable."""
+    return batch + _generator().uniform([4], 0, 9, tf.int64)
+
+
+def in_python(batch: Any) -> Any:
+    """Python, whose state no one knows."""
+    return tf.ensure_shape(tf.py_function(lambda value: value, [batch], tf.int64), [4])
+
+
+def pure(batch: Any) -> Any:
+    """Python that promises to have no state."""
+    return tf.ensure_shape(tf.numpy_function(lambda value: value, [batch], tf.int64, stateful=False), [4])
+
+
+def stateless(batch: Any, seed: Any) -> Any:
+    """Random, by the seed of each example, one by one."""
+    return batch + tf.map_fn(
+        lambda row: tf.random.stateless_uniform([], row, 0, 9, tf.int64), seed, fn_output_signature=tf.int64
+    )
+
+
+def _after_numbers(function: Any) -> Any:
+    if function is stateless:
+        return lambda text, seed: function(_numbers(text), seed)
+    return lambda text: function(_numbers(text))
+
+
+@functools.cache  # not when the module is imported: TensorFlow's devices could not be set any more
+def _generator() -> tf.random.Generator:
+    return tf.random.Generator.from_seed(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (cropped, r"cropped \(test_batch_function.py:\d+\): RandomUniformInt .*a second parameter named `seed`"),
+        (drawn, r"drawn \(test_batch_function.py:\d+\): \w+ keeps a state"),
+        (in_python, r"in_python \(test_batch_function.py:\d+\): EagerPyFunc runs Python"),
+        (pure, ""),
+        (stateless, ""),
+    ],
+)
+def test_a_function_that_cannot_be_resumed_is_named(
+    function: Any, reason: str, pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = [
+        TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=function),
+        TFRecordSource(pattern, PARAMS, parse=_after_numbers(function)),
+        _arrays(function),
+    ]
+    for source in sources:
+        for options in ({}, {"deterministic_ops": True}):
+            caplog.clear()
+            found = _reasons(source, **options)
+            assert len(found) == bool(reason) == len(caplog.records), found
+            if reason:
+                with pytest.raises(UsageError, match=r"require_exact_resume:.*\n.*(parse|transform) "):
+                    _reasons(source, require_exact=True, **options)
+            else:
+                _reasons(source, require_exact=True, **options)
+    if reason:
+        assert re.search(f"batch_transform {reason}", _reasons(sources[0])[0])
+        assert re.search(f": transform {reason}", _reasons(sources[2])[0])
+
+
+class _Own:
+    """A Source of a user's own class, made of what a function makes of the position."""
+
+    def __init__(self, begin: Any) -> None:
+        self.at = lambda position, input_context=None: begin(position)
+
+
+def _generated(position: int) -> tf.data.Dataset:
+    spec = tf.TensorSpec([], tf.int64)
+    numbers = tf.data.Dataset.from_generator(lambda: iter(range(position * 4, 10**6)), output_signature=spec)
+    return numbers.map(lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.int64), [])).batch(4)
+
+
+def _noisy(position: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(10**6).map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64)).skip(position)
+
+
+def test_sources_of_other_classes_raise_no_false_alarm() -> None:
+    assert _reasons(_Own(_generated), require_exact=True) == []
+    assert _reasons(_Own(lambda position: _arrays(stateless).at(position).unbatch().batch(2)), require_exact=True) == []
+    assert _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []  # it reads from its start
+    with pytest.raises(UsageError, match=r"map\(\): RandomUniformInt keeps a state .* the position"):
+        _reasons(_Own(_noisy), require_exact=True)
+    with pytest.raises(UsageError, match=r"transform cropped .*: RandomUniformInt draws"):
+        _reasons(_Own(lambda position: _arrays(cropped).at(position).unbatch()), require_exact=True)
+
+
+def test_records_in_any_order_are_not_resumed_exactly(pattern: str) -> None:
+    params = PARAMS.replace(deterministic=False)
+    with pytest.raises(UsageError, match=r"map\(\): deterministic=False may change the order"):
+        _reasons(TFRecordSource(pattern, params, parse=_numbers), require_exact=True)
+    assert _reasons(_arrays(None, params), require_exact=True) == []  # nothing in it is parallel

@@ -1,0 +1,311 @@
+"""Fine-tunings of another run's checkpoints, through the Python interface, on a tiny task with real files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainer_kit
+from tests.engine.telemetry.test_tensorboard import read_curves
+from trainer_kit import files
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import (
+    ConfigError,
+    ModelDirInUseError,
+    NothingToWaitForError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+)
+from trainer_kit.process.run_directory import count_starts
+from trainer_kit.process.run_lock import RunLock
+from trainer_kit.process.sidecar_lease import Leases
+from trainer_kit.run.launcher import launch
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.testing import TinyConfig, TinyTask, compare_runs, tiny_experiment
+
+MODE = "continuous_train_and_eval"
+FOREIGN = "finetune-20/ckpt-10.index"
+LATEST = {"policy": "latest"}
+_models: list[Any] = []
+_needed: list[set[int]] = []  # which checkpoints are kept at each evaluation of the fine-tunings in `finished`
+
+
+@configclass
+class _NotedConfig(TinyConfig):
+    """The tiny task with dropout."""
+
+    dropout: float = 0.3
+
+
+@register_task(_NotedConfig)
+class _NotedTask(TinyTask):
+    """Notes its models, and which of those before are still there when the next one is built."""
+
+    def build_model(self) -> Any:
+        _models.append(sum(model() is not None for model in _models if isinstance(model, weakref.ref)))
+        model = super().build_model()
+        _models.append(weakref.ref(model))
+        return model
+
+
+def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
+    steps = {"train_steps": 10, "checkpoint_interval": 5, "best_checkpoint_eval_metric": "accuracy", **trainer}
+    return tiny_experiment(**steps).replace(task=task or TinyConfig()).replace(
+        task={"init_checkpoint": str(pretraining)}
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained")
+    config = tiny_experiment(train_steps=30).replace(task=_NotedConfig())
+    launch(config, "train", str(folder))
+    assert list(complete_checkpoints(str(folder))) == [10, 20, 30]
+    return folder
+
+
+def _still_needed(pretraining: Path) -> set[int]:
+    return Leases(pretraining / "evals", 20).needed([10, 20, 30])
+
+
+@pytest.fixture(scope="module")
+def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all three are fine-tuned, beside files of somebody else."""
+
+    def look(logs: Any) -> None:
+        _needed.append(_still_needed(pretrained))
+
+    folder = tmp_path_factory.mktemp("finetuned")
+    for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("kept")
+    _models.clear()
+    launch(_config(pretrained, _NotedConfig()), MODE, str(folder), eval_actions=[look])
+    _needed.append(_still_needed(pretrained))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which the last checkpoint alone is fine-tuned, by a process that ended just before its metrics were
+    there and one that was started after it; and what was in metrics.jsonl in between.
+    """
+
+    def full(point: str, path: str) -> None:
+        if point == "metrics.rename":
+            raise OSError("full")
+
+    folder, config = tmp_path_factory.mktemp("alone"), _config(pretrained, _NotedConfig(), continuous_eval=LATEST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "on_write_point", full)
+        with pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
+            launch(config, MODE, str(folder))
+    reports = (folder / "finetune-30/metrics.jsonl").read_text()
+    launch(config, MODE, str(folder))
+    return folder, reports
+
+
+@pytest.fixture(scope="module")
+def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run of ours has left."""
+    folder = tmp_path_factory.mktemp("without_best")
+    foreign = folder / FOREIGN
+    foreign.parent.mkdir()
+    for path in (foreign, folder / "metrics-20.json"):  # somebody has put metrics beside it
+        path.write_text("{}")
+    config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST)
+    launch(config, MODE, str(folder))
+    return folder
+
+
+def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
+    records = [json.loads(path.read_text()) for path in folder.glob("metrics-*.json")]
+    return {record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))}
+
+
+def test_the_metrics_of_each_checkpoint_differ_and_name_it(finished: Path, pretrained: Path) -> None:
+    found = _metrics(finished)
+    assert list(found) == [10, 20, 30]
+    assert [record["checkpoint"] for record in found.values()] == [f"{pretrained}/ckpt-{step}" for step in found]
+    assert len({record["metrics"]["validation_loss"] for record in found.values()}) == 3
+    for step, record in found.items():
+        final = json.loads((finished / f"finetune-{step}/final.json").read_text())
+        assert (record["metrics"], record["finetune_steps"], record["best"]) == (final["metrics"], 10, final["best"])
+        assert f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
+    last = json.loads((finished / "final.json").read_text())
+    assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, found[30]["metrics"])
+
+
+def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> None:
+    accuracy = read_curves(finished / "validation")["."]["accuracy"]
+    expected = [(step, pytest.approx(record["metrics"]["accuracy"])) for step, record in _metrics(finished).items()]
+    assert accuracy == expected
+
+
+def test_only_the_best_checkpoint_and_foreign_files_stay(finished: Path) -> None:
+    for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
+        assert (finished / name).read_text() == "kept"
+    for step in (10, 20, 30):
+        assert complete_checkpoints(str(finished / f"finetune-{step}")) == {}
+        assert not (finished / f"finetune-{step}/checkpoint").exists()
+        assert list((finished / f"finetune-{step}/best_ckpt").glob("*.index"))
+
+
+def test_a_model_is_freed_before_the_next_fine_tuning(finished: Path) -> None:
+    assert [there for there in _models if isinstance(there, int)] == [0, 0, 0]
+
+
+def test_what_came_before_in_the_process_changes_no_bit(finished: Path, alone: tuple[Path, str]) -> None:
+    folder, _ = alone
+    assert list(_metrics(folder)) == [30]
+    assert compare_runs(folder / "finetune-30", finished / "finetune-30") == []
+
+
+def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretrained: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.glob("*/*")}
+    model, logs = launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
+    assert model is None and logs == _metrics(finished)[30]["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("*/*")} == before
+    assert count_starts(finished) == 2
+
+
+def test_a_removed_fine_tuning_is_repeated_in_the_curve_too(finished: Path, pretrained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.rmtree(run / "finetune-10")
+    (run / "metrics-10.json").unlink()
+    launch(_config(pretrained, _NotedConfig()), MODE, str(run))
+    assert (run / "metrics-10.json").read_text() == (finished / "metrics-10.json").read_text()
+    assert compare_runs(run / "finetune-10", finished / "finetune-10") == []
+    assert [step for step, _ in read_curves(run / "validation")["."]["accuracy"]] == [10, 20, 30]
+
+
+def test_an_end_before_the_metrics_adds_no_second_curve_point(
+    alone: tuple[Path, str],
+) -> None:
+    folder, reports = alone
+    assert (folder / "finetune-30/metrics.jsonl").read_text() == reports
+    assert list(_metrics(folder)) == [30]
+    assert [step for step, _ in read_curves(folder / "validation")["."]["accuracy"]] == [30]
+
+
+def test_a_stopped_one_without_metrics_is_not_trained_further(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(point: str, path: str) -> None:
+        if point == "metrics.rename":
+            raise OSError("full")
+
+    def stop(logs: Any) -> None:
+        raise trainer_kit.StopTraining("enough")
+
+    config = _config(pretrained, train_steps=40, continuous_eval=LATEST)
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"metrics-30\.json cannot be written"):
+        patch.setattr(files, "on_write_point", full)
+        launch(config, MODE, str(tmp_path), train_actions=[stop])
+    final = json.loads((tmp_path / "finetune-30/final.json").read_text())
+    assert final["stopped"] == "enough" and final["step"] < 40
+    launch(config, MODE, str(tmp_path))
+    found = _metrics(tmp_path)[30]
+    assert (found["metrics"], found["finetune_steps"], found["best"]) == (
+        final["metrics"],
+        final["step"],
+        final["best"],
+    )
+    assert count_starts(tmp_path / "finetune-30") == 1
+
+
+def test_an_ended_one_is_trained_further_with_more_train_steps(
+    without_best: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")))
+    (run / "metrics-30.json").unlink()  # as if it had been killed before; its last checkpoint is still there
+    config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15)
+    launch(config, MODE, str(run))
+    assert _metrics(run)[30]["finetune_steps"] == 15
+
+
+def test_sigterm_at_the_end_of_one_stops_before_the_next_one(
+    finished: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(point: str, path: str) -> None:
+        if (
+            point == "final.rename" and "finetune-20" in path
+        ):  # when the run has nothing more to train, save or evaluate
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    later = shutil.ignore_patterns("*-20", "*-30", "*-20.json", "*-30.json", "final.json")
+    run = Path(shutil.copytree(finished, tmp_path / "run", ignore=later))  # the first one is done
+    config = _config(pretrained, _NotedConfig())
+    with monkeypatch.context() as patch, pytest.raises(PreemptedError, match="stopped by SIGTERM between two"):
+        patch.setattr(files, "on_write_point", stop)
+        launch(config, MODE, str(run))
+    assert list(_metrics(run)) == [10, 20] and not (run / "finetune-30").exists()
+    launch(config, MODE, str(run))
+    assert list(_metrics(run)) == [10, 20, 30]
+    assert count_starts(run / "finetune-20") == 1
+
+
+def test_a_lease_keeps_the_checkpoint_that_is_read(finished: Path) -> None:
+    assert _needed == [{10, 20, 30}, {20, 30}, {30}, set()]
+
+
+def test_without_a_best_checkpoint_the_last_one_stays(without_best: Path, pretrained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(without_best, tmp_path / "run"))
+    launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
+    assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
+    assert (run / FOREIGN).read_text() == "{}"
+
+
+def test_a_damaged_checkpoint_is_left_out(pretrained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pretraining = Path(shutil.copytree(pretrained, tmp_path / "pretraining", ignore=shutil.ignore_patterns("evals")))
+    for step in (10, 20):
+        data = pretraining / f"ckpt-{step}.data-00000-of-00001"
+        data.write_bytes(data.read_bytes()[:-8])
+    launch(_config(pretraining), MODE, str(tmp_path / "run"))
+    assert list(_metrics(tmp_path / "run")) == [30]
+    assert "ckpt-10 is damaged" in caplog.text and "ckpt-20 is damaged" in caplog.text
+
+
+def test_what_never_comes_is_told_and_nothing_is_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
+    with caplog.at_level(logging.INFO), pytest.raises(NothingToWaitForError, match="nowhere: the folder does not"):
+        launch(config, MODE, str(tmp_path / "run"))
+    assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (the folder does not exist)" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_fine_tunes_in_is_refused(finished: Path, pretrained: Path) -> None:
+    with RunLock(finished), pytest.raises(ModelDirInUseError, match="is in use"):
+        launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
+
+
+def test_a_config_that_changes_the_fine_tunings_is_refused(finished: Path, pretrained: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.width: was 16 when this run began and is 5 now"):
+        launch(_config(pretrained, _NotedConfig(width=5)), MODE, str(finished))
+
+
+def test_a_model_that_does_not_fit_is_refused_without_a_trace(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="shape"):
+        launch(_config(pretrained, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_belongs_to_one_run_is_refused(pretrained: Path, tmp_path: Path) -> None:
+    config = _config(pretrained)
+    with pytest.raises(UsageError, match="from_step belongs to a single run"):
+        launch(config, MODE, str(tmp_path), from_step=10)
+    with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
+        run_experiment(None, TinyTask(TinyConfig()), MODE, config, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

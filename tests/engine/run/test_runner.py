@@ -1,0 +1,560 @@
+"""Every mode through the Python interface, on a tiny task with real files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+
+from tests.engine.traces import times_traced
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    PreemptedError,
+    StorageError,
+    UsageError,
+)
+from trainer_kit.run.controller import Controller
+from trainer_kit.run.launcher import launch
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS, active_history
+from trainer_kit.testing import TinyTask, compare_runs, tiny_arrays, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import create_trainer
+
+_BEST = {"best_checkpoint_eval_metric": "accuracy"}
+# Ends within a loop, and off every interval; with dropout, it depends on random numbers too.
+_TRAINED = tiny_experiment(train_steps=17).replace(task={"dropout": 0.3})
+# Half of the evaluations are at steps without a checkpoint.
+_EVALUATED = tiny_experiment(train_steps=60, checkpoint_interval=20, **_BEST)
+
+
+def _run(folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **arguments: Any) -> Any:
+    return launch(config or tiny_experiment(), mode, str(folder), **arguments)
+
+
+def _steps(folder: Path, kind: str) -> list[int]:
+    return [record["step"] for record in active_history(str(folder / "metrics.jsonl")) if record["kind"] == kind]
+
+
+def _weights(model: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.variables]
+
+
+class _Finished:
+    """A run that several tests look at; those that go on with it do so in a copy of its folder.
+
+    Attributes:
+      folder: of the run.
+      weights, logs: of the model and the logs that it has returned.
+      loops, evaluations: the logs that its actions have got.
+    """
+
+    def __init__(self, folder: Path, mode: str, config: ExperimentConfig) -> None:
+        self.folder, self.loops, self.evaluations = folder, [], []
+        actions = {"train_actions": [self.loops.append], "eval_actions": [self.evaluations.append]}
+        model, self.logs = _run(folder, mode, config, **actions)
+        self.weights = _weights(model)
+
+
+@pytest.fixture(scope="module")
+def once_trained(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    return _Finished(tmp_path_factory.mktemp("trained"), "train", _TRAINED)
+
+
+@pytest.fixture
+def trained(once_trained: _Finished, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(once_trained.folder, tmp_path / "trained"))
+
+
+@pytest.fixture(scope="module")
+def once_evaluated(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    return _Finished(tmp_path_factory.mktemp("evaluated"), "train_and_eval", _EVALUATED)
+
+
+@pytest.fixture
+def evaluated(once_evaluated: _Finished, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(once_evaluated.folder, tmp_path / "evaluated"))
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Trainer:
+    """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation restores its own."""
+    return create_trainer(_EVALUATED, TinyTask(_EVALUATED.task), train=False)
+
+
+def _tags(folder: Path) -> dict[str, list[int]]:
+    tags: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                tags.setdefault(value.tag, []).append(event.step)
+    return tags
+
+
+def test_train_saves_records_and_reports_its_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="trainer_kit")
+    model, logs = _run(tmp_path, config=tiny_experiment(train_steps=13))
+    assert logs == {}
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 13]  # at the interval, and at the end off the interval
+    assert _steps(tmp_path, "train") == [5, 10, 13]
+    final = json.loads((tmp_path / "final.json").read_text())
+    spent = final["time"]
+    assert (final["step"], spent["steps"]) == (13, 13)
+    assert all(spent[name] > 0 for name in ("start", "input", "step", "save"))
+    assert caplog.messages[-2].startswith("time of this process: ") and caplog.messages[-1] == spent["verdict"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["packages"]["tensorflow"] == tf.__version__
+    assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
+    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(tmp_path / "train").keys()
+    assert model.count_params() == 195
+
+
+def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST)
+    _, logs = _run(tmp_path, "train_and_eval", config)
+    assert _steps(tmp_path, "validation") == [4, 8, 10]
+    assert _tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
+    ledger = [json.loads(line) for line in (tmp_path / "evals" / "validation.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in ledger] == [4, 8, 10]
+    best = json.loads((tmp_path / "best_ckpt" / "info.json").read_text())
+    assert (
+        best["value"] == max(record["metrics"]["accuracy"] for record in ledger) == pytest.approx(logs["best_accuracy"])
+    )
+
+
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(trained: Path, tmp_path: Path) -> None:
+    config = _TRAINED.replace(trainer={"train_steps": 30})
+    straight, _ = _run(tmp_path / "straight", config=config)
+    resumed, _ = _run(trained, config=config)
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True))
+    assert _steps(trained, "train")[-1] == 30
+
+
+def test_another_seed_gives_other_weights(once_trained: _Finished, tmp_path: Path) -> None:
+    seed = _TRAINED.runtime.random_seed + 1  # with the same seed they are the same: see the run that is profiled
+    other, _ = _run(tmp_path, config=_TRAINED.replace(runtime={"random_seed": seed}))
+    assert not all(np.array_equal(a, b) for a, b in zip(once_trained.weights, _weights(other), strict=True))
+
+
+def test_profiled_steps_are_traced_without_changing_the_run(tmp_path: Path) -> None:
+    plain, profiled = tmp_path / "plain", tmp_path / "profiled"
+    model, _ = _run(plain, config=_TRAINED.replace(runtime={"executor": "default"}))
+    other, _ = _run(profiled, config=_TRAINED, profile="4:11")  # over the ends of two loops; auto chooses default
+    assert times_traced(profiled / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(model), _weights(other), strict=True))
+    lines, others = (active_history(str(folder / "metrics.jsonl")) for folder in (plain, profiled))
+    clock = dict.fromkeys(WALL_CLOCK_FIELDS)
+    assert [{**line, **clock} for line in lines] == [{**line, **clock} for line in others]
+
+
+@pytest.mark.parametrize(("mode", "profile"), [("train", "4-11"), ("eval", "4:11")])
+def test_steps_that_cannot_be_profiled_are_a_mistake(tmp_path: Path, mode: str, profile: str) -> None:
+    with pytest.raises(ConfigError, match="--profile"):
+        _run(tmp_path / "run", mode, profile=profile)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_returns_its_final_metrics_and_says_so(
+    once_evaluated: _Finished, evaluated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (evaluated / "metrics.jsonl").read_text()
+    with caplog.at_level("INFO", logger="trainer_kit"):
+        _, second = _run(evaluated, "train_and_eval", _EVALUATED)
+    assert second == {name: pytest.approx(float(value)) for name, value in once_evaluated.logs.items()}
+    assert "nothing to do" in caplog.text
+    assert active_history(str(evaluated / "metrics.jsonl")) and before in (evaluated / "metrics.jsonl").read_text()
+
+
+def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluator: Trainer) -> None:
+    params_time = (evaluated / "params.yaml").stat().st_mtime_ns
+    ledger = [json.loads(line) for line in (evaluated / "evals" / "validation.jsonl").read_text().splitlines()]
+    known = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
+    best = json.loads((evaluated / "best_ckpt" / "info.json").read_text())
+    for which, step in (("latest", 60), ("20", 20), (str(evaluated / "ckpt-40"), 40), ("best", best["step"])):
+        _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
+        assert logs["validation_loss"] == pytest.approx(known[step], abs=1e-6)
+    assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
+    assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
+
+
+def test_eval_without_a_checkpoint_fails_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no checkpoint; train first"):
+        _run(tmp_path / "empty", "eval")
+    assert not (tmp_path / "empty").exists()
+
+
+def test_post_evaluation_returns_metrics_and_writes_summaries(tmp_path: Path) -> None:
+    _, logs = _run(tmp_path, "train_and_post_eval")
+    assert logs["validation_loss"] > 0
+    assert _tags(tmp_path / "validation")["validation_loss"] == [20]
+    _, same = _run(tmp_path, "train", run_post_eval=True)
+    assert same["validation_loss"] == logs["validation_loss"]
+
+
+def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean train_and_eval"):
+        run_experiment(None, None, "train_eval", tiny_experiment(), "anywhere")
+    with pytest.raises(ValueError, match="model_dir must be specified"):
+        run_experiment(None, None, "train", tiny_experiment(), None)  # type: ignore[arg-type]
+
+
+def test_an_unknown_best_metric_fails_before_the_first_step(tmp_path: Path) -> None:
+    config = tiny_experiment(best_checkpoint_eval_metric="acuracy")
+    with pytest.raises(UsageError, match="did you mean accuracy"):
+        _run(tmp_path / "run", "train_and_eval", config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_optimizer_is_refused_until_it_is_allowed(trained: Path) -> None:
+    optimizer = {"optimizer_config": {"optimizer": {"type": "sgd"}}}
+    with pytest.raises(ConfigError, match=r"--allow_config_change=trainer\.optimizer_config"):
+        _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25, **optimizer}))
+
+
+def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None:
+    rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
+    logs: list[Any] = []
+    for steps in (27, 37):
+        config = _TRAINED.replace(trainer={"train_steps": steps, "optimizer_config": {"learning_rate": rate}})
+        _run(trained, config=config, train_actions=[lambda loop: logs.append(loop["learning_rate"])])
+    assert logs == [0.25] * 4
+
+
+def test_a_callbacks_learning_rate_outlives_the_process(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=20)
+    task = TinyTask(config.task)
+    trainer = create_trainer(config, task)
+    run_experiment(
+        None,
+        task,
+        "train",
+        config.replace(trainer={"train_steps": 10}),
+        str(tmp_path),
+        trainer=trainer,
+        train_actions=[lambda logs: trainer.optimizer.learning_rate.assign(0.125)],
+    )
+    logs: list[Any] = []
+    _run(tmp_path, config=config, train_actions=[lambda loop: logs.append(loop["learning_rate"])])
+    assert logs == [0.125, 0.125]
+
+
+def test_batch_size_may_change_when_it_is_allowed(trained: Path) -> None:
+    data = {"train_data": {"global_batch_size": 16}}
+    changed = _TRAINED.replace(trainer={"train_steps": 25}, task=data)
+    with pytest.raises(ConfigError, match="global_batch_size"):
+        _run(trained, config=changed)
+    _run(trained, config=changed, allow_config_change=["task.train_data.global_batch_size"])
+    assert _steps(trained, "train")[-1] == 25
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="is a file, not a folder"):
+        _run(tmp_path / "file" / "run")
+
+
+def test_actions_see_the_logs_of_each_loop_and_evaluation(once_evaluated: _Finished) -> None:
+    losses = [float(logs["training_loss"]) for logs in once_evaluated.loops]
+    evaluations = [float(logs["validation_loss"]) for logs in once_evaluated.evaluations]
+    assert (len(losses), len(evaluations)) == (12, 6)
+
+
+class _SummarisingTask(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        tf.summary.scalar("mine", logs[self.loss])
+        return logs
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().validation_step(inputs, model, metrics)
+        tf.summary.scalar("mine_too", logs[self.loss])
+        return logs
+
+
+def test_the_tasks_summaries_keep_the_interval_of_the_config(
+    tmp_path: Path,
+) -> None:
+    config = tiny_experiment(summary_interval=10)
+    task, act = _SummarisingTask(config.task), lambda logs: tf.summary.scalar("of_an_action", logs["training_loss"])
+    run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=[act])
+    train, validation = _tags(tmp_path / "train"), _tags(tmp_path / "validation")
+    assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
+    assert set(validation["mine_too"]) == {10, 20}
+    assert train["of_an_action"] == [5, 10, 15, 20]
+    assert "mine_too" not in train
+
+
+def test_save_summary_false_writes_no_event_file(tmp_path: Path) -> None:
+    _run(tmp_path, "train_and_eval", save_summary=False)
+    assert not list(tmp_path.rglob("events.out.tfevents.*"))
+    assert _steps(tmp_path, "train") == [5, 10, 15, 20]
+
+
+class _OrbitsOwn(orbit.Controller):
+    used = 0
+
+    def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
+        type(self).used += 1
+        super().train(steps, checkpoint_at_completion)
+
+
+def test_any_orbit_controller_can_drive_the_trainer(tmp_path: Path) -> None:
+    _run(tmp_path, "train_and_eval", controller_cls=_OrbitsOwn)
+    assert _OrbitsOwn.used == 2
+    assert 20 in complete_checkpoints(str(tmp_path))
+    assert _tags(tmp_path / "train")["training_loss"] == [5, 10, 15, 20]
+
+
+def test_a_rewind_by_an_action_keeps_the_bits_and_records(
+    once_evaluated: _Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Controller] = []
+
+    class Found(Controller):
+        def __init__(self, **parts: Any) -> None:
+            made.append(self)
+            super().__init__(**parts)
+
+    def go_back_once(logs: Any) -> None:
+        manager = made[0].checkpoint_manager
+        if int(made[0].global_step.numpy()) == 55 and "taken the run back" not in caplog.text:
+            manager.sync()
+            tf.train.Checkpoint.read(manager.checkpoint, manager.newest())  # of which our engine knows nothing
+
+    _run(tmp_path, "train_and_eval", _EVALUATED, controller_cls=Found, train_actions=[go_back_once])
+    assert "an action has taken the run back from step 55 to step 40" in caplog.text
+    found = compare_runs(str(once_evaluated.folder), str(tmp_path))
+    found = [one for one in found if not ("_OBJECT_GRAPH differs" in one and "(1 of" in one)]  # Keras' names count on
+    assert [one for one in found if '"lineage": 1' not in one] == []  # the ledger alone tells that there was a return
+
+
+def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"trainer\.recovery_max_trials: Controller cannot rewind the run"):
+        _run(tmp_path, config=tiny_experiment(recovery_max_trials=1), controller_cls=orbit.Controller)
+
+
+def test_a_ready_made_trainer_is_used(tmp_path: Path) -> None:
+    from trainer_kit.training.trainer_creation import create_trainer
+
+    config = tiny_experiment()
+    trainer = create_trainer(config, TinyTask(config.task), evaluate=False)
+    model, _ = run_experiment(None, trainer.task, "train", config, str(tmp_path), trainer=trainer)
+    assert model is trainer.model
+    assert int(trainer.global_step) == 20
+
+
+class _FiniteTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(bool(params.is_training))).batch(8)
+
+
+def _run_finite(folder: Path, mode: str, **trainer: Any) -> Any:
+    config = tiny_experiment(**trainer)
+    return run_experiment(None, _FiniteTask(config.task), mode, config, str(folder))
+
+
+def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path) -> None:
+    _run_finite(tmp_path, "train_and_eval", train_steps=-1)
+    assert json.loads((tmp_path / "final.json").read_text())["step"] == 13
+    assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
+
+
+def test_data_that_ends_too_early_is_a_data_error_after_saving(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"ended at step 13 of 20; repeat the data .*, or set trainer\.train_steps to -1"
+    ):
+        _run_finite(tmp_path, "train", train_steps=20)
+    assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
+    assert not (tmp_path / "final.json").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_without_a_save(tmp_path: Path) -> None:
+    rate = {"learning_rate": {"type": "constant", "constant": {"learning_rate": 1e30}}}
+    config = tiny_experiment().replace(trainer={"optimizer_config": {**rate, "optimizer": {"type": "sgd"}}})
+    with pytest.raises(DivergedError, match=r"training_loss is .* at step"):
+        _run(tmp_path, config=config)
+    assert not complete_checkpoints(str(tmp_path))
+
+
+def _stop(caplog: pytest.LogCaptureFixture) -> None:
+    """Sends SIGTERM to this process, and returns when the thread that hears of it has asked the run to stop."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while "SIGTERM: stopping" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+class _FilteredAwayTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        return super().build_inputs(params, input_context).at(0).take(9).filter(lambda points, labels: False)
+
+
+def test_a_run_whose_data_turns_out_empty_leaves_no_record(tmp_path: Path) -> None:
+    config = tiny_experiment()
+    with pytest.raises(DataError, match=r"task\.train_data has no batch"):
+        run_experiment(None, _FilteredAwayTask(config.task), "train", config, str(tmp_path))
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert not left & {"params.yaml", "manifest.json", "metrics.jsonl", "final.json", "checkpoint"}
+
+
+@pytest.mark.parametrize(("mode", "saves", "steps"), [("train_and_eval", True, [5]), ("train", False, [])])
+def test_a_stop_saves_unless_the_config_says_otherwise(
+    tmp_path: Path, mode: str, saves: bool, steps: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_experiment(preemption_on_demand_checkpoint=saves)
+    caplog.set_level("INFO", logger="trainer_kit")
+    with pytest.raises(PreemptedError):
+        _run(tmp_path, mode, config, train_actions=[lambda logs: _stop(caplog)])
+    assert list(complete_checkpoints(str(tmp_path))) == steps
+    assert any(message.startswith("time of this process: ") for message in caplog.messages)
+
+
+class _StoppedInEvaluation(TinyTask):
+    """Gets SIGTERM in its first evaluation, from what is in `stops`."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        if not state and stops:
+            stops.pop()()
+        return True
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"step": float(global_step)}
+
+
+stops: list[Callable[[], None]] = []
+
+
+def test_the_next_start_repeats_an_interrupted_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_experiment(train_steps=20, validation_interval=20, **_BEST)
+    task = _StoppedInEvaluation(config.task)
+    stops[:] = [lambda: _stop(caplog)]
+    with pytest.raises(PreemptedError):
+        run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+    assert _steps(tmp_path, "validation") == []
+    _, logs = run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+    assert logs["step"] == 20
+    assert json.loads((tmp_path / "final.json").read_text())["metrics"]["accuracy"] == logs["accuracy"]
+    assert (tmp_path / "best_ckpt/ckpt-20.index").exists()
+    assert _steps(tmp_path, "validation") == [20]
+
+
+def test_train_and_eval_evaluates_a_run_that_only_trained(trained: Path) -> None:
+    assert "accuracy" in _run(trained, "train_and_eval", _TRAINED)[1]
+
+
+def test_a_failed_last_background_save_is_a_storage_error(tmp_path: Path) -> None:
+    def block(logs: Any) -> None:
+        (tmp_path / "ckpt-20_temp").touch()  # TensorFlow cannot make its folder there, as on a full disk
+
+    with pytest.raises(StorageError, match=r"ckpt-20 was not written: .*ckpt-20"):
+        _run(tmp_path, train_actions=[block])
+    assert not (tmp_path / "final.json").exists()
+
+
+def _ledger(folder: Path, name: str) -> list[tuple[int, str | None]]:
+    lines = (folder / f"evals/{name}.jsonl").read_text().splitlines()
+    return [(record["step"], record["checkpoint"]) for record in map(json.loads, lines)]
+
+
+def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
+    told = [(step, f"ckpt-{step}" if step % 20 == 0 else None) for step in range(10, 61, 10)]
+    assert _ledger(evaluated, "validation") == told
+    events = sorted((evaluated / "validation").iterdir())
+    _run(evaluated, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
+    assert _ledger(evaluated, "eval") == [(20, "ckpt-20")]
+    assert _ledger(evaluated, "validation") == told
+    assert sorted((evaluated / "validation").iterdir()) == events
+
+
+def test_sigterm_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    config = tiny_experiment(train_steps=4000, steps_per_loop=1000, summary_interval=1000, checkpoint_interval=10**6)
+    straight, _ = _run(tmp_path / "straight", config=config)
+    reached = threading.Event()
+
+    def interrupt() -> None:
+        reached.wait(30)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM at step"):
+        _run(tmp_path / "stopped", config=config, train_actions=[lambda logs: reached.set()])
+    step = list(complete_checkpoints(str(tmp_path / "stopped")))[-1]
+    assert 1000 <= step < 4000
+    model, _ = _run(tmp_path / "stopped", config=config)
+    assert all(np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(model), strict=True))
+
+
+_STEPWISE = tiny_experiment(steps_per_loop=1, summary_interval=1)
+
+
+@pytest.fixture(scope="module")
+def on_four_replicas(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    config = _STEPWISE.replace(runtime={"virtual_cpus": 4})
+    return _Finished(tmp_path_factory.mktemp("replicas"), "train_and_eval", config)
+
+
+def test_one_and_four_virtual_replicas_see_the_same_losses(on_four_replicas: _Finished, tmp_path: Path) -> None:
+    losses: list[float] = []
+    _run(tmp_path, config=_STEPWISE, train_actions=[lambda logs: losses.append(logs["training_loss"])])
+    np.testing.assert_allclose(losses, [logs["training_loss"] for logs in on_four_replicas.loops], atol=1e-5)
+    assert len(losses) == 20
+
+
+def test_one_replica_evaluates_a_checkpoint_of_several_equally(on_four_replicas: _Finished, tmp_path: Path) -> None:
+    several = on_four_replicas.logs
+    _, one = _run(Path(shutil.copytree(on_four_replicas.folder, tmp_path / "run")), "eval", _STEPWISE)
+    assert one["accuracy"] == pytest.approx(several["accuracy"], abs=1e-6)
+    assert one["validation_loss"] == pytest.approx(several["validation_loss"], abs=1e-6)
+
+
+def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path) -> None:
+    config = tiny_experiment(validation_interval=5, best_checkpoint_eval_metric="dev|accuracy")
+    data = config.task.validation_data
+    config = config.replace(
+        task={"validation_data": {"dev": data, "rare": data.replace(global_batch_size=7)}},
+        trainer={"validation_sets": {"rare": {"interval": 15, "steps": 2}}},
+    )
+    lines: list[str] = []
+
+    class Lines(ConsoleWriter):
+        def log(self, text: str) -> None:
+            lines.extend(text.splitlines())
+
+    keras.utils.clear_session()
+    _, logs = _run(tmp_path / "straight", "train_and_eval", config, console=Lines(io.StringIO()))
+    records = [json.loads(line) for line in (tmp_path / "straight/evals/validation.jsonl").read_text().splitlines()]
+    steps = {name: [item["step"] for item in records if item["dataset"] == name] for name in ("dev", "rare")}
+    assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
+    assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
+    assert {name: _tags(tmp_path / "straight/validation" / name)["accuracy"] for name in steps} == steps
+    assert [line.split(" | ")[:2] for line in lines if line.startswith("validation")][-3:] == [
+        ["validation rare", "step 15/20"], ["validation dev", "step 20/20"], ["validation rare", "step 20/20"],
+    ]  # fmt: skip
+    best = max((item for item in records if item["dataset"] == "dev"), key=lambda it: it["metrics"]["dev"]["accuracy"])
+    assert json.loads((tmp_path / "straight/best_ckpt/info.json").read_text())["step"] == best["step"]
+    assert f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}" in lines[-2]
+
+    _run(tmp_path / "resumed", "train_and_eval", config.replace(trainer={"train_steps": 15}))
+    keras.utils.clear_session()
+    _, again = _run(tmp_path / "resumed", "train_and_eval", config)
+    assert again == logs and compare_runs(tmp_path / "straight", tmp_path / "resumed") == []
+    assert _run(tmp_path / "resumed", "eval", config)[1]["rare"] == logs["rare"]

@@ -1,0 +1,371 @@
+"""The weights of a run in other programs, and weights of other programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import trainer_kit
+from tests.engine.checkpoints.state.test_keras_structure import MODELS, POINTS, _functional, _scramble, _sequential
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import DataError, StorageError, UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.serving.recorded_run import recorded_config
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
+
+Output = pytest.CaptureFixture[str]
+NAME = "tests_served"
+_EXPERIMENT = f"""
+import trainer_kit
+from trainer_kit.testing import tiny_experiment
+
+trainer_kit.register_experiment("{NAME}")(tiny_experiment)
+"""
+EMA = {
+    "optimizer": {"type": "adam"},
+    "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.01}},
+    "ema": {"average_decay": 0.95},
+}
+
+
+def _config(steps: int) -> Any:
+    two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
+    config = tiny_experiment(
+        train_steps=steps,
+        max_to_keep=3,
+        optimizer_config=EMA,
+        best_checkpoint_eval_metric="accuracy",
+        best_checkpoints={"two": two},
+    )
+    assert isinstance(config.task, TinyConfig)
+    return config.replace(task={"dropout": 0.1})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two replicas that evaluates averaged weights, resumed once; a sidecar; a module with the experiment."""
+    folder = tmp_path_factory.mktemp("served") / "run"
+    (folder.parent / "served.py").write_text(_EXPERIMENT)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+    for steps in (30, 60):
+        with strategy.scope():
+            task = TinyTask(_config(steps).task)
+        trainer_kit.run_experiment(strategy, task, "train_and_eval", _config(steps), str(folder), experiment=NAME)
+    launch(_config(60), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def modules(run: Path) -> list[str]:
+    return [str(run.parent / "served.py")]
+
+
+@pytest.mark.parametrize(("noted", "expected"), [(5, 5), (None, 1)])
+def test_an_earlier_runs_auto_setting_has_the_number_it_chose(
+    noted: int | None, expected: int, run: Path, modules: list[str], tmp_path: Path
+) -> None:
+    text, manifest = (run / "params.yaml").read_text(), json.loads((run / "manifest.json").read_text())
+    assert "fuse_steps: 1\n" in text
+    (tmp_path / "params.yaml").write_text(text.replace("fuse_steps: 1\n", "fuse_steps: auto\n"))
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": noted}))
+    config = recorded_config(tmp_path, modules)
+    assert config == recorded_config(run, modules).replace(trainer={"fuse_steps": expected})
+
+
+def _accuracy(model: Any) -> float:
+    points, labels = tiny_arrays(False)
+    return float((model(points).numpy().argmax(1) == labels).mean())
+
+
+def _reported(run: Path) -> dict[int, float]:
+    lines = (run / "evals/validation.jsonl").read_text().splitlines()
+    return {record["step"]: record["metrics"]["accuracy"] for record in map(json.loads, lines)}
+
+
+def _plain_model() -> Any:
+    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
+    return keras.Sequential([keras.Input((FEATURES,)), *layers])
+
+
+def _state(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- a run
+
+
+@pytest.mark.parametrize("place", ["best_ckpt", "best_checkpoints/two", "evals/beside/best_ckpt"])
+def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: str) -> None:
+    path = tf.train.latest_checkpoint(str(run / place))
+    info = json.loads((run / place / "info.json").read_text())
+    assert os.path.basename(path) == info["checkpoint"]
+    model = _plain_model()
+    tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
+    assert _accuracy(model) == pytest.approx(info["metrics"]["accuracy"])
+
+
+@pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "ckpt-60", "path"])
+def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], which: Any) -> None:
+    before = _state(run)
+    place = {"best": "best_ckpt", "best:two": "best_checkpoints/two", "path": "evals/beside/best_ckpt"}.get(which)
+    step = json.loads((run / place / "info.json").read_text())["step"] if place else 50 if which == 50 else 60
+    model = trainer_kit.load_model(run, str(run / str(place)) if which == "path" else which, modules)
+    assert _accuracy(model) == pytest.approx(_reported(run)[step])
+    assert _state(run) == before
+    modules.clear()  # it is registered now
+
+
+class Unbuilt(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(CLASSES)
+
+    def call(self, points: Any, training: bool = False) -> Any:
+        return self.dense(points)
+
+
+@configclass
+class _TrainOnlyConfig(TinyConfig):
+    validation_data: DataConfig = DataConfig(drop_remainder=False)
+
+
+@trainer_kit.register_task(_TrainOnlyConfig)
+class _UnbuiltTask(TinyTask):
+    def build_model(self) -> Any:
+        return Unbuilt()
+
+
+def test_a_train_only_run_of_an_unbuilt_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(tiny_experiment(train_steps=5), task=_TrainOnlyConfig())
+    name = "tests_train_only"
+    trainer_kit.register_experiment(name)(lambda: config)
+    task = _UnbuiltTask(config.task)
+    model, _ = trainer_kit.run_experiment(None, task, "train", config, str(tmp_path), experiment=name)
+    points = tiny_arrays(False)[0]
+    np.testing.assert_array_equal(trainer_kit.load_model(tmp_path, "latest")(points), model(points))
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("validation.csv")
+
+    monkeypatch.setattr(_UnbuiltTask, "build_inputs", missing)
+    told = r"cannot be opened: .*validation.csv(.|\n)*Unbuilt has no variables yet, .* with a keras.Input in "
+    with pytest.raises(DataError, match=told):
+        trainer_kit.load_model(tmp_path, "latest")
+
+
+def test_a_miss_says_what_there_is(run: Path, modules: list[str]) -> None:
+    for which, told in (
+        (7, r'no checkpoint of step 7; there are 40, 50, 60; best weights: "best'),
+        (
+            "newest",
+            "'newest' is not a checkpoint; did you mean latest\\? give best, latest, best:two, a step or a path; "
+            "there are 40, 50, 60$",
+        ),
+        ("bset", r"did you mean best\? give"),
+        ("best:tow", "did you mean two"),
+        (True, "give best, latest, best:two"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            trainer_kit.load_model(run, which, modules)
+    with pytest.raises(UsageError, match=f"no params.yaml; runs in it: {run}"):
+        trainer_kit.load_model(run.parent)
+    with pytest.raises(UsageError, match="did you mean run"):
+        trainer_kit.load_model(run.parent / "rnu")
+
+
+def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Path) -> None:
+    for name in ("params.yaml", "manifest.json"):
+        shutil.copy(run / name, tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
+    with pytest.raises(UsageError, match=r"names no experiment.*trainer_kit\.load_weights"):
+        trainer_kit.load_model(tmp_path)
+
+
+def test_a_rotated_checkpoint_is_replaced_by_the_newest(
+    run: Path, modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    newest = copy / "ckpt-60"
+    from trainer_kit.serving import load
+
+    original = load.CheckpointGraph
+
+    def rotated(prefix: str) -> Any:
+        for path in copy.glob("ckpt-60.*") if prefix == str(newest) else ():
+            path.unlink()
+        return original(prefix)
+
+    monkeypatch.setattr(load, "CheckpointGraph", rotated)
+    assert trainer_kit.load_weights(_plain_model(), copy).path == str(copy / "ckpt-50")
+
+
+def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys: Output) -> None:
+    model = _plain_model()
+    loaded = trainer_kit.load_weights(model, run)
+    assert loaded.averaged and _accuracy(model) == pytest.approx(_reported(run)[60])
+    said = capsys.readouterr().out
+    assert said == f"{loaded}\n" and "moving averages" in said and "optimizer (10)" in said
+    averaged = [variable.numpy() for variable in model.trainable_variables]
+    assert not trainer_kit.load_weights(model, run / "ckpt-60", averaged=False).averaged
+    raw = [variable.numpy() for variable in model.trainable_variables]
+    assert not any(np.array_equal(one, other) for one, other in zip(averaged, raw, strict=True))
+
+
+def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
+    from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
+
+    old = _plain_model()
+    _scramble(old)
+    path = training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(str(tmp_path / "ckpt-5"))
+    for place in (path, tmp_path):
+        model = _plain_model()
+        assert trainer_kit.load_weights(model, place).variables == 5  # four and the state of a generator
+        assert all(np.array_equal(one, other) for one, other in zip(model.variables, old.variables, strict=True))
+
+
+# ---- other programs
+
+
+def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
+    def with_optimizer(model: Any, folder: Path) -> str:
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+        return str(tf.train.Checkpoint(net=model, optimizer=optimizer).write(str(folder / "x")))
+
+    def managed(model: Any, folder: Path) -> Path:
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, step=tf.Variable(1)), str(folder), 2)
+        manager.save()
+        manager.save()
+        return folder
+
+    def keras_file(model: Any, folder: Path) -> Path:
+        model.save_weights(str(folder / "x.weights.h5"))
+        return folder / "x.weights.h5"
+
+    return {
+        "model": lambda model, folder: str(tf.train.Checkpoint(model=model).write(str(folder / "x"))),
+        "root": lambda model, folder: str(tf.train.Checkpoint(model).write(str(folder / "x"))),
+        "net and optimizer": with_optimizer,
+        "manager": managed,
+        "weights.h5": keras_file,
+    }[kind]
+
+
+@pytest.mark.parametrize("form", ["model", "root", "net and optimizer", "manager", "weights.h5"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: str) -> None:
+    if (kind, form) == ("module", "weights.h5"):
+        return
+    theirs, model = MODELS[kind](), MODELS[kind]()
+    _scramble(theirs)
+    path = _saved(form)(theirs, tmp_path)
+    loaded = trainer_kit.load_weights(model, path)
+    np.testing.assert_array_equal(model(POINTS), theirs(POINTS))
+    assert bool(loaded.unused) == (form in ("net and optimizer", "manager"))
+
+
+def test_weights_of_keras_two_are_loaded_into_keras_three(tmp_path: Path) -> None:
+    layers = tf_keras.layers
+    theirs = tf_keras.Sequential([layers.Dense(4, input_shape=(3,)), layers.BatchNormalization(), layers.Dropout(0.5)])
+    _scramble(theirs)
+    theirs.save_weights(str(tmp_path / "x"))  # in TensorFlow's format
+    model = _sequential()
+    trainer_kit.load_weights(model, tmp_path / "x")
+    np.testing.assert_allclose(model(POINTS), theirs(POINTS), rtol=1e-5)
+
+
+def test_layers_in_lists_are_loaded_from_our_files_only(tmp_path: Path) -> None:
+    class Listed(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [keras.layers.Dense(4)]
+            self(tf.zeros([1, 3]))
+
+        def call(self, inputs: Any) -> Any:
+            return self.blocks[0](inputs)
+
+    path = tf.train.Checkpoint(model=Listed()).write(str(tmp_path / "x"))
+    with pytest.raises(UsageError, match=r"(?s)nothing fits.*kernel +missing in the checkpoint"):
+        trainer_kit.load_weights(Listed(), path)
+
+
+def _misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
+    wide = keras.Sequential([keras.Input((3,)), keras.layers.Dense(7), keras.layers.BatchNormalization()])
+    if kind == "h5":
+        wide.save_weights(str(folder / "x.weights.h5"))
+        return _functional(), folder / "x.weights.h5"
+    short = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    saved = {"shape": wide, "missing": short, "nothing": tf.Module()}[kind]
+    return _sequential(), str(tf.train.Checkpoint(model=saved).write(str(folder / "x")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("shape", r"kernel +another shape +\[3, 7\] saved, \[3, 4\] here"),
+        ("missing", r"fits best: 2 variables fit, 4 do not.*gamma +missing in the checkpoint +\[4\] here"),
+        ("nothing", r"nothing fits.*kernel +missing in the checkpoint"),
+        ("h5", "no weight was changed.*dense"),
+    ],
+)
+def test_a_misfit_is_an_error_with_a_table_and_changes_nothing(tmp_path: Path, kind: str, told: str) -> None:
+    model, path = _misfit(kind, tmp_path)
+    before = [variable.numpy() for variable in model.variables]
+    with pytest.raises(UsageError, match=f"(?s){told}"):
+        trainer_kit.load_weights(model, path)
+    assert all(np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True))
+
+
+def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _sequential()
+    model.save_weights(tmp_path / "x.weights.h5")
+    before = [variable.numpy() for variable in model.variables]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "load_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_kit.load_weights(model, tmp_path / "x.weights.h5")
+    assert all(np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True))
+
+
+def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
+    one, two, model = _sequential(), _sequential(), _sequential()
+    _scramble(two)
+    path = tf.train.Checkpoint(one=one, two=two).write(str(tmp_path / "x"))
+    with pytest.raises(UsageError, match=r"several parts that fit: one, two; give one of them as part="):
+        trainer_kit.load_weights(model, path)
+    assert trainer_kit.load_weights(model, path, part="two").part == "two"
+    np.testing.assert_array_equal(model(POINTS), two(POINTS))
+    with pytest.raises(UsageError, match="has no 'tow'; did you mean two"):
+        trainer_kit.load_weights(model, path, part="tow")
+
+
+def test_what_cannot_be_loaded_is_explained(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(model=_sequential()).write(str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="call it on a batch first"):
+        trainer_kit.load_weights(keras.Sequential([keras.layers.Dense(2)]), path)
+    with pytest.raises(UsageError, match=f"there is no checkpoint {tmp_path}/y; .* x"):
+        trainer_kit.load_weights(_sequential(), tmp_path / "y")
+    with pytest.raises(UsageError, match="is not a model"):
+        trainer_kit.load_weights(3, path)
+    (tmp_path / "x.index").write_bytes(b"broken")
+    with pytest.raises(StorageError, match="damaged"):
+        trainer_kit.load_weights(_sequential(), path)
+    assert not complete_checkpoints(str(tmp_path))

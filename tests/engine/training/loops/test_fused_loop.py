@@ -1,0 +1,107 @@
+"""Fused loops: steps that are counted, stopped and left over as those of every other loop."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from tests.engine.training.loops.counting_step import Counter
+from trainer_kit.inputs.fused_batches import stacked
+from trainer_kit.training.loops.fused_loop import FusedLoop, Stack, not_compiled, refusal_of_xla
+
+
+def _loop(counter: Counter, stack: Stack) -> FusedLoop:
+    return FusedLoop(counter.begin, counter.step, counter.results, counter.stop, stack, 4)
+
+
+def _sums(*numbers: range) -> list[dict[str, float]]:
+    return [{"total": float(sum(part))} for part in numbers]
+
+
+def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
+    counter, stack = Counter(), Stack()
+    loop = _loop(counter, stack)
+    iterator = iter(stacked(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
+    done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
+    assert [steps for steps, _ in done] == [6, 1, 9, 5]
+    assert [results for _, results in done] == _sums(range(30), range(30, 35), range(35, 80), range(80, 105))
+    assert stack.empty
+    with pytest.raises(tf.errors.OutOfRangeError):
+        loop(iterator, tf.constant(1))
+
+
+def test_what_a_loop_has_left_belongs_to_its_iterator() -> None:
+    counter, stack = Counter(), Stack()
+    loop = _loop(counter, stack)
+    dataset = stacked(tf.data.Dataset.range(12).batch(2), 4)
+    first, second = iter(dataset), iter(dataset)
+    loop(first, tf.constant(3))
+    assert not stack.empty
+    assert loop(second, tf.constant(1)) == (1, {"total": 1.0})
+    assert stack.next_batch(second).numpy().tolist() == [2, 3]
+    assert loop(second, tf.constant(3))[1] == {"total": float(sum(range(4, 10)))}
+
+
+def test_a_smaller_batch_is_a_step_of_its_own() -> None:
+    counter = Counter()
+    loop = _loop(counter, Stack())
+    iterator = iter(stacked(tf.data.Dataset.range(8).batch(3).repeat(), 4))
+    assert loop(iterator, tf.constant(3)) == (3, {"total": 28.0})
+    assert loop(iterator, tf.constant(4)) == (4, {"total": 28.0 + 3})
+
+
+def test_a_stop_ends_a_loop_at_the_end_of_a_program() -> None:
+    counter = Counter()
+    loop = _loop(counter, Stack())
+    no_prefetch = tf.data.Options()
+    no_prefetch.experimental_optimization.inject_prefetch = False
+    dataset = stacked(tf.data.Dataset.range(40).batch(2), 4).map(_stop_with_the_second(counter))
+    iterator = iter(dataset.with_options(no_prefetch))
+    assert loop(iterator, tf.constant(20))[0] == 8
+    counter.stop.assign(False)
+    assert loop(iterator, tf.constant(12), fresh=False) == (12, {"total": float(sum(range(40)))})
+
+
+def _stop_with_the_second(counter: Counter) -> object:
+    """Returns a function of tf.data that sets the stop while the second element is handed out."""
+
+    def look(count: tf.Tensor, batches: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.control_dependencies([counter.stop.assign(tf.equal(batches[0, 0], 8))]):
+            return tf.identity(count), batches
+
+    return look
+
+
+def test_the_waiting_for_batches_is_measured() -> None:
+    counter = Counter()
+    loop = _loop(counter, Stack())
+    slow = tf.data.Dataset.range(4).map(lambda x: tf.py_function(_slowly, [x], tf.int64))
+    slow = slow.map(lambda x: tf.ensure_shape(x, [])).batch(1)
+    loop(iter(stacked(slow, 2)), tf.constant(4))
+    assert loop.waited >= 0.1
+
+
+def _slowly(number: tf.Tensor) -> tf.Tensor:
+    import time
+
+    time.sleep(0.05)
+    return number
+
+
+def test_what_xla_refuses_is_named_with_its_place() -> None:
+    counter = Counter()
+
+    def step(iterator: object) -> None:
+        counter.step(iterator)
+        tf.py_function(lambda: None, [], [])
+
+    loop = FusedLoop(counter.begin, step, counter.results, counter.stop, Stack(), 4)
+    with pytest.raises(tf.errors.OpError) as caught:
+        loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
+    told = str(not_compiled(caught.value, 4))
+    assert "trainer.fuse_steps=4: XLA cannot compile the training step: it uses tf.py_function" in told
+    assert ", which XLA does not support; change the step, or" in told
+    assert "test_fused_loop.py" in told
+    assert "set trainer.fuse_steps to 1" in told
+    assert not_compiled(caught.value, 1) is None
+    assert refusal_of_xla(ValueError("XLA")) is None

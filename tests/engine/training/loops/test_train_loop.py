@@ -1,0 +1,119 @@
+"""The inner loops, with steps that count."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.training.loops.counting_step import Counter, batches
+from trainer_kit.training.loops.iterators import OneElement
+from trainer_kit.training.loops.last_batch import LastBatch
+from trainer_kit.training.loops.loop_results import Readback
+from trainer_kit.training.loops.train_loop import TrainLoop
+
+
+@pytest.mark.parametrize(("function", "loop"), [(True, True), (True, False), (False, False)])
+def test_every_way_of_running_the_train_loop_gives_the_same(function: bool, loop: bool) -> None:
+    counter = Counter()
+    train = TrainLoop(
+        counter.begin, counter.step, counter.results, counter.stop, use_tf_function=function, use_tf_while_loop=loop
+    )
+    iterator = iter(batches())
+    assert train(iterator, tf.constant(2)) == (2, {"total": 15.0})
+    assert train(iterator, tf.constant(1)) == (1, {"total": 21.0})  # reset at the start of a loop
+
+
+def test_a_number_of_steps_may_be_of_any_integer_type() -> None:
+    counter = Counter()
+    train, iterator = TrainLoop(counter.begin, counter.step, counter.results, counter.stop), iter(batches())
+    for one_step in (tf.constant(1), tf.constant(1, tf.int64), np.int64(1), 1):
+        assert train(iterator, one_step)[0] == 1
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_waits_for_batches_are_measured(keeps: bool) -> None:
+    def wait(batch: np.ndarray) -> np.ndarray:
+        time.sleep(0.02)
+        return batch
+
+    counter, shape = Counter(), batches().element_spec.shape
+    slow = batches().map(lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape))
+    last_batch = LastBatch(slow.element_spec) if keeps else None
+    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop, last_batch=last_batch)
+    assert train(iter(slow), tf.constant(3))[0] == 3
+    assert train.waited is not None and train.waited > 0.03
+
+
+def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
+    counter = Counter()
+
+    def step(iterator: object) -> None:
+        counter.step(iterator)
+        counter.stop.assign(counter.total > 3.0)
+
+    train = TrainLoop(counter.begin, step, counter.results, counter.stop)
+    assert train(iter(batches()), tf.constant(4)) == (2, {"total": 15.0})
+    assert train(iter(batches()), tf.constant(4)) == (0, {"total": 0.0})
+
+
+def test_end_of_the_data_raises_and_keeps_the_steps_done() -> None:
+    counter = Counter()
+    train = TrainLoop(counter.begin, counter.step, counter.results, counter.stop)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        train(iter(batches()), tf.constant(9))
+    assert train.results() == {"total": 45.0}
+
+
+def _in_a_function(iterator: object) -> tf.Tensor:
+    return tf.function(lambda: next(iterator), autograph=False)()  # type: ignore[call-overload]
+
+
+def _in_a_branch(iterator: object) -> tf.Tensor:
+    some = tf.random.uniform([]) < 2.0
+    return tf.cond(some, lambda: next(iterator), lambda: tf.constant(0, tf.int64))  # type: ignore[call-overload]
+
+
+def _in_a_loop(iterator: object) -> tf.Tensor:
+    def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return number + 1, total + next(iterator)  # type: ignore[call-overload]
+
+    return tf.while_loop(lambda number, total: number < 2, add, (0, tf.constant(0, tf.int64)))[1]
+
+
+@pytest.mark.parametrize(("take", "total"), [(_in_a_function, 3.0), (_in_a_branch, 3.0), (_in_a_loop, 15.0)])
+def test_a_step_may_take_its_batches_in_a_graph_of_its_own(take: Callable[[object], tf.Tensor], total: float) -> None:
+    counter = Counter()
+
+    def step(iterator: object) -> None:
+        counter.total.assign_add(tf.cast(take(iterator), tf.float32))
+
+    train = TrainLoop(counter.begin, step, counter.results, counter.stop)
+    assert train(iter(tf.data.Dataset.range(9)), tf.constant(3)) == (3, {"total": total})
+
+
+def test_a_batch_may_have_parts_that_are_none() -> None:
+    counter = Counter()
+    train = TrainLoop(
+        counter.begin, lambda iterator: counter.step(iter([next(iterator)[0]])), counter.results, counter.stop
+    )
+    assert train(iter(tf.data.Dataset.range(4).map(lambda x: (x, None))), tf.constant(3)) == (3, {"total": 3.0})
+    assert train.waited is not None and train.waited > 0
+
+
+def test_error_of_an_eval_step_with_two_elements_names_the_flag() -> None:
+    iterator = OneElement(tf.constant(1))
+    next(iterator)
+    with pytest.raises(ValueError, match="eval_tf_function=false"):
+        next(iterator)
+
+
+def test_results_keep_their_nesting_types_and_shapes() -> None:
+    source = {"b": tf.constant(3), "a": {"c": tf.constant(0.5), "d": tf.constant([[1, 2]])}, "e": tf.constant("text")}
+    read = Readback(lambda: source, tf.function)()
+    assert read["b"] == 3
+    assert read["b"].dtype == np.int32
+    assert read["a"]["c"].dtype == np.float32
+    np.testing.assert_array_equal(read["a"]["d"], [[1, 2]])
+    assert read["e"] == b"text"

@@ -1,0 +1,528 @@
+"""The Trainer with real models, datasets and replicas."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import trainer_kit
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.errors import ConfigError, DataError, UsageError
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import create_trainer
+
+
+def _trainer(
+    config: ExperimentConfig | None = None,
+    task_type: type[TinyTask] = TinyTask,
+    cls: type[Trainer] = Trainer,
+    strategy: tf.distribute.Strategy | None = None,
+    **arguments: Any,
+) -> Trainer:
+    config = config or tiny_experiment()
+    keras.utils.set_random_seed(3)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        task = task_type(config.task)
+        optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime)
+        return cls(config, task, task.build_model(), optimizer, **arguments)
+
+
+def _mirrored(replicas: int) -> tf.distribute.Strategy:
+    """Replicas that sum by copying: collective operations allow one group size in the life of a process."""
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+def _weights(trainer: Trainer) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """Where a trainer is after some steps.
+
+    Attributes:
+      weights: of the model.
+      training_loss: of the loop that ended there, which begins at the number of steps before; None at the start.
+      evaluated: what an evaluation of all data returns.
+    """
+
+    weights: list[np.ndarray]
+    training_loss: np.float32 | None
+    evaluated: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[int, _Reached]:
+    """Steps -> where a trainer of the tiny experiment on one device is after so many, to compare others with."""
+    trainer, reached, before = _trainer(), {}, 0
+    for steps in (0, 5, 6, 10, 20):
+        loss = trainer.train(tf.constant(steps - before))["training_loss"] if steps else None
+        reached[steps], before = _Reached(_weights(trainer), loss, trainer.evaluate(tf.constant(-1))), steps
+    return reached
+
+
+def test_the_constructor_takes_model_gardens_arguments() -> None:
+    assert list(inspect.signature(Trainer).parameters) == [
+        "config", "task", "model", "optimizer", "train", "evaluate", "train_dataset", "validation_dataset",
+        "checkpoint_exporter",
+    ]  # fmt: skip
+
+
+def test_a_loop_trains_counts_and_reports() -> None:
+    trainer = _trainer()
+    first = trainer.train(tf.constant(5))
+    second = trainer.train(tf.constant(50))
+    assert (trainer.loop_steps, int(trainer.global_step)) == (50, 55)
+    assert set(first) == {"accuracy", "training_loss", "learning_rate"}
+    assert second["training_loss"] < first["training_loss"]  # and not a mean over both loops
+    assert second["learning_rate"] == np.float32(0.01)
+
+
+@pytest.mark.parametrize("switches", [{}, {"train_tf_while_loop": False},
+                                      {"train_tf_while_loop": False, "train_tf_function": False}])  # fmt: skip
+def test_every_way_of_looping_gives_the_same_weights(switches: dict[str, bool], plain: dict[int, _Reached]) -> None:
+    trainer = _trainer(tiny_experiment(**switches))
+    trainer.train(tf.constant(6))
+    for mine, theirs in zip(_weights(trainer), plain[6].weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None:
+    config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    set_precision(config.runtime)
+    try:
+        trainer = _trainer(config)
+        first, last = trainer.train(tf.constant(5)), trainer.train(tf.constant(100))
+        evaluated = trainer.evaluate(tf.constant(-1))
+    finally:
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    assert trainer.model.compute_dtype == dtype
+    assert {weight.dtype for weight in _weights(trainer)} == {np.dtype("float32")}
+    assert last["training_loss"] < first["training_loss"] < 2
+    assert evaluated["validation_loss"].dtype == evaluated["accuracy"].dtype == np.float32
+    assert (type(trainer.optimizer).__name__ == "LossScaleOptimizer") == (dtype == "float16")
+
+
+def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
+    compiled = _trainer(tiny_experiment().replace(runtime={"enable_xla": True})).train(tf.constant(5))
+    assert compiled["training_loss"] == pytest.approx(plain[5].training_loss, abs=1e-4)
+
+
+def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match=r"2: XLA cannot.*enable_xla=false"):
+        _trainer(tiny_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_train_and_evaluate_like_one_device(replicas: int, plain: dict[int, _Reached]) -> None:
+    several = _trainer(strategy=_mirrored(replicas))
+    several.train(tf.constant(20))
+    for mine, theirs in zip(_weights(several), plain[20].weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    mine, theirs = several.evaluate(tf.constant(-1)), plain[20].evaluated
+    assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
+    assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("batch", [7, 8, 103])
+def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> None:
+    config = tiny_experiment()
+    config = config.replace(task={"validation_data": {"global_batch_size": batch}})
+    trainer = _trainer(config)
+    logs = trainer.evaluate(tf.constant(-1))
+    points, labels = tiny_arrays(False)
+    outputs = trainer.model(points, training=False).numpy()
+    assert logs["accuracy"] == pytest.approx(np.mean(outputs.argmax(axis=1) == labels), abs=1e-6)
+    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+    assert logs["validation_loss"] == pytest.approx(float(np.mean(losses)), abs=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
+    config = tiny_experiment(validation_steps=5).replace(task={"validation_data": {"global_batch_size": batch}})
+    several, one = _trainer(config, strategy=_mirrored(4)), _trainer(config)
+    for steps in (-1, 5):
+        mine, theirs = (trainer.evaluate(tf.constant(steps)) for trainer in (several, one))
+        assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+class _PipelineTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
+        size = input_context.get_per_replica_batch_size(params.global_batch_size)
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
+
+
+def test_indivisible_batch_error_names_the_nearest_batch_size() -> None:
+    config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 7}})
+    trainer = _trainer(config, _PipelineTask, strategy=_mirrored(2))
+    with pytest.raises(ConfigError, match=r"task\.validation_data\.global_batch_size: batch 7 on 2.*: 6 or 8"):
+        trainer.evaluate(tf.constant(-1))
+
+
+def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
+    config = tiny_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
+    trainer = _trainer(config, _AggregatingTask)
+    assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {_accuracy(trainer)}
+
+
+def _accuracy(trainer: Trainer) -> np.float32:
+    points, labels = tiny_arrays(False)
+    return np.float32(np.mean(trainer.model(points, training=False).numpy().argmax(axis=1) == labels))
+
+
+def test_too_many_validation_steps_warn_and_use_all_data(caplog: pytest.LogCaptureFixture) -> None:
+    logs = _trainer().evaluate(tf.constant(100))
+    assert "13 batches of the 100" in caplog.text
+    assert logs["validation_loss"] > 0
+
+
+def _documented_task() -> type[TinyTask]:
+    """Returns a task with the train_step that docs/guides/tasks.md shows."""
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "tasks.md").read_text()
+    step = text.split("<!-- example: train_step -->")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"tf": tf, "tk": trainer_kit}
+    exec(f"class Own:\n{step}", names)
+    return type("_DocumentedTask", (names["Own"], TinyTask), {})
+
+
+@pytest.mark.parametrize(("replicas", "dtype"), [(1, "float32"), (2, "float32"), (1, "float16")])
+def test_train_step_of_the_guide_equals_the_default_one(replicas: int, dtype: str, plain: dict[int, _Reached]) -> None:
+    def trained(task_type: type[TinyTask]) -> list[np.ndarray]:
+        trainer = _trainer(config, task_type, strategy=_mirrored(replicas) if replicas > 1 else None)
+        trainer.train(tf.constant(10))
+        return _weights(trainer)
+
+    config = tiny_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+    set_precision(config.runtime)
+    try:
+        own = trained(_documented_task())
+        default = plain[10].weights if dtype == "float32" else trained(TinyTask)
+    finally:
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    for mine, theirs in zip(own, default, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
+def test_config_decides_whether_evaluations_restart_the_data(fresh: bool, same: bool) -> None:
+    trainer = _trainer(tiny_experiment(eval_recreate_iterator=fresh, validation_steps=2))
+    first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
+    assert (first == second) == same
+
+
+class _AddedLoss(keras.layers.Layer):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.add_loss(0.5 + 0.0 * tf.reduce_sum(inputs))
+        return inputs
+
+
+class _TaskWithAddedLoss(TinyTask):
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        return keras.Sequential([keras.Input((8,)), _AddedLoss(), *model.layers])
+
+
+def test_losses_that_layers_add_are_counted_exactly_once(plain: dict[int, _Reached]) -> None:
+    added = _trainer(task_type=_TaskWithAddedLoss)
+    added.model.set_weights(plain[0].weights)
+    assert added.train(tf.constant(5))["training_loss"] - plain[5].training_loss == pytest.approx(0.5, abs=1e-5)
+    evaluated = added.evaluate(tf.constant(-1))["validation_loss"]
+    assert evaluated - plain[5].evaluated["validation_loss"] == pytest.approx(0.5, abs=1e-5)
+
+
+class _KerasTwoTask(TinyTask):
+    def build_model(self) -> Any:
+        return tf_keras.Sequential([tf_keras.layers.Dense(16, "relu", input_shape=(8,)), tf_keras.layers.Dense(3)])
+
+    def build_metrics(self, training: bool = True) -> list[Any]:
+        return [tf_keras.metrics.SparseCategoricalAccuracy("accuracy")]
+
+
+class _Module(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = tf.Variable(tf.random.stateless_normal((8, 3), (1, 2)) * 0.1)
+        self.bias = tf.Variable(tf.zeros(3))
+
+    def __call__(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return inputs @ self.kernel + self.bias
+
+
+class _ModuleTask(TinyTask):
+    def build_model(self) -> Any:
+        return _Module()
+
+
+@pytest.mark.parametrize("task_type", [_KerasTwoTask, _ModuleTask])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_models_of_other_kinds_train_evaluate_and_restore(
+    task_type: type[TinyTask], replicas: int, tmp_path: Any
+) -> None:
+    strategy = _mirrored(2) if replicas == 2 else None
+    trainer = _trainer(task_type=task_type, strategy=strategy)
+    losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
+    assert losses[2] < losses[0]
+    before = trainer.evaluate(tf.constant(-1))
+    assert before["accuracy"] > 0.5
+    path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
+    again = _trainer(task_type=task_type, strategy=strategy)
+    again.checkpoint.read(path).assert_consumed()
+    assert again.evaluate(tf.constant(-1)) == before
+
+
+class _CompiledTask(TinyTask):
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(loss=loss, metrics=[keras.metrics.SparseCategoricalAccuracy("compiled_accuracy")])
+        return model
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        return tf.constant(0.0)
+
+
+def test_a_compiled_model_brings_its_own_loss_and_metrics(plain: dict[int, _Reached]) -> None:
+    trainer = _trainer(task_type=_CompiledTask)
+    logs, expected = trainer.evaluate(tf.constant(-1)), plain[0].evaluated
+    assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
+    assert logs["compiled_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+    assert "compiled_accuracy" in trainer.train(tf.constant(2))
+
+
+class _AggregatingTask(TinyTask):
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().validation_step(inputs, model, metrics)
+        return {**logs, "labels": inputs[1]}
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return [*(state or []), *(label for part in step_logs["labels"] for label in part.numpy())]
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"examples": len(aggregated_logs), "labels_seen": {"sum": sum(aggregated_logs)}}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_logs_of_all_examples_are_aggregated(replicas: int) -> None:
+    trainer = _trainer(task_type=_AggregatingTask, strategy=_mirrored(2) if replicas == 2 else None)
+    logs = trainer.evaluate(tf.constant(-1))
+    assert logs["examples"] == 103
+    assert logs["labels_seen"] == {"sum": int(tiny_arrays(False)[1].sum())}
+    assert trainer.validation_metric_names() is None
+
+
+class _PassthroughTrainer(Trainer):
+    def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
+        inputs, _ = super().next_eval_inputs(iterator)
+        return inputs, {"name": tf.strings.as_string(inputs[1]), "labels": tf.constant(0)}
+
+
+class _NamingTask(_AggregatingTask):
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return [*(state or []), *step_logs["name"].numpy()]
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"names": aggregated_logs}
+
+
+def test_logs_passed_through_stay_on_the_host_and_the_models_win(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(task_type=_NamingTask, cls=_PassthroughTrainer)
+    logs = trainer.evaluate(tf.constant(-1))
+    assert logs["names"] == [str(label).encode() for label in tiny_arrays(False)[1]]
+    assert "replace the passed-through logs of the same names: labels" in caplog.text
+
+
+class _DoublingTrainer(Trainer):
+    def next_train_inputs(self, iterator: Any) -> Any:
+        points, labels = super().next_train_inputs(iterator)
+        return points * 0.0, labels
+
+
+def test_next_train_inputs_decides_what_the_model_is_fed() -> None:
+    trainer = _trainer(cls=_DoublingTrainer)
+    assert trainer.train(tf.constant(1))["training_loss"] == pytest.approx(np.log(3), abs=1e-5)
+
+
+class _BrokenTask(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        raise AssertionError("build_inputs was called")
+
+
+def test_ready_made_datasets_replace_build_inputs() -> None:
+    data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10)
+    trainer = _trainer(task_type=_BrokenTask, train_dataset=data.repeat(), validation_dataset=data)
+    trainer.train(tf.constant(20))
+    assert trainer.evaluate(tf.constant(-1))["accuracy"] > 0.3
+    trainer.train_dataset = data.take(2)
+    trainer.train(tf.constant(3))
+    assert trainer.data_ended
+    assert int(trainer.global_step) == 22
+
+
+def test_what_is_not_needed_is_not_built() -> None:
+    trainer = _trainer(task_type=_BrokenTask, train=False)
+    assert trainer.train_metrics == []
+    assert _trainer(task_type=_BrokenTask, evaluate=False).validation_metrics == []
+
+
+@pytest.mark.parametrize("section", ["train_data", "validation_data"])
+def test_data_without_a_batch_is_an_error_naming_the_section(section: str) -> None:
+    empty = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(0).batch(4)
+    trainer = _trainer(train_dataset=empty.repeat(), validation_dataset=empty)
+    with pytest.raises(DataError, match=f"task.{section} has no batch"):
+        (trainer.train if section == "train_data" else trainer.evaluate)(tf.constant(2))
+
+
+def test_a_stop_ends_the_loop_and_is_told() -> None:
+    trainer = _trainer()
+    trainer.request_stop()
+    trainer.train(tf.constant(5))
+    assert (trainer.loop_steps, trainer.stop_requested) == (0, True)
+    assert int(trainer.global_step) == 0
+
+
+class _FailingTrainer(Trainer):
+    """Fails at the end of an evaluation when it is told to."""
+
+    fails = False
+
+    def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
+        if self.fails:
+            raise RuntimeError("in eval_end")
+        return super().eval_end(aggregated_logs)
+
+
+@pytest.fixture(scope="module")
+def averaging() -> _FailingTrainer:
+    """Has trained for 20 steps, and evaluates the moving average."""
+    average = {"ema": {"average_decay": 0.9, "dynamic_decay": False}}
+    config = tiny_experiment().replace(trainer={"optimizer_config": average})
+    trainer = _trainer(config, cls=_FailingTrainer)
+    trainer.train(tf.constant(20))
+    return trainer
+
+
+def test_moving_average_is_evaluated_and_weights_are_restored(
+    averaging: _FailingTrainer, plain: dict[int, _Reached]
+) -> None:
+    weights = _weights(averaging)
+    assert averaging.evaluate(tf.constant(-1))["validation_loss"] != plain[20].evaluated["validation_loss"]
+    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(averaging), strict=True))
+
+
+def test_the_weights_come_back_after_an_exception_too(averaging: _FailingTrainer) -> None:
+    weights = _weights(averaging)
+    averaging.fails = True
+    try:
+        with pytest.raises(RuntimeError, match="in eval_end"):
+            averaging.evaluate(tf.constant(-1))
+    finally:
+        averaging.fails = False
+    assert all(np.array_equal(a, b) for a, b in zip(weights, _weights(averaging), strict=True))
+
+
+class _ModelWithItems(_Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoint_items = {"extra": tf.train.Checkpoint(count=tf.Variable(7))}
+
+
+class _ItemsTask(TinyTask):
+    def build_model(self) -> Any:
+        return _ModelWithItems()
+
+
+def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
+    trainer = _trainer(task_type=_ItemsTask)
+    trainer.model.checkpoint_items["extra"].count.assign(8)
+    path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
+    again = _trainer(task_type=_ItemsTask)
+    again.checkpoint.read(path).assert_consumed()
+    assert int(again.model.checkpoint_items["extra"].count) == 8
+
+
+def test_synchronous_training_has_no_coordinator() -> None:
+    trainer = _trainer()
+    trainer.join()
+    with pytest.raises(UsageError, match="in the scope of a"):
+        trainer.coordinator_for_async()
+
+
+def test_loop_functions_can_be_had_by_themselves() -> None:
+    trainer = _trainer()
+    trainer.create_train_loop_fn()(iter(trainer.train_dataset), tf.constant(3))
+    assert int(trainer.global_step) == 3
+    outputs: list[Any] = []
+    loop = trainer.create_eval_loop_fn(has_state=True)
+    loop(iter(trainer.eval_dataset), tf.constant(2), None, lambda state, output: outputs.append(output))
+    assert len(outputs) == 2
+    assert isinstance(outputs[0]["loss"], tuple)
+
+
+def test_a_model_without_variables_that_no_call_makes_is_refused() -> None:
+    class Identity(tf.Module):
+        def __call__(self, features: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return features
+
+    class Unbuilt(TinyTask):
+        def build_model(self) -> Any:
+            return Identity()
+
+    with pytest.raises(UsageError, match="has no variables yet; build it in build_model"):
+        _trainer(task_type=Unbuilt)
+
+
+@pytest.mark.parametrize("missing", ["trainer", "task", "runtime"])
+def test_a_missing_section_is_named(missing: str) -> None:
+    class Partial:
+        pass
+
+    config = tiny_experiment()
+    partial = Partial()
+    for name in {"trainer", "task", "runtime"} - {missing}:
+        setattr(partial, name, getattr(config, name))
+    task = TinyTask(TinyConfig())
+    with pytest.raises(AttributeError, match=missing):
+        Trainer(partial, task, task.build_model(), None)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_trainer_makes_model_and_optimizer_itself(train: bool) -> None:
+    config = tiny_experiment()
+    made = Trainer.create(config, TinyTask(config.task), train=train, evaluate=True)
+    assert type(made) is Trainer and made.model.built
+    assert made.trains == train == (made.optimizer is not None)
+
+
+def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
+    @trainer_kit.configclass
+    class OwnConfig(TinyConfig):
+        pass
+
+    class Own(Trainer):
+        @classmethod
+        def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
+            made = super().create(config, task, train, evaluate, checkpoint_exporter)
+            made.made_by = cls
+            return made
+
+    register_task(OwnConfig, TinyTask, trainer=Own)
+    config = tiny_experiment().replace(task=OwnConfig())
+    assert type(create_trainer(tiny_experiment(), TinyTask(tiny_experiment().task))) is Trainer
+    own = create_trainer(config, TinyTask(config.task), evaluate=False)
+    assert type(own) is own.made_by is Own
+    own.train(tf.constant(2))
+    assert int(own.global_step.numpy()) == 2

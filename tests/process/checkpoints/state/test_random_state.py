@@ -1,0 +1,134 @@
+"""Random numbers after a restart: those that would have come without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.process.checkpoints.random_runs import STEPS, begin_both, go_on, kinds
+from trainer_kit.checkpoints.state.random_state import process_generators, task_state, untracked_model_state
+from trainer_kit.testing import ForkServer
+
+REPLICAS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders of runs that were not stopped, and that went on in another process, for each number of replicas."""
+    base = tmp_path_factory.mktemp("drawn")
+    with ForkServer(["tests.process.checkpoints.random_runs"]) as server:
+        begun = [server.start(begin_both, f"{base}/{n} straight", f"{base}/{n} stopped", n) for n in REPLICAS]
+        ends = [child.wait() for child in begun]
+        ends += [child.wait() for child in [server.start(go_on, f"{base}/{n} stopped", n) for n in REPLICAS]]
+        assert [end.code for end in ends] == [0] * len(ends), [end.text[-1500:] for end in ends if end.code]
+        yield base
+
+
+@pytest.mark.parametrize(("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in kinds(number)])
+def test_a_resumed_process_draws_the_same_random_numbers(drawn: Path, kind: str, replicas: int) -> None:
+    straight = json.loads((drawn / f"{replicas} straight" / kind / "0.json").read_text())
+    stopped = drawn / f"{replicas} stopped" / kind
+    halves = [json.loads((stopped / f"{begin}.json").read_text()) for begin in (0, STEPS // 2)]
+    assert halves[0] + halves[1] == straight
+    assert len({json.dumps(step) for step in straight}) > STEPS // 2  # they are random at all
+
+
+def test_process_generators_use_the_seed_unless_they_exist() -> None:
+    generator = tf.random.Generator.from_seed(1)
+    tf.random.set_global_generator(generator)
+    found = process_generators(5)
+    assert sorted(found) == ["keras", "tensorflow"]
+    assert found["tensorflow"] is generator.state
+    assert process_generators(6)["keras"] is found["keras"]
+
+
+def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
+    expected = tf.random.Generator.from_seed(5).state.numpy().tolist()
+    for _ in range(2):
+        tf.random.set_global_generator(None)
+        assert process_generators(5)["tensorflow"].numpy().tolist() == expected
+
+
+def test_a_run_replaces_generators_left_on_other_replicas() -> None:
+    def mirrored() -> tf.distribute.Strategy:
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce())
+
+    keras.utils.set_random_seed(1)
+    tf.random.set_global_generator(None)
+    for strategy in (mirrored(), mirrored(), tf.distribute.get_strategy()):
+        with strategy.scope():
+            found = process_generators(5)
+        assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [True, True]
+        with strategy.scope():
+            assert process_generators(6) == found
+
+
+class _Layer(keras.layers.Layer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(1)
+        self.counts = [tf.Variable(0), tf.Variable(1)]
+        self.again = self.counts[0]
+        self.dense = keras.layers.Dense(2)
+        self.metric = keras.metrics.Mean()
+        self.optimizer_of_its_own = keras.optimizers.Adam()
+
+
+def test_unlisted_state_of_a_keras_three_model_is_found_by_path() -> None:
+    layer = _Layer()
+    layer.dense.build((None, 3))
+    layer.optimizer_of_its_own.build(layer.dense.trainable_variables)
+    model = keras.Sequential([layer])
+    found = untracked_model_state(model)
+    values: list[Any] = [layer.generator.state, *layer.counts]
+    assert sorted(map(id, found.values())) == sorted(map(id, values))
+    assert all("layers/0/" in path for path in found)
+    assert untracked_model_state(layer)["again"] is layer.counts[0]
+
+
+def test_names_do_not_depend_on_what_the_process_built_before() -> None:
+    first, second = (untracked_model_state(keras.Sequential([_Layer(), _Layer()])) for _ in range(2))
+    assert list(first) == list(second) and len(first) == 6
+
+
+def test_only_hidden_state_of_tracked_models_is_found() -> None:
+    module = tf.Module()
+    module.weights, module.generator = [tf.Variable(1.0)], tf.random.Generator.from_seed(1)
+    assert untracked_model_state(module) == {}
+    tf_keras.backend.experimental.enable_tf_random_generator()
+    try:
+        model = tf_keras.Sequential([tf_keras.layers.Dense(2), tf_keras.layers.Dropout(0.5)])
+        model(tf.ones([1, 2]))
+    finally:
+        tf_keras.backend.experimental.disable_tf_random_generator()
+    assert [id(variable) for variable in untracked_model_state(model).values()] == [
+        id(model.layers[1]._random_generator._generator.state)
+    ]
+
+
+class _Task:
+    def __init__(self, model: Any) -> None:
+        self.model, self.models = model, {"student": model}
+        self.teacher = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)])
+        self.count, self.more = tf.Variable(3), ([tf.Variable(4)], {"deep": tf.Variable(5), 7: tf.Variable(6)})
+        self.seeds, self.words, self.config = keras.random.SeedGenerator(1), ["a"], {"a": 1}
+        self.myself = self
+
+
+def test_task_state_has_variables_and_generators_but_no_weights() -> None:
+    model = tf.Module()
+    model.weight = tf.Variable(1.0)
+    task = _Task(model)
+    found = task_state(task, model)
+    (dropout,) = (path for path in found if path.startswith("teacher/"))
+    assert found.pop(dropout) is task.teacher.layers[1].seed_generator.state.value
+    values: list[Any] = [task.count, task.more[0][0], task.more[1]["deep"], task.more[1][7], task.seeds.state.value]
+    assert dict(zip(("count", "more/0/0", "more/1/deep", "more/1/7", "seeds"), values, strict=True)) == found
+    assert task_state(object()) == {} and task_state(object.__new__(_Task)) == {}

@@ -1,0 +1,202 @@
+"""`trainer-kit check`: one line for each check, a message for what fails, nothing left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer_kit.cli.main import main
+from trainer_kit.config.experiments import register_experiment, register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.errors import ExitCode
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+ROOT = Path(__file__).parents[3]
+_numbers = itertools.count()
+
+_FILE = """
+import trainer_kit
+from trainer_kit.testing import tiny_experiment
+
+
+@trainer_kit.register_experiment("mine/tiny")
+def tiny():
+    return tiny_experiment(best_checkpoint_eval_metric="accuracy")
+"""
+
+
+@configclass
+class _FailingConfig(TinyConfig):
+    pass
+
+
+@register_task(_FailingConfig)
+class _FailingTask(TinyTask):
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        raise RuntimeError("a bug in train_step")
+
+
+@configclass
+class _NotFiniteConfig(TinyConfig):
+    pass
+
+
+@register_task(_NotFiniteConfig)
+class _NotFiniteTask(TinyTask):
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        return tf.math.log(-tf.reduce_sum(tf.square(model_outputs)))
+
+
+@configclass
+class _EmptyConfig(TinyConfig):
+    pass
+
+
+@register_task(_EmptyConfig)
+class _EmptyTask(TinyTask):
+    """Validation data that only reading tells to be empty."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        data = super().build_inputs(params, input_context)
+        return data if params.is_training else data.at(0).filter(lambda points, labels: tf.constant(False))
+
+
+@configclass
+class _NestedConfig(TinyConfig):
+    pass
+
+
+@register_task(_NestedConfig)
+class _NestedTask(TinyTask):
+    """Metrics that only an evaluation can name."""
+
+    def aggregate_logs(self, state: Any, step_logs: Any) -> Any:
+        return True
+
+    def reduce_aggregated_logs(self, aggregated_logs: Any, global_step: Any = None) -> dict[str, Any]:
+        return {"far": {"accuracy": 0.5}}
+
+
+@pytest.fixture
+def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command here, without a process of its own, on the tiny experiment with another task section."""
+
+    def run(*arguments: str, task: TinyConfig | None = None) -> tuple[int, str, str]:
+        name = f"checked_{next(_numbers)}"
+        register_experiment(name)(lambda: tiny_experiment().replace(task=task or TinyConfig()))
+        capfd.readouterr()
+        code = main(["check", name, *arguments])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+Check = Callable[..., tuple[int, str, str]]
+
+
+def test_the_command_checks_everything_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    for folder in (here, temporary):
+        folder.mkdir()
+    (here / "mine.py").write_text(_FILE)
+    command = [sys.executable, "-m", "trainer_kit.cli.main", "check", "mine/tiny", "--import_module=mine.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    checks = [line.split("  ")[-1].split(":")[0].split(" (")[0] for line in done.stdout.splitlines() if "ok " in line]
+    assert checks == [
+        "config", "task", "machine", "model, optimizer and metrics can be built", "best metric", "data", "train",
+        "evaluate", "checkpoint",
+    ]  # fmt: skip
+    assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
+    assert "training_loss" in done.stdout and "FAIL" not in done.stdout
+    assert [path.name for path in here.iterdir()] == ["mine.py"]
+    # TensorFlow leaves the code that it traced, when the process ends in a way it does not see
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")] == []
+
+
+def test_an_unknown_best_metric_fails_and_lists_the_known_ones(check: Check) -> None:
+    code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=acuracy")
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  best metric: acuracy")
+    assert "did you mean accuracy? (all: accuracy, validation_loss)" in err
+
+
+def test_so_does_the_metric_of_early_stopping(check: Check) -> None:
+    code, out, err = check("--params_override=trainer.early_stopping.metric=acuracy")
+    assert code == 2
+    assert out.splitlines()[-1].startswith("FAIL  early stopping: acuracy")
+    assert "did you mean accuracy" in err
+
+
+def test_a_nested_best_metric_is_checked_by_the_evaluation(check: Check) -> None:
+    good = check("--params_override=trainer.best_checkpoint_eval_metric=far|accuracy", task=_NestedConfig())
+    assert good[0] == 0
+    code, out, err = check("--params_override=trainer.best_checkpoint_eval_metric=near|accuracy", task=_NestedConfig())
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  evaluate")
+    assert "did you mean far|accuracy" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task", "failed", "message"),
+    [
+        (["--params_override=task.examples=0"], None, "data", "the arrays hold no examples"),
+        (["--params_override=task.train_data.global_batch_size=500"], None, "data", "500, but there are 103 examples"),
+        ([], _EmptyConfig(), "evaluate", "task.validation_data has no batch"),
+        (["--params_override=task.validation_data.is_training=true"], None, "data", "task.validation_data never ends"),
+    ],
+)
+def test_empty_and_endless_data_fail_with_exit_5(
+    check: Check, arguments: list[str], task: TinyConfig | None, failed: str, message: str
+) -> None:
+    code, out, err = check(*arguments, task=task)
+    assert code == ExitCode.DATA
+    assert out.splitlines()[-1].startswith(f"FAIL  {failed}")
+    assert message in err and "Traceback" not in err
+
+
+def test_a_loss_that_is_not_finite_fails_with_exit_3(check: Check) -> None:
+    code, out, err = check(task=_NotFiniteConfig())
+    assert code == ExitCode.DIVERGED
+    assert out.splitlines()[-1].startswith("FAIL  train")
+    assert "the loss of the first step is not finite" in err
+
+
+def test_an_indivisible_batch_fails_with_the_nearest_sizes(check: Check) -> None:
+    code, out, err = check("--params_override=runtime.virtual_cpus=4,task.train_data.global_batch_size=6")
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  config")
+    assert "batch 6 on 4 replicas (runtime.virtual_cpus) leaves 2 over" in err
+    assert "4 or 8" in err
+
+
+def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> None:
+    code, out, err = check("--gin_params=no_such_function.rate = 1")
+    assert code == ExitCode.USAGE
+    assert out.splitlines()[-1].startswith("FAIL  task")
+    assert "no_such_function" in err
+
+
+def test_an_error_in_the_tasks_own_code_names_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"checked_{next(_numbers)}"
+    register_experiment(name)(lambda: tiny_experiment().replace(task=_FailingConfig()))
+    assert main(["check", name]) == ExitCode.BUG
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("FAIL  train: one step")
+    assert "test_check.py" in err and "a bug in train_step" in err
+
+
+def test_several_replicas_are_checked_as_such(check: Check) -> None:
+    code, out, _ = check("--params_override=runtime.virtual_cpus=4")
+    assert code == 0
+    assert "is ready to run" in out

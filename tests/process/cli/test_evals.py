@@ -1,0 +1,110 @@
+"""`trainer-kit evals`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process.cli.written_runs import evaluation, write_ledger, write_params
+from trainer_kit.cli.main import main
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Output = pytest.CaptureFixture[str]
+_ROOT = Path(__file__).parents[3]
+
+
+def _lines(capsys: Output, *arguments: str) -> list[list[str]]:
+    assert main(["evals", *arguments]) == 0
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_real_run_shows_a_table_for_each_ledger(trainer_kit: Command, finished_run: Path) -> None:
+    done = trainer_kit("evals", str(finished_run))
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.split("\n\n")
+    title, header, *rows = first.splitlines()
+    assert title == "validation: 2 evaluations, best by accuracy (higher)"
+    assert header.split()[:2] == ["step", "dataset"] and header.split()[-3:] == ["seconds", "checkpoint", "mark"]
+    assert [(row.split()[0], row.split()[-2], row.split()[-1]) for row in rows] == [
+        ("10", "ckpt-10", "-"), ("20", "ckpt-20", "best"),
+    ]  # fmt: skip
+    assert second.startswith("fast: 2 evaluations")
+    assert trainer_kit("evals", str(finished_run), "--name=fast").stdout == second
+
+
+def test_json_has_all_digits_and_is_strict(capsys: Output, finished_run: Path) -> None:
+    assert main(["evals", str(finished_run), "--json", "--name=validation"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    records = [json.loads(line) for line in (finished_run / "evals" / "validation.jsonl").read_text().splitlines()]
+    assert (shown["name"], shown["metric"], shown["comparison"]) == ("validation", "accuracy", "higher")
+    assert [one["metrics"] for one in shown["evaluations"]] == [record["metrics"] for record in records]
+    assert [one["best"] for one in shown["evaluations"]] == [False, True]
+
+
+def test_superseded_evaluations_are_shown_when_asked_for(capsys: Output, tmp_path: Path) -> None:
+    rewind = {"kind": "rewind", "lineage": 1, "step": 10}
+    write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
+    old, new = evaluation(20, accuracy=0.9), evaluation(20, lineage=1, accuracy=0.6)
+    write_ledger(tmp_path, evaluation(10, accuracy=0.5), old, rewind, new)
+    _, _, *rows = _lines(capsys, str(tmp_path))
+    assert [(row[0], row[2], row[-1]) for row in rows] == [("10", "0.5", "-"), ("20", "0.6", "best")]
+    _, _, *rows = _lines(capsys, str(tmp_path), "--all")
+    assert [(row[0], row[2], row[-1]) for row in rows] == [
+        ("10", "0.5", "-"), ("20", "0.9", "superseded"), ("20", "0.6", "best"),
+    ]  # fmt: skip
+
+
+def test_nested_metrics_nan_and_missing_ones_have_their_cells(capsys: Output, tmp_path: Path) -> None:
+    write_params(tmp_path)
+    write_ledger(tmp_path, evaluation(1, far={"loss": math.nan}), evaluation(2, near=1.5), '{"step": 3, "met')
+    title, header, *rows = _lines(capsys, str(tmp_path))
+    assert title == ["validation:", "2", "evaluations"]
+    assert header == ["step", "dataset", "far|loss", "near", "seconds", "checkpoint", "mark"]
+    assert rows == [
+        ["1", "validation", "nan", "-", "0.5", "ckpt-1", "-"], ["2", "validation", "-", "1.5", "0.5", "ckpt-2", "-"],
+    ]  # fmt: skip
+    assert main(["evals", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["evaluations"][0]["metrics"] == {"far|loss": "nan"}
+
+
+def test_another_metric_may_decide(capsys: Output, finished_run: Path, tmp_path: Path) -> None:
+    write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
+    write_ledger(tmp_path, evaluation(1, accuracy=0.5, loss=1.0), evaluation(2, accuracy=0.6, loss=2.0))
+    title, _, *rows = _lines(capsys, str(tmp_path), "--metric=loss", "--comparison=lower")
+    assert title == ["validation:", "2", "evaluations,", "best", "by", "loss", "(lower)"]
+    assert [row[-1] for row in rows] == ["best", "-"]
+    _, _, *rows = _lines(capsys, str(tmp_path))
+    assert [row[-1] for row in rows] == ["-", "best"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}s"], "error: MODEL_DIR: there is no folder"),
+        (["{run}", "--name=fats"], "evals has no ledger 'fats'; did you mean fast?"),
+        (["{run}", "--metric=acuracy"], "error: --metric: no evaluation has 'acuracy'; did you mean accuracy"),
+        (["{run}", "--metric=validation_loss"], "Give --comparison=higher or lower too"),
+        (["{run}/train"], "train holds no run; it holds: events.out"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_2(
+    capsys: Output, finished_run: Path, arguments: list[str], message: str
+) -> None:
+    assert main(["evals", *(argument.format(run=finished_run) for argument in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", [["evals"], ["best"], ["watch", "--once"]])
+def test_looking_at_a_run_does_without_tensorflow(finished_run: Path, verb: list[str]) -> None:
+    arguments = [*verb, str(finished_run)]
+    code = f"import sys, trainer_kit.cli.main as m; assert m.main({arguments}) == 0; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert {"tensorflow", "keras", "orbit", "numpy"}.isdisjoint(done.stdout.splitlines()[-1].split())

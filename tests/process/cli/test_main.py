@@ -1,0 +1,142 @@
+"""The command as a whole: help, verbs, mistakes, exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trainer_kit import __version__
+from trainer_kit.cli.main import CHECKS, VERBS, main, parser
+from trainer_kit.errors import EXIT_CODES
+
+ROOT = Path(__file__).parents[3]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_help_names_every_verb_and_every_exit_code(trainer_kit: Command) -> None:
+    done = trainer_kit("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"\n    {verb} " in done.stdout for verb in [*VERBS, "doctor"])
+    assert all(f"  {code.value:>3}  {meaning}" in done.stdout for code, meaning in EXIT_CODES.items())
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [*(((verb,), module) for verb, module in VERBS.items()), *((("doctor", one), CHECKS[one]) for one in CHECKS)],
+)
+def test_every_command_has_a_help_that_begins_with_what_it_does(
+    command: tuple[str, ...], module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert str(module.__doc__).split("\n")[0] in text
+    assert "--import_module MODULE" in text and "--debug" in text
+
+
+def test_the_version_is_the_packages(trainer_kit: Command) -> None:
+    assert trainer_kit("--version").stdout == f"trainer_kit {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: VERB"),
+        (["shwo"], "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'doctor')"),
+        (["show"], "the following arguments are required: experiment"),
+        (["list", "extra"], "unrecognized arguments: extra"),
+        (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations
+    ],
+)
+def test_a_wrong_command_line_is_exit_2_with_the_usage(
+    trainer_kit: Command, arguments: list[str], message: str
+) -> None:
+    done = trainer_kit(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: trainer-kit")
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "mine/smal"], "error: --experiment: no experiment is called 'mine/smal'; did you mean mine/small"),
+        (["show", "mine/small", "--params_override=trainer.train_step=7"],
+         "error: trainer.train_step (--params_override): there is no such key; did you mean trainer.train_steps"),
+        (["list", "--import_module=mien.py"],
+         "error: --import_module: there is no file mien.py; did you mean mine.py?"),
+    ],
+)  # fmt: skip
+def test_an_explained_mistake_is_one_message_and_exit_2(
+    trainer_kit: Command, arguments: list[str], message: str
+) -> None:
+    done = trainer_kit(*arguments, "--import_module=mine.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_all_mistakes_are_in_one_report(trainer_kit: Command) -> None:
+    overrides = "--params_override=trainer.train_step=7,runtime.num_gpus=x"
+    done = trainer_kit("show", "mine/small", "--import_module=mine.py", overrides, "--config_file=missing.yaml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 3 mistakes\n")
+    assert all(name in done.stderr for name in ("trainer.train_step", "runtime.num_gpus", "missing.yaml"))
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback_of_an_explained_mistake_too(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/smal", "--debug")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr and "find_experiment" in done.stderr
+    assert "error: --experiment: no experiment is called" in done.stderr
+
+
+def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(trainer_kit: Command, here: Path) -> None:
+    (here / "broken.py").write_text("1 / 0\n")
+    done = trainer_kit("list", "--import_module=broken.py")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr and "broken.py" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+def test_an_experiment_that_exits_is_a_bug(
+    verb: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"quits_{verb}"
+    registered = f"@trainer_kit.register_experiment('{name}')"
+    (here / f"{name}.py").write_text(f"import sys, trainer_kit\n\n\n{registered}\ndef quits():\n    sys.exit(0)\n")
+    monkeypatch.chdir(here)
+    assert main([verb, name, f"--import_module={name}.py"]) == 1
+    assert f"{here}/{name}.py:6: this line ends the program (SystemExit(0))" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
+    code = "import sys, trainer_kit.cli.main as m; sys.exit(m.main(['show', 'mine/small', '--import_module=mine.py']))"
+    command = f'{sys.executable} -c "{code}" | true; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", command], cwd=here, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["show", "digits"], ["show", "digits", "--gin_params=digits.learning_rate=3e-3"]]
+)
+def test_list_and_show_do_without_tensorflow(arguments: list[str]) -> None:
+    code = f"import sys, trainer_kit.cli.main as m; assert m.main({arguments}) == 0; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "experiments.digits" in modules
+    assert modules.isdisjoint({"tensorflow", "keras", "orbit", "numpy", "experiments.digits.task"})
+
+
+def test_flags_of_verbs_cannot_be_abbreviated() -> None:
+    assert parser().parse_args(["show", "a", "--diff"]).diff
+    with pytest.raises(SystemExit):
+        parser().parse_args(["show", "a", "--dif"])

@@ -1,0 +1,126 @@
+"""`trainer-kit show`: every value with its origin, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer_kit.config.fields import leaves
+from trainer_kit.testing import tiny_experiment
+
+ROOT = Path(__file__).parents[3]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _rows(text: str) -> dict[str, tuple[str, str]]:
+    """Path -> (value, origin) of each line."""
+    rows = {}
+    for line in text.splitlines():
+        setting, _, origin = line.rpartition("  # ")
+        path, _, value = setting.partition(" = ")
+        rows[path] = (value.strip(), origin)
+    return rows
+
+
+def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "digits", folder=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = _rows(done.stdout)
+    assert int(rows["trainer.train_steps"][0]) > 0
+    assert "task.model.width" in rows  # the task's own section too
+    assert rows["trainer.best_checkpoint_eval_metric"] == ("'accuracy'", "default")
+    assert {origin for _, origin in rows.values()} == {"default"}
+    general = [path for path in leaves(tiny_experiment()) if path.startswith(("runtime.", "task.train_data."))]
+    assert set(general) <= set(rows)
+
+
+def test_each_kind_of_source_is_named_as_the_origin(trainer_kit: Command, here: Path) -> None:
+    (here / "values.yaml").write_text("trainer:\n  max_to_keep: 3\n")
+    (here / "values.json").write_text('{"trainer": {"validation_interval": 7}}')
+    (here / "bound.gin").write_text("mine.small.steps = 6\nTrainerConfig.validation_steps = 4\n")
+    done = trainer_kit(
+        "show", "mine/small", "--import_module=mine.py", "--config_file=values.yaml", "--config_file=values.json",
+        "--gin_file=bound.gin", "--gin_params=TrainerConfig.steps_per_loop = 10",
+        "--params_override=trainer.summary_interval=20", "--params_override=runtime: {random_seed: 9}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = {path: row for path, row in _rows(done.stdout).items() if row[1] != "default"}
+    assert shown == {
+        "trainer.max_to_keep": ("3", "values.yaml:2"),
+        "trainer.validation_interval": ("7", shown["trainer.validation_interval"][1]),
+        "trainer.train_steps": ("6", "mine/small.steps of bound.gin:1"),
+        "trainer.validation_steps": ("4", "bound.gin:2"),
+        "trainer.steps_per_loop": ("10", "--gin_params"),
+        "trainer.summary_interval": ("20", "--params_override"),
+        "runtime.random_seed": ("9", shown["runtime.random_seed"][1]),
+    }
+    assert shown["trainer.validation_interval"][1].startswith("values.json")
+    assert shown["runtime.random_seed"][1].startswith("--params_override")
+
+
+def test_later_sources_win(trainer_kit: Command) -> None:
+    override = "--params_override=trainer.train_steps={}"
+    done = trainer_kit(
+        "show", "mine/small", "--import_module=mine.py", override.format(8), override.format(9),
+        "--gin_params=TrainerConfig.train_steps = 7",
+    )  # fmt: skip
+    assert _rows(done.stdout)["trainer.train_steps"] == ("9", "--params_override")
+
+
+def test_diff_shows_only_what_differs_from_the_defaults(trainer_kit: Command) -> None:
+    overrides = "--params_override=trainer.train_steps=7,trainer.max_to_keep=5"  # the second is the default
+    done = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", overrides)
+    assert done.stdout == "trainer.train_steps = 7  # --params_override\n"
+    bound = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", "--gin_params=mine.small.steps = 8")
+    assert bound.stdout == "trainer.train_steps = 8  # mine/small.steps of --gin_params\n"
+
+
+def test_diff_without_a_difference_says_so(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff")
+    assert done.stdout == "every value is the experiment's default\n"
+
+
+def test_showing_writes_nothing(trainer_kit: Command, here: Path) -> None:
+    before = sorted(here.rglob("*"))
+    assert trainer_kit("show", "mine/small", "--import_module=mine.py").returncode == 0
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_value_that_is_named_is_explained(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "trainer.max_to_keep", "--import_module=mine.py")
+    assert done.stdout.splitlines() == [
+        "trainer.max_to_keep = 5  # default",
+        "    How many of the newest checkpoints are kept.",
+        "    It takes a whole number of at least 1; the default is 5.",
+    ]
+
+
+def test_a_section_that_is_named_is_explained_value_by_value(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "trainer.continuous_eval", "--import_module=mine.py")
+    values = [line.partition(" ")[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    inside = ("policy", "validation_sets", "max_wait_checkpoints")
+    assert values == [f"trainer.continuous_eval.{name}" for name in inside]
+
+
+def test_a_path_that_leads_nowhere_is_a_message_with_near_names(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "trainer.max_to_kep", "--import_module=mine.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "trainer.max_to_kep: there is no such value; did you mean trainer.max_to_keep" in done.stderr
+
+
+def test_a_terminal_shows_a_sentence_below_each_value(here: Path) -> None:
+    command = [sys.executable, "-m", "trainer_kit", "show", "mine/small", "--import_module=mine.py", "--diff"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"}
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [*command, "--params_override=trainer.max_to_keep=9"], cwd=here, env=environment, stdout=slave, timeout=120
+    )
+    os.close(slave)
+    lines = os.read(master, 10_000).decode().splitlines()
+    os.close(master)
+    assert done.returncode == 0
+    assert lines[0].startswith("trainer.max_to_keep = 9") and "How many of the newest checkpoints" in lines[1]

@@ -1,0 +1,189 @@
+"""What `check` tells of what cannot be built: one line that names the value, the exit code, and bugs as they are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from official.core import task_factory
+from official.vision.configs.image_classification import ImageClassificationTask
+
+from trainer_kit.cli.main import main
+from trainer_kit.compat.model_garden.config.build_errors import part_of, sections_of, told
+from trainer_kit.errors import ConfigError, DataError, UsageError
+from trainer_kit.testing.fork_server import Ended, ForkServer
+
+OPTIMIZER = "trainer.optimizer_config"
+RESNET, LAZY, RATES = "resnet_imagenet", "tests_lazy", f"{OPTIMIZER}.learning_rate"
+SMALL = "resnet_imagenet task.model.backbone.resnet.model_id=10"  # of fewer layers, which are made sooner
+BERT = (
+    f"{RATES}.polynomial.initial_learning_rate=0.1,{RATES}.polynomial.decay_steps=9,"
+    f"{OPTIMIZER}.warmup.polynomial.warmup_steps=3,task.model.encoder.bert.num_layers=1"
+)
+
+CASES = [
+    ("mock", "", 2, f"{OPTIMIZER}.optimizer.type: has no value, and is needed; choose one of: sgd, "),
+    ("bert/squad", "", 2, f"{OPTIMIZER}.warmup.polynomial.warmup_steps: has no value"),
+    ("bert/tagging", "", 2, "task.class_names: has no value (None), and is needed; give the names of the classes"),
+    ("bert/sentence_prediction", BERT, 2, "task.model.num_classes: has no value (0), and is needed"),
+    ("wmt_transformer/large", "", 2, "task.sentencepiece_model_path: has no value (None), and is needed"),
+    ("wmt_transformer/large", "task.sentencepiece_model_path=no.model", 5, "there is no 'no.model'"),
+    ("image_classification", "", 2, "task.model.input_size: has no value ([]), and is needed; give height, width"),
+    (SMALL, "", 5, "task.train_data.input_path: no file matches 'imagenet-2012-tfrecord/train*'; set it to where"),
+    (SMALL, "", 5, "task.validation_data.input_path: no file matches 'imagenet-2012-tfrecord/valid*'"),
+    (SMALL, "task.train_data.input_path=''", 2, "task.train_data: names no data; give input_path"),
+    (
+        SMALL,
+        "task.train_data.input_path='',task.train_data.tfds_name=a,task.train_data.tfds_split=b",
+        2,
+        "TFDS",
+    ),
+    (
+        SMALL,
+        "task.train_data.file_type=sstable,task.train_data.input_path={file}",
+        2,
+        "task.train_data: Model Garden refuses its values: ",
+    ),
+    (
+        RESNET,
+        "task.model.backbone.resnet.model_id=51",
+        2,
+        "task.model.backbone.resnet.model_id: Model Garden does not know",
+    ),
+    (
+        RESNET,
+        "task.model.norm_activation.activation=reluu",
+        2,
+        "task.model: Model Garden refuses its values: Unknown act",
+    ),
+    (RESNET, "task.model.backbone.type=null", 2, "task.model.backbone.type: has no value, and is needed; choose one"),
+    (RESNET, "task.model.input_size=[224,224]", 2, "task.model: Model Garden refuses its values: Input 0 of layer"),
+    (
+        SMALL,
+        f"{RATES}.stepwise.boundaries=[1,2]",
+        2,
+        f"{OPTIMIZER}: Model Garden refuses its values: The length of",
+    ),
+    ("retinanet_mobile_coco", "task.model.input_size=[64,64,3]", 5, "task.annotation_file: there is no 'coco/inst"),
+    ("bert/text_wiki_pretraining", BERT, 5, "task.train_data.vocab_file_path: there is no 'TODO for users'"),
+    ("bert/pretraining", BERT, 2, "task.train_data: names no data; give input_path, the pattern of its files, or "),
+    (LAZY, "task.train_data.input_path=no/*.tfrecord", 5, "task.train_data.input_path: no file matches 'no/*.tfr"),
+    (LAZY, "task.train_data.tfds_name=1", 2, "write '1', in quotes, for the text"),
+]
+
+
+def _check(arguments: list[str]) -> None:
+    sys.exit(main(["check", *arguments]))
+
+
+def _checked(server: ForkServer, name: str, override: str = "") -> Ended:
+    name, _, first = name.partition(" ")
+    override = ",".join(filter(None, (first, override)))
+    modules = ["--import_module=tests.process.compat.model_garden.lazy"] if name == LAZY else []
+    return server.run(_check, [f"tfm/{name}", f"--params_override={override}", *modules], timeout=300)
+
+
+@pytest.mark.parametrize(("name", "override", "code", "message"), CASES, ids=[f"{n} {o}"[:90] for n, o, _, _ in CASES])
+def test_what_is_missing_is_told_by_its_path(
+    server: ForkServer, tmp_path: Path, name: str, override: str, code: int, message: str
+) -> None:
+    file = tmp_path / "data.tfrecord"
+    file.touch()
+    ended = _checked(server, name, override.format(file=file))
+    assert ended.code == code, ended.text
+    assert "Traceback" not in ended.text
+    error = ended.text.partition("\nerror: ")[2] or ended.text.removeprefix("error: ")
+    assert [line for line in error.splitlines() if message in line], error
+    assert "In call to configurable" not in error
+
+
+def test_a_model_that_its_first_call_builds_is_checked(server: ForkServer) -> None:
+    ended = _checked(server, LAZY)
+    assert ended.code == 0, ended.text
+    assert "tfm/tests_lazy is ready to run" in ended.text
+
+
+@pytest.mark.parametrize(
+    ("bug", "error"),
+    [
+        ("model", "ValueError: a bug of the user's"),
+        ("data", "TypeError: object"),
+        ("map", "NameError: name 'misspelt' is not defined"),
+        ("slices", "ValueError: Dimensions 3 and 4 are not compatible"),
+    ],
+)
+def test_a_users_bug_stays_a_traceback_without_data(server: ForkServer, bug: str, error: str) -> None:
+    ended = _checked(server, LAZY, f"task.bug={bug}")
+    assert ended.code == 1, ended.text
+    assert "the whole traceback: " in ended.text
+    assert error in ended.text
+
+
+def test_errors_that_explain_themselves_pass() -> None:
+    with pytest.raises(DataError, match="mine"), told("task.model", ImageClassificationTask()):
+        raise DataError("mine")
+
+
+def test_a_missing_package_is_told() -> None:
+    message = "task.train_data: a package is missing: No module named 'no_such_package'"
+    with pytest.raises(UsageError, match=message), told("task.train_data", ImageClassificationTask()):
+        importlib.import_module("no_such_package")
+
+
+@pytest.mark.parametrize(
+    ("package", "raised", "message"),
+    [
+        (
+            "tensorflow_datasets",
+            "AssertionError('Dataset imagenet2012: could not find data')",
+            "task.train_data: TensorFlow Datasets cannot provide it: Dataset imagenet2012: could not find data; prep",
+        ),
+        (
+            "tensorflow_hub",
+            "OSError('https://tfhub.dev/x does not appear to be a valid module')",
+            "task.train_data: TensorFlow Hub cannot provide it: https://tfhub.dev/x does not appear to be a valid",
+        ),
+    ],
+)
+def test_data_that_cannot_be_downloaded_is_a_data_error(
+    package: str, raised: str, message: str, tmp_path: Path
+) -> None:
+    stub = tmp_path / package / "load.py"
+    stub.parent.mkdir()
+    stub.write_text(f"def load():\n    raise {raised}\n")
+    spec = importlib.util.spec_from_file_location("stub", stub)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = ImageClassificationTask()
+    config.train_data.tfds_name = "imagenet2012"
+    with pytest.raises(DataError) as error, told("task.train_data", config):
+        module.load()
+    assert str(error.value).startswith(message)
+
+
+def test_of_several_tasks_the_one_that_the_error_quotes_is_named() -> None:
+    tasks = [SimpleNamespace(task_config=ImageClassificationTask()) for _ in range(3)]
+    for number, task in enumerate(tasks[:2]):
+        task.task_config.override({"init_checkpoint": f"no/{number}", "model": {"input_size": [8, 8, 3]}})
+        task.task_config.model.num_classes = 2
+    with pytest.raises(DataError) as error, told("task", sections_of(tasks)):
+        raise FileNotFoundError("cannot open no/1")
+    assert str(error.value).startswith("task.task_routines.1.task_config.init_checkpoint: there is no 'no/1'")
+
+
+def test_a_value_without_which_no_model_is_made_is_told() -> None:
+    config = ImageClassificationTask()
+    with pytest.raises(ConfigError) as raised, told("task.model", config):
+        task_factory.get_task(config).build_model()
+    assert [mistake.path for mistake in raised.value.mistakes] == ["task.model.input_size", "task.model.num_classes"]
+
+
+def test_a_section_of_data_is_found_by_what_it_is() -> None:
+    config = ImageClassificationTask()
+    assert part_of(config, config.validation_data) == "task.validation_data"
+    assert part_of(config, None) == "task"

@@ -1,0 +1,318 @@
+"""Their train_lib beside ours: the same seed and data, the same curves of each task. And what ours adds to it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from official.modeling.multitask import configs, multitask
+from official.modeling.multitask import train_lib as theirs
+
+from tests.engine.compat.model_garden.tiny import multi_task
+from tests.engine.compat.model_garden.tiny.curves import read_curves
+from tests.process.compat.model_garden.multitask import registered
+from trainer_kit.compat.model_garden.actions.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.multitask import train_lib as ours
+from trainer_kit.distribution.seeds import seed_everything
+from trainer_kit.errors import ConfigError, DataError, UsageError
+
+CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_interleaving}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the data."""
+    folder = tmp_path_factory.mktemp("data")
+    multi_task.write(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINY_DATA", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def pairs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By kind, a folder with a run of theirs and one of ours that keep the best; to be read, or copied, only."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in CONFIGS}
+    for kind, folder in folders.items():
+        run(theirs, best(in_order(CONFIGS[kind](data))), folder / "theirs")
+        run(ours, best(in_order(CONFIGS[kind](data))), folder / "ours")
+    return folders
+
+
+def in_order(config: Any) -> Any:
+    """The config, with data that are not shuffled: on several replicas the order would depend on the batches."""
+    for routine in config.task.task_routines:
+        routine.task_config.train_data.shuffle_buffer_size = 1
+    return config
+
+
+def best(config: Any) -> Any:
+    """The config, with a best checkpoint by the error of one task."""
+    config.override({"trainer": registered.BEST})
+    return config
+
+
+def run(train_lib: Any, config: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+    """Runs several tasks, from the seed on."""
+    seed_everything(1)
+    strategy = options.pop("strategy", tf.distribute.get_strategy())
+    with strategy.scope():
+        task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
+    return train_lib.run_experiment(
+        distribution_strategy=strategy,
+        task=task,
+        model=model,
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        **options,
+    )
+
+
+def run_separate(train_lib: Any, model_dir: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+    """Trains one task and evaluates two."""
+    config = registered.separate()
+    seed_everything(1)
+    task = registered.ToldTask(config.task)
+    return train_lib.run_experiment_with_multitask_eval(
+        distribution_strategy=tf.distribute.get_strategy(),
+        train_task=task,
+        eval_tasks=registered.eval_tasks(config),
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        **options,
+    )
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Asserts that the curves of two runs are the same."""
+    expected, found = read_curves(one), read_curves(other)
+    assert {50} < set(expected["train"]) and set(expected["validation"]) == {25, 50}
+    for part, steps in expected.items():
+        for step, values in steps.items():
+            seen = found[part][step]
+            assert {name: seen.get(name) for name in values} == pytest.approx(values, abs=1e-5), (part, step)
+
+
+def best_prefix(folder: Path) -> str:
+    """The best checkpoint of a run."""
+    return str(tf.train.latest_checkpoint(str(folder / "best_ckpt")))
+
+
+def best_step(folder: Path) -> int:
+    """The step of the best weights."""
+    return int(tf.train.load_variable(best_prefix(folder), "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+def best_weights(folder: Path) -> dict[str, Any]:
+    """The best weights by name."""
+    reader = tf.train.load_checkpoint(best_prefix(folder))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.startswith("model/")}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_curves_of_each_task_are_theirs(kind: str, pairs: dict[str, Path]) -> None:
+    assert_alike(pairs[kind] / "theirs", pairs[kind] / "ours")
+    assert best_step(pairs[kind] / "ours") == 50  # theirs always tells 0: its evaluator makes a counter of its own
+    ours_best, theirs_best = (best_weights(pairs[kind] / name) for name in ("ours", "theirs"))
+    assert len(theirs_best) == 6
+    for name, value in theirs_best.items():
+        np.testing.assert_allclose(ours_best[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_task_is_trained_and_others_evaluated_as_theirs(data: Path, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {"train": [], "eval": []}
+
+    def train_actions(params: Any, trainer: Any, model_dir: str, checkpoint_manager: Any) -> list[Any]:
+        seen.update(params=params, trainer=trainer, model_dir=model_dir, manager=checkpoint_manager)
+        return [lambda logs: seen["train"].append(float(logs["training_loss"]))]
+
+    def eval_actions(params: Any, evaluator: Any, model_dir: str) -> list[Any]:
+        assert params is seen["params"] and evaluator is seen["trainer"] and model_dir == seen["model_dir"]
+        return [lambda logs: seen["eval"].append(sorted(logs))]
+
+    factories = {"train_actions_factory": train_actions, "eval_actions_factory": eval_actions}
+    model, logs = run_separate(ours, tmp_path / "ours", run_post_eval=True, **factories)
+    assert len(seen["train"]) == 6 and seen["eval"] == [["all", "some"]] * 3
+    assert seen["manager"].directory == str(tmp_path / "ours")
+    _, expected = run_separate(theirs, tmp_path / "theirs", run_post_eval=True)
+    assert_alike(tmp_path / "theirs", tmp_path / "ours")
+    assert set(logs) == {"all", "some"}
+    for name, metrics in expected.items():
+        assert {key: logs[name][key] for key in metrics} == pytest.approx({k: float(v) for k, v in metrics.items()})
+    assert model.trainable_variables
+    assert best_step(tmp_path / "ours") == 50
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_checkpoint_has_their_root_keys_and_they_can_read_it(
+    kind: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    config, folder = CONFIGS[kind](data), Path(shutil.copytree(pairs[kind] / "ours", tmp_path / "ours"))
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(str(folder / "ckpt-50"))}
+    assert {"model", "optimizer", "global_step"} < names
+    logs = run(theirs, config, folder, mode="eval", run_post_eval=True)[1]
+    again = run(ours, config, folder, mode="eval", run_post_eval=True)[1]
+    for task, metrics in logs.items():
+        assert again[task] == pytest.approx({name: float(value) for name, value in metrics.items()})
+
+
+def test_with_post_eval_the_logs_come_with_the_model(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    model, logs = run(ours, config, tmp_path, mode="train", run_post_eval=True)
+    assert isinstance(model, multi_task.SharedModel)
+    assert set(logs) == {"sum", "difference"}
+    assert set(logs["sum"]) == {"sum_error", "validation_loss"}
+    assert isinstance(run(ours, config, tmp_path, mode="train"), multi_task.SharedModel)
+
+
+def test_a_ready_made_trainer_is_used_and_keeps_the_best(data: Path, tmp_path: Path) -> None:
+    config = best(multi_task.config_interleaving(data))
+    task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
+    trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
+    result = ours.run_experiment(
+        distribution_strategy=tf.distribute.get_strategy(),
+        task=task,
+        model=model,
+        mode="train_and_eval",
+        params=config,
+        model_dir=str(tmp_path),
+        trainer=trainer,
+    )
+    assert result is model
+    assert int(trainer.global_step.numpy()) == 50
+    assert sum(int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS) == 50
+    assert best_step(tmp_path) == 50
+
+
+def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> Any:
+    """Runs several tasks with a ready-made trainer."""
+    task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
+    trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
+    return ours.run_experiment(
+        distribution_strategy=tf.distribute.get_strategy(),
+        task=task,
+        model=model,
+        mode=mode,
+        params=config,
+        model_dir=str(model_dir),
+        trainer=trainer,
+        **options,
+    )
+
+
+def state_of(folder: Path) -> dict[str, int]:
+    """When each file of a folder was written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
+def test_a_ready_made_evaluating_trainer_leaves_the_best(
+    mode: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run"))
+    (folder / "best_ckpt" / "info.json").unlink()  # an exporter of this folder would write it again
+    before, config = state_of(folder / "best_ckpt"), best(multi_task.config_joint(data))
+    config.trainer.continuous_eval_timeout = 1
+    with_trainer(config, folder, mode, eval_name="other")
+    assert state_of(folder / "best_ckpt") == before
+    assert sorted(path.parent.parent.name for path in folder.glob("evals/*/best_ckpt/info.json")) == (
+        [] if mode == "eval" else ["other"]
+    )
+
+
+def test_another_config_is_refused_before_the_best_is_touched(
+    data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, config = Path(shutil.copytree(pairs["joint"] / "ours", tmp_path / "run")), multi_task.config_joint(data)
+    (folder / "best_ckpt" / "info.json").unlink()
+    before = state_of(folder / "best_ckpt")
+    best(config).trainer.optimizer_config.optimizer.type = "adam"
+    with pytest.raises(ConfigError, match=r"optimizer.type: was 'sgd' when this run began"):
+        with_trainer(config, folder, "train_and_eval")
+    assert state_of(folder / "best_ckpt") == before
+
+
+def test_the_best_can_be_kept_by_what_the_caller_creates(data: Path, tmp_path: Path) -> None:
+    made: list[BestCheckpointExporter] = []
+
+    def create(params: Any, model_dir: str) -> BestCheckpointExporter:
+        assert isinstance(params, configs.MultiTaskExperimentConfig)
+        made.append(BestCheckpointExporter(f"{model_dir}/own", "difference|validation_loss", "lower"))
+        return made[0]
+
+    run(ours, multi_task.config_joint(data), tmp_path, best_ckpt_exporter_creator=create)
+    assert made[0].best_ckpt_path == str(tmp_path / "own" / "ckpt-50")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_on_several_replicas_the_curves_are_those_of_one(
+    kind: str, data: Path, pairs: dict[str, Path], tmp_path: Path
+) -> None:
+    # Collectives of a second strategy in one process, as other tests make, would wait for each other for ever.
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    run(ours, best(in_order(CONFIGS[kind](data))), tmp_path, strategy=strategy)
+    assert_alike(pairs[kind] / "ours", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["train_data", "validation_data"])
+def test_missing_data_is_reported_by_its_path_in_the_task(part: str, data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    getattr(config.task.task_routines[1].task_config, part).input_path = "no/*.tfrecord"
+    path = f"task.task_routines.1.task_config.{part}.input_path"
+    with pytest.raises(DataError, match=re.escape(f"{path}: no file matches 'no/*.tfrecord'")):
+        run(ours, config, tmp_path)
+
+
+def test_missing_data_of_a_task_that_is_only_evaluated_are_told(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    separate = registered.separate
+    for path, value in (("no/*.tfrecord", "no file matches"), ("", "")):
+        config = separate()
+        config.eval_tasks[1].task_config.validation_data.input_path = path
+        monkeypatch.setattr(registered, "separate", lambda config=config: config)
+        told = DataError if value else ConfigError
+        with pytest.raises(told, match=rf"eval_tasks\.1\.task_config\.validation_data(\.input_path)?: {value}"):
+            run_separate(ours, tmp_path)
+
+
+def test_what_an_optimizer_cannot_be_made_of_is_one_line(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    rate = {"type": "stepwise", "stepwise": {"boundaries": [1, 2], "values": [0.1]}}
+    config.override({"trainer": {"optimizer_config": {"learning_rate": rate}}})
+    with pytest.raises(UsageError, match=r"^trainer\.optimizer_config: Model Garden refuses its values: The length of"):
+        run(ours, config, tmp_path)
+
+
+def test_what_an_optimizer_lacks_is_told_before_a_model_is_made(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    config.trainer.optimizer_config.optimizer.type = None
+    with pytest.raises(ConfigError, match=r"trainer\.optimizer_config\.optimizer\.type: has no value, and is needed"):
+        run(ours, config, tmp_path)
+
+
+def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
+    config = multi_task.config_joint(data)
+    config.override({"trainer": {"trainer_type": "jiont"}})
+    with pytest.raises(UsageError, match=r"there is no trainer type 'jiont'.*joint"):
+        run(ours, config, tmp_path)
+    with pytest.raises(UsageError, match="train_and_eval"):
+        run(ours, config, tmp_path, "train_and_evaluate")
+    theirs_one = theirs.base_trainer.MultiTaskBaseTrainer
+    for mode in ("train", "train_and_eval"):
+        with pytest.raises(
+            UsageError, match=r"MultiTaskBaseTrainer cannot evaluate several tasks in trainer_kit's run;"
+        ):
+            run(ours, multi_task.config_joint(data), tmp_path, mode, trainer=theirs_one.__new__(theirs_one))
+    config = best(multi_task.config_joint(data))
+    config.override({"trainer": {"best_checkpoint_eval_metric": "sum_error"}})
+    with pytest.raises(UsageError, match=r"sum\|sum_error"):
+        run(ours, config, tmp_path)

@@ -1,0 +1,119 @@
+"""Model Garden's experiments among ours: names, configs, and that nothing is imported too early."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from official.common import registry_imports  # noqa: F401  it registers all of theirs
+from official.core import exp_factory
+from official.core.config_definitions import ExperimentConfig as TheirExperimentConfig
+
+from trainer_kit.compat.model_garden.config.config_classes import mirror, original
+from trainer_kit.compat.model_garden.config.conversion import convert
+from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX, find
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.experiments import experiments, get_experiment
+from trainer_kit.config.experiments import task_class as task_class_of
+from trainer_kit.config.resolve import Sources, describe, resolve
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.serialize import to_yaml
+from trainer_kit.errors import UsageError
+
+ROOT = Path(__file__).parents[4]
+OF_TESTS = "tests_of_trainer_kit"
+
+
+def _registered(entries: dict[str, object], path: str = "") -> set[str]:
+    """What Model Garden has registered; other tests in this process may register more."""
+    found = set()
+    for name, entry in entries.items():
+        if isinstance(entry, dict):
+            found |= _registered(entry, f"{path}{name}/")
+        elif entry.__module__.startswith("official."):
+            found.add(path + name)
+    return found
+
+
+def _told(code: str) -> str:
+    """What a fresh process prints."""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_the_names_are_those_of_their_registry() -> None:
+    assert set(EXPERIMENTS) == _registered(exp_factory._REGISTERED_CONFIGS)
+    assert len(EXPERIMENTS) == 41
+
+
+@pytest.mark.parametrize("name", ["mock", "bert/squad", "retinanet_resnetfpn_coco"])
+def test_a_name_is_known_with_and_without_the_prefix(name: str) -> None:
+    for full in (name, PREFIX + name):
+        find_experiment(full)
+        assert isinstance(get_experiment(full), ExperimentConfig)
+
+
+def test_a_bare_name_is_registered_only_when_it_was_asked_for() -> None:
+    find("")
+    assert f"{PREFIX}revnet_imagenet" in experiments
+    assert "revnet_imagenet" not in experiments
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("tfm/resnet_imagnet", "tfm/resnet_imagenet"),
+        ("resnet_imagenett", "tfm/resnet_imagenet"),
+        ("TFM/mock", "tfm/mock"),
+        ("tfm/bert/pretrainin", "tfm/bert/pretraining"),
+        ("bert_squad", "tfm/bert/squad"),
+        ("maskrcnn_spinenet", "tfm/maskrcnn_spinenet_coco"),
+    ],
+)
+def test_a_near_name_is_told(given: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"no experiment is called '{given}'; did you mean .*{near}"):
+        find_experiment(given)
+
+
+def test_neither_a_list_nor_a_typo_imports_anything_of_theirs() -> None:
+    told = _told(
+        "import sys; from trainer_kit.cli.main import main\n"
+        "main(['list', '--all']); main(['show', 'tfm/mok'])\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'official', 'tensorflow', 'tf_keras', 'orbit'}))"
+    )
+    assert "tfm/wmt_transformer/large" in told
+    assert told.splitlines()[-1] == "[]"
+
+
+def test_a_package_that_is_missing_is_told_in_one_line() -> None:
+    told = _told(
+        "import sys; sys.modules['official'] = None; sys.stderr = sys.stdout\n"
+        "from trainer_kit.cli.main import main; print(main(['show', 'tfm/mock']))"
+    )
+    error, code = told.splitlines()
+    assert error.startswith("error: experiment: tfm/mock is an experiment of Model Garden, which cannot be imported: ")
+    assert "install tf-models-official" in error
+    assert code == "2"
+
+
+def test_what_a_module_of_a_user_registers_with_them_is_known() -> None:
+    if OF_TESTS not in exp_factory._REGISTERED_CONFIGS:
+        exp_factory.register_config_factory(OF_TESTS)(TheirExperimentConfig)
+    find(PREFIX + OF_TESTS)
+    assert PREFIX + OF_TESTS in experiments
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_config_resolves_is_shown_and_comes_back_as_it_was(name: str) -> None:
+    theirs = exp_factory.get_exp_config(name)
+    assert original(mirror(theirs)).as_dict() == theirs.as_dict()
+    ours = convert(theirs)
+    assert original(ours.task).as_dict() == theirs.task.as_dict()
+    assert original(ours.trainer.optimizer_config).as_dict() == theirs.trainer.optimizer_config.as_dict()
+    find_experiment(PREFIX + name)
+    resolved = resolve(PREFIX + name, Sources())
+    assert len(describe(resolved)) > 100
+    assert {origin for _, _, origin in describe(resolved)} == {"default"}
+    assert task_class_of(resolved.config.task).__name__ == "create_task"
+    assert to_yaml(resolved.config)

@@ -1,0 +1,239 @@
+"""The real commands, in real processes, on an experiment in a file outside the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
+
+ROOT = Path(__file__).parents[3]
+
+_FILE = '''
+import keras
+import trainer_kit
+from trainer_kit.testing import tiny_experiment
+from trainer_kit.testing.tiny_task import CLASSES, FEATURES, TinyConfig, TinyTask
+
+
+@trainer_kit.configclass
+class WithCritic(TinyConfig):
+    """Of the task below."""
+
+
+@trainer_kit.register_task(WithCritic)
+class CriticTask(TinyTask):
+    """What it evaluates depends on a second model, which its training step changes."""
+
+    def build_model(self):
+        self.critic = keras.layers.Dense(CLASSES, kernel_initializer="zeros")
+        self.critic.build([None, FEATURES])
+        return super().build_model()
+
+    def train_step(self, *args, **kwargs):
+        self.critic.kernel.assign_add([[0.001, 0.0, 0.0]] * FEATURES)
+        return super().train_step(*args, **kwargs)
+
+    def validation_step(self, inputs, model, metrics=None):
+        outputs = model(inputs[0]) + self.critic(inputs[0])
+        self.process_metrics(metrics, inputs[1], outputs)
+        return {self.loss: self.build_losses(inputs[1], outputs)}
+
+
+@trainer_kit.register_experiment("outside/tiny")
+def tiny(steps: int = 200):
+    """A tiny task."""
+    config = tiny_experiment(train_steps=steps, steps_per_loop=20, summary_interval=20, checkpoint_interval=40,
+                             validation_interval=50, best_checkpoint_eval_metric="accuracy")
+    return trainer_kit.ExperimentConfig(task=WithCritic(), trainer=config.trainer)
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with the experiment's file in it."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "my_experiment.py").write_text(_FILE)
+    return folder
+
+
+def _command(mode: str, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "trainer_kit.train", "--import_module=my_experiment.py", "--experiment=outside/tiny",
+        f"--mode={mode}", *arguments,
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def _start(folder: Path, mode: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        _command(mode, *arguments),
+        cwd=folder,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(mode, *arguments), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=240
+    )
+
+
+def _forked(server: ForkServer, folder: Path, mode: str, *arguments: str) -> Child:
+    """The same, in a process that begins with TensorFlow imported."""
+    return server.start("train", *_command(mode, *arguments)[3:], folder=str(folder))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+def _steps(text: str, kind: str) -> list[int]:
+    return [int(step) for step in re.findall(rf"^{kind} \| step (\d+)/", text, re.MULTILINE)]
+
+
+def test_a_run_is_trained_resumed_and_its_best_evaluated(folder: Path, server: ForkServer) -> None:
+    (folder / "binding.gin").write_text("outside.tiny.steps = 120\nAdamConfig.beta_1 = 0.8\n")
+    common = ("--model_dir=run", "--gin_file=binding.gin")
+    first = _run(folder, "train_and_eval", *common)
+    assert first.returncode == 0, first.stderr
+    assert _steps(first.stdout, "train")[-1] == 120
+    assert _steps(first.stdout, "validation") == [50, 100, 120]
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", first.stdout)  # a pipe gets lines and no control characters
+    assert "beta_1: 0.8" in (folder / "run/params.yaml").read_text()
+    assert "beta_1" in (folder / "run/operative_config.train_and_eval.gin").read_text()
+
+    longer = "--params_override=trainer.train_steps=200"
+    second = _forked(server, folder, "train_and_eval", *common, longer).wait()
+    assert second.code == 0, second.text
+    assert "train_and_eval from step 120" in second.text
+    assert _steps(second.text, "train") == [140, 150, 170, 190, 200]
+
+    evaluated = _forked(server, folder, "eval", *common, "--checkpoint=best").wait()
+    assert evaluated.code == 0, evaluated.text
+    best = json.loads((folder / "run/best_ckpt/info.json").read_text())
+    line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.text, re.MULTILINE)
+    assert line is not None
+    assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)  # as many digits as are printed
+
+
+def test_a_run_and_its_sidecar_both_end_with_0(folder: Path, server: ForkServer) -> None:
+    sidecar = _forked(server, folder, "continuous_eval", "--model_dir=watched")
+    run = _forked(server, folder, "train_and_eval", "--model_dir=watched").wait(240)
+    assert run.code == 0, run.text
+    ended = sidecar.wait(240)
+    assert ended.code == 0, ended.text
+    ledgers = [folder / f"watched/evals/{name}.jsonl" for name in ("continuous_eval", "validation")]
+    ledger, own = ([json.loads(line) for line in path.read_text().splitlines()] for path in ledgers)
+    assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
+    steps = [record["step"] for record in ledger]
+    assert steps[-1] == 200
+    assert steps == sorted(set(steps))
+
+
+def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> None:
+    override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
+    child = _forked(server, folder, "train", "--model_dir=stopped", override)
+    while "train | step" not in child.text:
+        assert child.alive, child.text
+        time.sleep(0.05)
+    begin = time.monotonic()
+    child.kill(signal.SIGINT)
+    ended = child.wait(60)
+    assert ended.code == 130, ended.text
+    assert time.monotonic() - begin < 30
+    assert "stopped by SIGINT at step" in ended.text
+    assert "Traceback" not in ended.text
+    assert list((folder / "stopped").glob("ckpt-*.index"))
+
+
+def test_a_run_whose_folder_is_moved_names_the_new_path(folder: Path, server: ForkServer) -> None:
+    override = "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=2000"
+    child = _forked(server, folder, "train", "--model_dir=old", override)
+    while not (folder / "old/ckpt-2000.commit.json").exists():
+        assert child.alive, child.text
+        time.sleep(0.05)
+    (folder / "old").rename(folder / "new")
+    ended = child.wait()
+    assert ended.code == 6, ended.text
+    told = rf"old was moved or removed during the run: it is now at {folder}/new, with checkpoints up to step \d+"
+    assert re.search(told, ended.text) and "Traceback" not in ended.text
+    assert not (folder / "old").exists()
+
+
+@pytest.mark.parametrize("fuse_steps", [1, 5])
+def test_deterministic_ops_train_without_timing_the_input(folder: Path, server: ForkServer, fuse_steps: int) -> None:
+    overrides = (
+        f"--params_override=runtime.deterministic_ops=true,trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
+    )
+    ended = _forked(server, folder, "train", f"--model_dir=deterministic{fuse_steps}", overrides).wait()
+    assert ended.code == 0, ended.text
+    assert "input" not in json.loads((folder / f"deterministic{fuse_steps}" / "final.json").read_text())["time"]
+
+
+def test_sigterm_during_the_import_of_tensorflow_is_exit_75(folder: Path) -> None:
+    process = _start(folder, "train", "--model_dir=early")
+    give_up = time.monotonic() + 60
+    while "tensorflow" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < give_up:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM" in errors and "Traceback" not in errors
+
+
+_EVALUATED = """
+import sys
+
+import numpy as np
+
+points = np.random.default_rng(2).normal(size=(2000, 2)).astype("float32")
+right = (model(points).numpy()[:, 0] > 0.0) == (np.linalg.norm(points, axis=1) > 1.2)
+print("accuracy", right.mean(), "trainer_kit" in sys.modules)
+"""
+
+
+def _example(page: str, name: str) -> str:
+    """Returns the code block of a page below the marker of `name`."""
+    return page.split(f"<!-- example: {name} -->")[1].split("```python\n")[1].split("```")[0]
+
+
+def test_the_example_of_the_readme_trains(tmp_path: Path, server: ForkServer) -> None:
+    text, tutorial = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.md").read_text()
+    example = _example(text, "my_task.py")
+    assert len(text.splitlines()) <= 120 and _example(tutorial, "my_task.py") == example
+    assert len([line for line in example.splitlines() if line.strip()]) <= 30
+    (tmp_path / "my_task.py").write_text(example)
+    command = next(line for line in text.splitlines() if "--import_module=my_task.py" in line)
+    assert command.startswith("python -m trainer_kit.train ")
+    ended = server.run("train", *command.split()[3:], folder=str(tmp_path))
+    assert ended.code == 0, ended.text
+    best = json.loads((tmp_path / "runs/rings/best_ckpt/info.json").read_text())
+    assert best["value"] > 0.95
+    plain, load = (_example(tutorial, name) for name in ("plain.py", "load.py"))
+    (tmp_path / "elsewhere.py").write_text("\n".join([plain, _EVALUATED, load, _EVALUATED]))
+    done = subprocess.run(
+        [sys.executable, "elsewhere.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines() if line.startswith("accuracy")]
+    assert [known for _, _, known in found] == ["False", "True"]  # trainer_kit is not needed for the first
+    assert [float(value) for _, value, _ in found] == pytest.approx([best["value"]] * 2)

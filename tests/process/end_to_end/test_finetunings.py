@@ -1,0 +1,127 @@
+"""Fine-tunings beside a pretraining run, both real processes, which are killed and stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.end_to_end.killed_experiment import killed_at, stopped_in_step
+from trainer_kit.process.run_directory import count_starts
+from trainer_kit.testing import ForkServer, compare_runs
+from trainer_kit.testing.fork_server import Child
+
+EXPERIMENT = "tests.process.end_to_end.killed_experiment"
+STEPS = (5, 10, 15)  # of the pretraining run's checkpoints
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([EXPERIMENT]) as started:
+        yield started
+
+
+def _arguments(folder: Path, mode: str, *overrides: str) -> list[str]:
+    common = [f"--import_module={EXPERIMENT}", "--experiment=killed", f"--model_dir={folder}", f"--mode={mode}"]
+    given = ("trainer.train_steps=15", *overrides)
+    return [*common, *(f"--params_override={override}" for override in given)]
+
+
+def _pretraining(folder: Path) -> list[str]:
+    return _arguments(folder, "train", "trainer.max_to_keep=1")
+
+
+def _finetuning(folder: Path, pretraining: Path, *overrides: str) -> list[str]:
+    given = (f"task.init_checkpoint={pretraining}", "trainer.continuous_eval_timeout=20", *overrides)
+    return _arguments(folder, "continuous_train_and_eval", *given)
+
+
+def _metrics(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.glob("metrics-*.json"))}
+
+
+@pytest.fixture(scope="module")
+def pretrained(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A pretraining run, and fine-tunings that were started before it and never stopped."""
+    folder = tmp_path_factory.mktemp("runs")
+    beside = server.start("train", *_finetuning(folder / "beside", folder / "pretraining"))
+    _wait_for(folder / "beside/heartbeat.json", beside)
+    training = server.start("train", *_pretraining(folder / "pretraining"))
+    assert training.wait().code == 0, training.text
+    ended = beside.wait()
+    assert ended.code == 0, ended.text
+    return folder / "pretraining", folder / "beside"
+
+
+def _wait_for(path: Path, child: Child) -> None:
+    while not path.exists():
+        assert child.alive, child.text
+        time.sleep(0.05)
+
+
+def test_fine_tunings_take_every_checkpoint_of_a_live_run(pretrained: tuple[Path, Path]) -> None:
+    pretraining, beside = pretrained
+    assert sorted(_metrics(beside)) == sorted(f"metrics-{step}.json" for step in STEPS)
+    assert [count_starts(beside / f"finetune-{step}") for step in STEPS] == [1, 1, 1]
+    lease = json.loads(next((pretraining / "evals").glob("finetune-*.lease.json")).read_text())
+    assert (lease["ended"], lease["reads"]) == ("done", None)
+    assert json.loads((beside / "final.json").read_text())["step"] == STEPS[-1]
+
+
+def test_stopped_and_killed_fine_tunings_keep_the_same_bits(
+    server: ForkServer, pretrained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pretraining, unkilled = pretrained
+    command = _finetuning(tmp_path / "run", pretraining)
+    stop = server.run(stopped_in_step, 22, *command)  # the seventh of the second fine-tuning
+    faults = (("best.weights", 1), ("final.rename", 1), ("checkpoint.save", 2))
+    deaths = [server.run(killed_at, *fault, f"{tmp_path}.points", *command) for fault in faults]
+    assert stop.code == 75 and list(_metrics(tmp_path / "run")) == ["metrics-10.json", "metrics-5.json"], stop.text
+    assert [death.code for death in deaths] == [-signal.SIGKILL] * len(faults), [death.text for death in deaths]
+    ended = server.run("train", *command)
+    assert ended.code == 0, ended.text
+    for step in STEPS:
+        assert compare_runs(tmp_path / f"run/finetune-{step}", unkilled / f"finetune-{step}") == []
+    assert _metrics(tmp_path / "run") == _metrics(unkilled)
+
+
+def test_one_resumes_when_its_initial_checkpoint_is_gone(
+    server: ForkServer, pretrained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pretraining, unkilled = pretrained
+    copy = shutil.copytree(pretraining, tmp_path / "pretraining", ignore=shutil.ignore_patterns("evals"))
+    command = _finetuning(tmp_path / "run", copy)
+    death = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *command)
+    assert death.code == -signal.SIGKILL, death.text
+    for path in copy.glob("ckpt-*"):
+        path.unlink()
+    ended = server.run("train", *command)
+    assert ended.code == 0, ended.text
+    differences = compare_runs(tmp_path / "run/finetune-5", unkilled / "finetune-5")
+    assert [text for text in differences if "config_hash" not in text] == []  # which the path of the copy is a part of
+
+
+def test_sigterm_while_waiting_is_exit_75_and_leaves_nothing(server: ForkServer, tmp_path: Path) -> None:
+    command = _finetuning(tmp_path / "run", tmp_path / "pretraining")
+    waiting = server.start("train", *command)
+    while "waiting for" not in waiting.text:
+        assert waiting.alive, waiting.text
+        time.sleep(0.05)
+    waiting.kill(signal.SIGTERM)
+    ended = waiting.wait(20)
+    assert ended.code == 75, ended.text
+    assert "stopped by SIGTERM between two checkpoints" in ended.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_wait_for_a_killed_pretraining_run_ends(server: ForkServer, tmp_path: Path) -> None:
+    trainer = server.run(killed_at, "checkpoint.save", 2, f"{tmp_path}.points", *_pretraining(tmp_path / "pre"))
+    assert trainer.code == -signal.SIGKILL
+    ended = server.run("train", *_finetuning(tmp_path / "run", tmp_path / "pre", "trainer.continuous_eval_timeout=1"))
+    assert ended.code == 8, ended.text
+    assert "no new checkpoint for 1 s" in ended.text and "is gone; its last heartbeat was at step" in ended.text

@@ -1,0 +1,102 @@
+"""The mistakes of scripts/mistakes.py, each through the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
+from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told, run_module, what_is_missing
+from trainer_kit.testing import ForkServer
+
+_EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
+_LATE = [mistake for mistake in MISTAKES if mistake.needs_tensorflow]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[subprocess.Popen[str]]:
+    """Runs commands in forks of a process that has imported what they need, without TensorFlow."""
+    command = [sys.executable, "-m", "tests.process.end_to_end.early_commands"]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.communicate()
+
+
+@pytest.mark.parametrize("mistake", _EARLY, ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_a_mistake_gets_one_message_and_leaves_nothing(
+    mistake: Mistake, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, commands: subprocess.Popen[str]
+) -> None:
+    def run(arguments: list[str]) -> tuple[int, str]:
+        errors = tmp_path_factory.mktemp("errors") / "text"
+        assert commands.stdin is not None and commands.stdout is not None
+        print(json.dumps([arguments, str(errors)]), file=commands.stdin, flush=True)
+        return int(commands.stdout.readline()), errors.read_text()
+
+    outcome = commit(mistake, tmp_path, run)
+    assert outcome.code == mistake.code, outcome.text
+    assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
+    assert "Traceback" not in outcome.text
+    assert outcome.written == []
+    assert not outcome.imported_tensorflow
+    assert is_told(mistake, outcome, tmp_path)
+
+
+@pytest.mark.parametrize("mistake", [_EARLY[0], _LATE[0]], ids=["early", "late"])
+def test_the_real_command_tells_it(mistake: Mistake, tmp_path: Path) -> None:
+    outcome = commit(mistake, tmp_path)
+    assert is_told(mistake, outcome, tmp_path), outcome.text
+
+
+@pytest.mark.parametrize("mistake", _LATE[1:], ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
+    mistake: Mistake, tmp_path: Path, server: ForkServer
+) -> None:
+    def run(arguments: list[str]) -> tuple[int, str]:
+        ended = server.run("train", *arguments, folder=str(ROOT))
+        return ended.code, ended.text
+
+    outcome = commit(mistake, tmp_path, run)
+    assert outcome.code == mistake.code, outcome.text
+    assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
+    assert "Traceback" not in outcome.text
+    assert outcome.written == []
+
+
+@pytest.mark.parametrize("mistake", CODE_MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_an_error_of_own_code_shows_the_line_and_the_shapes(
+    mistake: CodeMistake, tmp_path: Path, server: ForkServer
+) -> None:
+    def run(arguments: list[str]) -> tuple[int, str]:
+        ended = server.run("train", *arguments, folder=str(ROOT))
+        return ended.code, ended.text
+
+    code, text = run_module(mistake, tmp_path, run)
+    assert what_is_missing(mistake, code, text, tmp_path) == [], text
+
+
+def test_the_sample_in_the_guide_is_what_is_printed() -> None:
+    text = (ROOT / "docs" / "guides" / "config.md").read_text()
+    block = next(part for part in text.split("```") if part.strip().startswith("$ python -m trainer_kit.train "))
+    command, *printed = block.strip().splitlines()
+    arguments = [sys.executable, *command.split()[2:]]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()) == (2, printed)
+
+
+def test_the_mistakes_have_names_of_their_own() -> None:
+    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 30

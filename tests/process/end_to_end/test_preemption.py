@@ -1,0 +1,223 @@
+"""Signals in every phase of a run: it saves, ends in time, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.end_to_end.stopped_experiment import stopped_at
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.testing import Ended, ForkServer, compare_runs
+
+EXPERIMENT = "tests.process.end_to_end.stopped_experiment"
+TWO_CPUS = "runtime.virtual_cpus=2"
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+# By the overrides of a run: the moments in the order in which it is stopped at them, started again up to the next one,
+# and at last to the end; and the step that it has reached.
+PHASES: dict[str, dict[str, int | None]] = {
+    "": {
+        "compile": 0,
+        "compile evaluation": 10,
+        "step 13": 14,
+        "best.weights": 20,  # at the end of the loop
+        "step 23": 24,  # past the evaluation that is made up at the start
+        "evaluation": 30,  # at the end of the loop, too
+        "checkpoint.written": None,  # in the thread of the save: training goes on meanwhile
+    },
+    TWO_CPUS: {"compile": 0, "step 13": 14, "evaluation": 20},
+}
+# What stops it there, if that is not SIGTERM, which decides the exit code when SIGINT comes too.
+SIGNALS = {"compile evaluation": (HUP,), "step 13": (INT,), "step 23": (INT, TERM), "evaluation": (TERM, INT)}
+# Runs whose stop is a wait, for the end of a grace or of a patience: what happens when, and what they are given.
+HANGS = {"signals": (), "seconds": 90, "overrides": "trainer.hang_timeout_seconds=8"}
+LONG: dict[str, dict[str, Any]] = {
+    "second ctrl-c": {"moment": "checkpoint.written", "signals": (INT,) * 2, "seconds": 60},
+    "step": {
+        "moment": "step 13",
+        "seconds": 90,
+        "overrides": "trainer.preemption_grace_seconds=4,trainer.checkpoint_interval=10",
+    },
+    "evaluation": {"moment": "evaluation", "seconds": 90, "overrides": "trainer.preemption_grace_seconds=6"},
+    "hanging step": {"moment": "step 3", **HANGS},
+    "hanging evaluation": {"moment": "evaluation", **HANGS},
+    "hanging best": {"moment": "best.weights", **HANGS},
+    "hanging save": {"moment": "checkpoint.written", **HANGS},
+}
+Stop = tuple[Path, Ended]  # the folder of a run, and how it was stopped
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([EXPERIMENT]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs that nothing stops, by their overrides."""
+    folders = {}
+    for overrides in ("", TWO_CPUS):
+        folders[overrides] = tmp_path_factory.mktemp("whole") / "run"
+        assert server.run("train", *_flags(folders[overrides], overrides)).code == 0
+    return folders
+
+
+@pytest.fixture(scope="module")
+def stops(
+    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Stop]]]:
+    """The long ones of the tests that were chosen, two at a time, while other tests run: most of each is a wait."""
+
+    def stop(name: str) -> Stop:
+        folder = tmp_path_factory.mktemp("stopped") / "run"
+        return folder, _stop(server, folder, **LONG[name])
+
+    chosen = [item.callspec.params.get("long") for item in request.session.items if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(stop, name) for name in LONG if name in chosen}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest, stops: dict[str, Future[Stop]]) -> Stop:
+    """The run that the test is about."""
+    return stops[request.param].result()
+
+
+def _flags(folder: Path, overrides: str = "") -> list[str]:
+    given = [f"--params_override={overrides}"] if overrides else []
+    flags = ["--experiment=stopped", "--mode=train_and_eval", f"--model_dir={folder}"]
+    return [*flags, f"--import_module={EXPERIMENT}", *given]
+
+
+def _stop(
+    server: ForkServer, folder: Path, moment: str, signals: tuple[int, ...] = (TERM,),
+    seconds: float = 0.0, overrides: str = "",
+) -> Ended:  # fmt: skip
+    return server.run(stopped_at, moment, signals, seconds, *_flags(folder, overrides))
+
+
+def _newest(folder: Path) -> int:
+    return max(complete_checkpoints(str(folder)), default=0)
+
+
+Often = tuple[Path, dict[str, tuple[Ended, int]], Ended]
+
+
+@pytest.fixture(scope="module")
+def stopped_often(server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any) -> Callable[[str], Often]:
+    """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
+
+    What takes long in other tests goes on meanwhile.
+    """
+    del stops
+
+    @functools.cache
+    def stop_often(overrides: str) -> Often:
+        folder, ends = tmp_path_factory.mktemp("often") / "run", {}
+        for moment in PHASES[overrides]:
+            ended = _stop(server, folder, moment, SIGNALS.get(moment, (TERM,)), overrides=overrides)
+            ends[moment] = ended, _newest(folder)
+        return folder, ends, server.run("train", *_flags(folder, overrides))
+
+    return stop_often
+
+
+@pytest.mark.parametrize(
+    ("overrides", "moment"), [(overrides, moment) for overrides, phases in PHASES.items() for moment in phases]
+)
+def test_a_signal_saves_and_the_next_start_resumes_from_there(
+    stopped_often: Callable[[str], Often], overrides: str, moment: str
+) -> None:
+    ends = stopped_often(overrides)[1]
+    (ended, newest), signals = ends[moment], SIGNALS.get(moment, (TERM,))
+    decides = TERM if TERM in signals else signals[0]
+    assert ended.code == (130 if decides == INT else 75), ended.text
+    told = re.search(rf"stopped by {decides.name} at step (\d+)", ended.text)
+    assert told is not None, ended.text
+    assert int(told.group(1)) == newest  # nothing is lost
+    assert PHASES[overrides][moment] in (newest, None)
+    before = [number for _, number in ends.values()][list(ends).index(moment) - 1] if moment != "compile" else 0
+    assert f"train_and_eval from step {before}" in ended.text
+
+
+@pytest.mark.parametrize("overrides", PHASES)
+def test_a_run_that_was_stopped_everywhere_keeps_the_same_bits(
+    whole: dict[str, Path], stopped_often: Callable[[str], Often], overrides: str
+) -> None:
+    folder, _, last = stopped_often(overrides)
+    assert last.code == 0, last.text
+    assert compare_runs(whole[overrides], folder) == []
+
+
+def test_a_run_that_is_still_being_built_ends_within_seconds(server: ForkServer, tmp_path: Path) -> None:
+    ended = _stop(server, tmp_path / "run", "build", (INT, TERM), seconds=60)
+    assert ended.code == 75 and ended.seconds < 30, ended.text
+    assert "stopped by SIGTERM before the first step; the same command starts the run again" in ended.text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("long", ["second ctrl-c"], indirect=True)
+def test_a_second_ctrl_c_leaves_at_once_and_damages_nothing(
+    server: ForkServer, whole: dict[str, Path], long: Stop
+) -> None:
+    folder, ended = long
+    assert ended.code == 130
+    assert ended.seconds < 30
+    assert server.run("train", *_flags(folder)).code == 0
+    assert compare_runs(whole[""], folder) == []
+
+
+@pytest.mark.parametrize("long", ["step"], indirect=True)
+def test_a_step_that_takes_too_long_is_not_waited_for(long: Stop) -> None:
+    folder, ended = long
+    assert ended.code == 75
+    assert ended.seconds < 45
+    assert "the steps after 10 are lost" in ended.text
+    assert _newest(folder) == 10
+
+
+@pytest.mark.parametrize("long", ["evaluation"], indirect=True)
+def test_a_long_evaluation_is_cut_and_earlier_steps_are_saved(long: Stop) -> None:
+    folder, ended = long
+    assert ended.code == 75
+    assert ended.seconds < 45
+    assert "stopped in the middle of an evaluation or a report; saved step 10" in ended.text
+    assert _newest(folder) == 10
+    record = json.loads((folder / "ckpt-10.commit.json").read_text())
+    assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}
+
+
+@pytest.mark.parametrize(
+    ("long", "phase"),
+    [("hanging step", "train"), ("hanging evaluation", "evaluate"), ("hanging best", "report")],
+    indirect=["long"],
+)
+def test_a_run_that_hangs_ends_with_its_own_exit_code(long: Stop, phase: str) -> None:
+    folder, ended = long
+    assert ended.code == 7, ended.text
+    assert f"no progress for 8 s in phase '{phase}'" in ended.text
+    assert len(list(folder.glob("stacks-*.txt"))) == 1
+    assert "happens" in next(folder.glob("stacks-*.txt")).read_text()
+
+
+@pytest.mark.parametrize("long", ["hanging best"], indirect=True)
+def test_a_run_that_has_hung_goes_on(server: ForkServer, whole: dict[str, Path], long: Stop) -> None:
+    folder, _ = long
+    assert server.run("train", *_flags(folder)).code == 0
+    assert compare_runs(whole[""], folder) == []
+
+
+@pytest.mark.parametrize("long", ["hanging save"], indirect=True)
+def test_a_save_that_hangs_ends_the_run_too(long: Stop) -> None:
+    _, ended = long
+    assert ended.code == 7, ended.text
+    assert "in phase 'save'" in ended.text

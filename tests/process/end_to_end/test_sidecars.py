@@ -1,0 +1,162 @@
+"""Sidecars beside a trainer, both real processes, which are killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.telemetry.test_tensorboard import read_curves
+from tests.process.end_to_end.killed_experiment import INTERVAL, STEPS, held_in_evaluation, killed_at
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import ForkServer
+from trainer_kit.testing.fork_server import Child
+
+EXPERIMENT = "tests.process.end_to_end.killed_experiment"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([EXPERIMENT]) as started:
+        yield started
+
+
+def _arguments(folder: Path, mode: str, *overrides: str) -> list[str]:
+    common = [f"--import_module={EXPERIMENT}", "--experiment=killed", f"--model_dir={folder}", f"--mode={mode}"]
+    return [*common, *(f"--params_override=trainer.{override}" for override in overrides)]
+
+
+def _wait_for(path: Path, child: Child) -> None:
+    while not path.exists():
+        assert child.alive, child.text
+        time.sleep(0.05)
+
+
+def _ledger(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "evals/continuous_eval.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_sidecar_evaluates_every_checkpoint_once(server: ForkServer, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    sidecar, trainer = _arguments(run, "continuous_eval"), _arguments(run, "train", "max_to_keep=1")
+    first = server.start(killed_at, "best.weights", 1, f"{run}.points", *sidecar)
+    _wait_for(run / "evals/continuous_eval.lease.json", first)
+    training = server.start("train", *trainer)
+    deaths = [first.wait()]
+    for point, occurrence in (("best.info.rename", 1), ("ledger.append", 1), ("ledger.append", 4)):
+        deaths.append(server.run(killed_at, point, occurrence, f"{run}.points", *sidecar))
+    assert training.wait().code == 0, training.text
+    last = server.run("train", *sidecar)
+    assert [death.code for death in deaths] == [-signal.SIGKILL] * 4, [death.text for death in deaths]
+    assert last.code == 0, last.text
+
+    records, every = _ledger(run), list(range(INTERVAL, STEPS + 1, INTERVAL))
+    assert [record["step"] for record in records] == every
+    curves = read_curves(run / "evals/continuous_eval")
+    assert [step for step, _ in curves["."]["accuracy"]] == every
+    best = max(records, key=lambda record: float(record["metrics"]["accuracy"]))  # the first of equals
+    info = json.loads((run / "evals/continuous_eval/best_ckpt/info.json").read_text())
+    assert (info["step"], info["value"]) == (best["step"], best["metrics"]["accuracy"])
+    weights = str(run / "evals/continuous_eval/best_ckpt" / info["checkpoint"])
+    _, logs = launch(get_experiment("killed"), "eval", str(run), checkpoint=weights)
+    assert logs["accuracy"] == pytest.approx(info["value"], abs=1e-6)
+
+
+def test_a_sidecar_of_a_killed_trainer_ends_and_names_its_step(server: ForkServer, tmp_path: Path) -> None:
+    trainer = server.run(killed_at, "checkpoint.save", 3, f"{tmp_path}.points", *_arguments(tmp_path, "train"))
+    assert trainer.code == -signal.SIGKILL
+    begin = time.monotonic()
+    sidecar = server.run("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=2"))
+    assert sidecar.code == 8, sidecar.text
+    assert [record["step"] for record in _ledger(tmp_path)] == [5, 10]
+    told = sidecar.text.splitlines()[-1]
+    assert re.search(r"no new checkpoint for 2 s .*newest checkpoint, ckpt-10, .*\(.* pid \d+\) is gone", told)
+    assert time.monotonic() - begin < 60
+
+
+def test_a_sidecar_follows_a_killed_and_restarted_trainer(server: ForkServer, tmp_path: Path) -> None:
+    side = server.start("train", *_arguments(tmp_path, "continuous_eval", "continuous_eval_timeout=20"))
+    trainer = _arguments(tmp_path, "train")
+    for point in ("checkpoint.written", "checkpoint.pointer"):
+        assert server.run(killed_at, point, 3, f"{tmp_path}.points", *trainer).code == -signal.SIGKILL
+    assert server.run("train", *trainer).code == 0
+    ended = side.wait()
+    assert ended.code == 0, ended.text
+    assert [record["step"] for record in _ledger(tmp_path)] == list(range(INTERVAL, STEPS + 1, INTERVAL))
+
+
+def test_a_sidecar_in_an_evaluation_follows_a_restarted_run(server: ForkServer, tmp_path: Path) -> None:
+    held, run = tmp_path / "held", tmp_path / "run"
+    sidecar = _arguments(run, "continuous_eval", "continuous_eval_timeout=20")
+    side = server.start(held_in_evaluation, 4 * INTERVAL, str(held), *sidecar)
+    death = server.run(killed_at, "checkpoint.pointer", 4, f"{run}.points", *_arguments(run, "train"))
+    assert death.code == -signal.SIGKILL, death.text
+    _wait_for(held, side)
+    again = ["--from_step=0", "--allow_config_change=trainer.train_steps"]
+    trained = server.run("train", *_arguments(run, "train", f"train_steps={4 * INTERVAL}"), *again)
+    assert trained.code == 0, trained.text
+    held.unlink()
+    ended = side.wait()
+    assert ended.code == 0, ended.text
+    new = [record["step"] for record in _ledger(run) if record["lineage"] == 1 and "kind" not in record]
+    assert new == list(range(INTERVAL, 4 * INTERVAL + 1, INTERVAL))
+
+
+def test_two_sidecars_share_three_validation_sets_of_one_run(server: ForkServer, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    sets = ["--params_override=trainer.best_checkpoints.two=null"]
+    sets += [f"--params_override=task.validation_data.{name}.global_batch_size=8" for name in ("dev", "hard", "seen")]
+    of_set = [f"--params_override=trainer.validation_sets.{name}.steps={steps}" for name, steps in (("hard", 3),)]
+    choices = {"one": "[dev,hard]", "other": "[seen]"}
+    best = [
+        f"--params_override=trainer.best_checkpoints.{name}.metric={name}|accuracy" for name in ("dev", "hard", "seen")
+    ]
+    sidecars = [
+        server.start(
+            "train",
+            *_arguments(
+                run,
+                "continuous_eval",
+                f"continuous_eval.validation_sets={choices[name]}",
+                "best_checkpoint_eval_metric=dev|accuracy",
+            ),
+            *sets,
+            *of_set,
+            *best,
+            f"--eval_name={name}",
+        )
+        for name in choices
+    ]
+    trainer = _arguments(run, "train_and_eval", "train_steps=20", "best_checkpoint_eval_metric=dev|accuracy")
+    assert server.run("train", *trainer, *sets, *of_set).code == 0
+    for sidecar in sidecars:
+        ended = sidecar.wait()
+        assert ended.code == 0, ended.text
+        assert "no best checkpoint is kept by " in ended.text
+    found = {
+        name: [json.loads(line) for line in (run / f"evals/{name}.jsonl").read_text().splitlines()]
+        for name in (*choices, "validation")
+    }
+    done = {name: sorted((item["step"], item["dataset"]) for item in records) for name, records in found.items()}
+    assert done["one"] == sorted((step, name) for step in (5, 10, 15, 20) for name in ("dev", "hard"))
+    assert done["other"] == [(step, "seen") for step in (5, 10, 15, 20)]
+    assert done["validation"] == sorted((step, name) for step in (15, 20) for name in ("dev", "hard", "seen"))
+    same = {(item["step"], item["dataset"]): item["metrics"] for item in found["validation"]}
+    own = {(item["step"], item["dataset"]): item["metrics"] for name in choices for item in found[name]}
+    assert same.items() <= own.items()
+    for name, kept in (("one", ["dev", "hard"]), ("other", ["seen"])):
+        folder = run / f"evals/{name}"
+        assert sorted(path.name for path in (folder / "best_checkpoints").iterdir()) == kept
+        assert (folder / "best_ckpt").exists() == (name == "one")
+        for data in kept:
+            records = [item for item in found[name] if item["dataset"] == data]
+            first = max(records, key=lambda item: item["metrics"][item["dataset"]]["accuracy"])
+            info = json.loads((folder / f"best_checkpoints/{data}/info.json").read_text())
+            assert (info["step"], info["value"]) == (first["step"], first["metrics"][data]["accuracy"])

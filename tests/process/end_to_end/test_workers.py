@@ -1,0 +1,150 @@
+"""Two workers as two real processes, which talk over loopback and share a model_dir: nothing is lost, come what may."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.process.end_to_end.workers_experiment import LOOP, STEPS, hit_worker, watched_worker, worker
+from trainer_kit.process.run_lock import RunLock
+from trainer_kit.testing import Ended, ForkServer, compare_runs
+
+EXPERIMENT = "tests.process.end_to_end.workers_experiment"
+SECONDS = 120.0  # the most that one process may take
+SURVIVAL = 30.0  # seconds in which a worker has to notice that another one is gone; TensorFlow's heartbeats take 10
+
+# What happens, one after the other, to a run of STEPS steps: which worker is hit, by what, and when.
+HITS = (
+    (1, signal.SIGTERM, "on_step", 13),  # of step 13: the loop is cut when both agree, at step 20
+    (0, signal.SIGKILL, "on_step", 45),  # of step 65, after the checkpoint of step 40
+    (1, signal.SIGKILL, "on_step", 50),  # of step 90, after that of step 80
+    (0, signal.SIGTERM, "on_batch", 3),  # in the last evaluation
+)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One run that nothing has happened to, and one that was hit; how both workers ended, at each start."""
+
+    whole: Path
+    whole_ends: list[Ended]
+    changed_by_other: str
+    hit: Path
+    hit_ends: list[list[Ended]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """What starts the workers."""
+    with ForkServer([EXPERIMENT]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Both runs, on the same two ports, one after the other."""
+    base, hosts = tmp_path_factory.mktemp("workers"), free_hosts(2)
+    whole, notes = base / "whole", base / "notes.txt"
+    starts = [
+        server.start(worker, hosts, 0, *arguments(whole)),
+        server.start(watched_worker, hosts, 1, str(notes), str(whole), *arguments(whole)),
+    ]
+    whole_ends = [start.wait(SECONDS) for start in starts]
+    hit, hit_ends = base / "hit", []
+    for index, number, moment, count in HITS:
+        children = [
+            server.start(hit_worker, hosts, own, int(number), moment, count, *arguments(hit))
+            if own == index
+            else server.start(worker, hosts, own, *arguments(hit))
+            for own in (0, 1)
+        ]
+        children[index].wait(SECONDS)
+        hit_ends.append([child.wait(SURVIVAL) for child in children])
+    (hit / f"best_checkpoints/two/ckpt-{2 * LOOP}.index").unlink()
+    children = [server.start(worker, hosts, own, *arguments(hit)) for own in (0, 1)]
+    hit_ends.append([child.wait(SECONDS) for child in children])
+    return Runs(whole, whole_ends, notes.read_text(), hit, hit_ends)
+
+
+def free_hosts(count: int) -> list[str]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+def arguments(folder: Path) -> Sequence[str]:
+    return f"--import_module={EXPERIMENT}", "--experiment=normalized", "--mode=train_and_eval", f"--model_dir={folder}"
+
+
+def starting_steps(ends: list[list[Ended]], index: int) -> list[int]:
+    found = [re.search(r"train_and_eval from step (\d+)", end[index].text) for end in ends]
+    return [int(match[1]) if match else -1 for match in found]
+
+
+def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
+    chief, other = runs.whole_ends
+    assert (chief.code, other.code) == (0, 0), chief.text + other.text
+    assert "replicas in sync: 2" in chief.text
+    assert f"train | step {STEPS}/{STEPS}" in chief.text
+    assert f"validation | step {STEPS}/{STEPS}" in chief.text
+    assert "train | step" not in other.text
+    assert runs.changed_by_other == ""
+    assert not list(runs.whole.glob("**/*worker*"))
+    assert len(list(runs.whole.glob("train/events*"))) == 1
+    assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [f"ckpt-{STEPS}.index", "ckpt-80.index"]
+
+
+def test_a_signal_to_either_worker_stops_both_at_the_same_step(runs: Runs) -> None:
+    for start, asked, step in ((0, 1, LOOP // 2), (3, 0, STEPS)):
+        ends = runs.hit_ends[start]
+        assert [end.code for end in ends] == [75, 75], ends[0].text + ends[1].text
+        assert f"stopped by SIGTERM at step {step};" in ends[asked].text
+        assert f"another worker was asked to stop; this one stopped at step {step};" in ends[1 - asked].text
+
+
+def test_a_worker_whose_peer_was_killed_ends_soon_with_exit_75(runs: Runs) -> None:
+    for start, killed in ((1, 0), (2, 1)):
+        ends = runs.hit_ends[start]
+        assert ends[killed].code == -signal.SIGKILL, ends[killed].text
+        assert ends[1 - killed].code == 75, ends[1 - killed].text
+        assert f"error: worker {killed} is gone" in ends[1 - killed].text
+
+
+def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
+    assert [end.code for end in runs.hit_ends[-1]] == [0, 0], runs.hit_ends[-1][0].text
+    for index in (0, 1):
+        assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]
+    assert compare_runs(runs.whole, runs.hit) == []
+    assert f"the weights of step {2 * LOOP} " in runs.hit_ends[-1][0].text  # they had been lost
+
+
+def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(server: ForkServer, tmp_path: Path) -> None:
+    early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
+    while "waits for all 2 workers" not in early.text:
+        assert early.alive, early.text
+    early.kill(signal.SIGTERM)
+    ended = early.wait(10)
+    assert ended.code == 75, ended.text
+
+
+def test_the_chief_refuses_a_model_dir_in_which_others_train(server: ForkServer, tmp_path: Path) -> None:
+    hosts = free_hosts(2)
+    with RunLock(tmp_path):
+        other = server.start(worker, hosts, 1, *arguments(tmp_path))
+        chief = server.run(worker, hosts, 0, *arguments(tmp_path), timeout=SECONDS)
+        assert chief.code == 4, chief.text
+        assert f"{tmp_path} is in use" in chief.text
+        while "waits for all 2 workers" not in other.text:  # the chief that trains may be about to end
+            assert other.alive, other.text
+    other.kill()
+    assert "train_and_eval" not in other.wait(SURVIVAL).text

@@ -1,0 +1,145 @@
+"""Commands answer signals from their first line on, and keep their exit code to the last; in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.errors import ExitCode
+from trainer_kit.process.startup_signals import exit_code
+
+ROOT = Path(__file__).parents[3]
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
+def test_exit_codes_are_those_of_the_one_table() -> None:
+    assert [exit_code(number) for number in (TERM, HUP, INT)] == [
+        ExitCode.PREEMPTED,
+        ExitCode.PREEMPTED,
+        ExitCode.INTERRUPTED,
+    ]
+
+
+def _start(arguments: list[str], folder: Path, ignored: int | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN) and None),
+    )
+
+
+def _started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Returns a process that has printed "ready"."""
+    process = _start(arguments, folder)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+TRAIN = ["-m", "trainer_kit.train", "--experiment=x", "--mode=train", "--model_dir=run", "--import_module=slow.py"]
+LIST = ["-m", "trainer_kit", "list", "--import_module=slow.py"]
+
+
+_STARTED = """
+import time
+from trainer_kit.process.startup_signals import leave_when_asked
+leave_when_asked()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "numbers", "code"),
+    [
+        (TRAIN, [INT, TERM], 75),
+        (LIST, [INT], 130),
+        (["-c", _STARTED], [TERM], 75),
+        (["-c", _STARTED], [HUP], 75),
+        (["-c", _STARTED], [TERM, INT], 75),
+    ],
+)
+def test_signals_while_modules_are_imported(command: list[str], numbers: list[int], code: int, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = _started(command, tmp_path)
+    for number in numbers:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert errors.startswith("stopped by SIG") and len(errors.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("delay", [0.2, 1.0])  # seconds; NumPy's extensions come first, then TensorFlow's
+def test_a_sigterm_while_tensorflow_is_imported_is_never_lost(delay: float, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("print('ready', flush=True)\nimport tensorflow\n")
+    process = _started(TRAIN, tmp_path)
+    time.sleep(delay)
+    process.send_signal(TERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "Traceback" not in errors and "ignored" not in errors
+
+
+_PRINTING = """
+import signal, sys
+from trainer_kit.errors import DivergedError
+from trainer_kit.process.error_report import print_error
+from trainer_kit.process.startup_signals import leave_when_asked
+leave_when_asked()
+class Stopped:
+    def write(self, text):
+        signal.raise_signal(signal.SIGTERM)
+sys.stderr = Stopped()
+sys.exit(print_error(DivergedError("the loss is not finite")))
+"""
+
+
+def test_a_signal_during_an_error_report_keeps_the_exit_code(tmp_path: Path) -> None:
+    process = _start(["-c", _PRINTING], tmp_path)
+    assert (process.communicate(timeout=30)[1], process.returncode) == ("", 3)
+
+
+_ENDING = """
+import atexit, sys, time
+from trainer_kit.process.startup_signals import ends_with, leave_when_asked
+leave_when_asked()
+atexit.register(lambda: (print("ending", flush=True), time.sleep(60)))
+sys.exit(ends_with(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize(("own", "number", "code"), [(0, INT, 0), (3, TERM, 3), (130, TERM, 75), (130, INT, 130)])
+def test_a_signal_while_python_shuts_down_changes_no_result(own: int, number: int, code: int, tmp_path: Path) -> None:
+    process = _start(["-c", _ENDING, str(own)], tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ending\n"
+    process.send_signal(number)
+    assert (process.communicate(timeout=30)[1], process.returncode) == ("", code)
+
+
+_FORKS = """
+import os, signal
+from trainer_kit.process.startup_signals import leave_when_asked
+leave_when_asked()
+child = os.fork()
+if not child:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+print(os.waitpid(child, 0)[1], signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
+"""
+
+
+def test_forked_children_and_nohup_are_left_as_they_were(tmp_path: Path) -> None:
+    output, errors = _start(["-c", _FORKS], tmp_path, ignored=HUP).communicate(timeout=30)
+    assert (output, errors) == ("15 True\n", "")

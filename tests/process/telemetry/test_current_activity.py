@@ -1,0 +1,219 @@
+"""What a run is doing, when it takes long: what the watch sees, and what real runs with slow parts print."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.unit.telemetry.test_console import screen
+from trainer_kit.config.experiments import register_task
+from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+from trainer_kit.run.launcher import launch
+from trainer_kit.run.runner import run_experiment
+from trainer_kit.telemetry.console import ConsoleWriter
+from trainer_kit.telemetry.current_activity import CurrentActivity
+from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
+
+
+@configclass
+class SlowConfig(TinyConfig):
+    """The tiny task.
+
+    Attributes:
+      tells: whether the validation data says how many batches it has.
+      seconds: that each of them takes.
+    """
+
+    tells: bool = True
+    seconds: float = 0.1
+
+
+@register_task(SlowConfig)
+class SlowTask(TinyTask):
+    """Each batch of validation data takes its time."""
+
+    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+        source = super().build_inputs(params, input_context)
+        if params.is_training:
+            return source
+        dataset = source.at(0, input_context)
+
+        def slowly(*batch: Any) -> Any:
+            time.sleep(self.task_config.seconds)
+            return batch
+
+        slow = dataset.map(lambda *batch: tf.py_function(slowly, batch, [tensor.dtype for tensor in batch]))
+        slow = slow.map(lambda *batch: _with_shapes(batch, dataset.element_spec))
+        count = dataset.cardinality() if self.task_config.tells else tf.data.UNKNOWN_CARDINALITY
+        return (
+            slow.apply(tf.data.experimental.assert_cardinality(count))
+            if self.task_config.tells
+            else slow.filter(lambda *batch: True)
+        )
+
+
+def _with_shapes(batch: Any, spec: Any) -> Any:
+    return tuple(tf.ensure_shape(tensor, one.shape) for tensor, one in zip(batch, spec, strict=True))
+
+
+def slow_experiment(**task: Any) -> ExperimentConfig:
+    """Two evaluations of 13 batches, 1.3 s each."""
+    return tiny_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig(**task))
+
+
+def _lines(tmp_path: Path, config: ExperimentConfig, mode: str = "train_and_eval", after: float = 0.3) -> list[str]:
+    stream = io.StringIO()
+    launch(config, mode, str(tmp_path), console=ConsoleWriter(stream, activity_after=after, activity_every=0.4))
+    return stream.getvalue().splitlines()
+
+
+def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, slow_experiment())
+    kinds = [kind for line in lines if (kind := line.split(" | ")[0]) in ("train", "evaluating", "validation")]
+    assert re.fullmatch(r"(train (evaluating ){2,}validation ){2}", " ".join(kinds) + " "), lines
+    told = [line for line in lines if line.startswith("evaluating")]
+    batches = []
+    for line in told:
+        match = re.fullmatch(r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:\d\d( \| 0:00:\d\d left)?", line)
+        assert match, line
+        batches.append((int(match[1]), int(match[2])))
+    assert batches == sorted(batches) and any(0 < done < 13 for _, done in batches)
+
+
+def test_without_a_known_end_the_batches_are_counted(tmp_path: Path) -> None:
+    once = slow_experiment(tells=False).replace(trainer={"train_steps": 5})
+    lines = _lines(tmp_path, once)
+    assert any(re.fullmatch(r"evaluating \| step 5 \| batch \d+ \| 0:00:0\d", line) for line in lines), lines
+    asked = once.replace(trainer={"validation_steps": 9})
+    lines = _lines(tmp_path, asked, "eval")
+    assert any(re.match(r"evaluating \| step 5 \| batch \d+/9 \| ", line) for line in lines), lines
+
+
+def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
+    lines = _lines(
+        tmp_path,
+        slow_experiment().replace(
+            runtime={"virtual_cpus": 2, "all_reduce_alg": "hierarchical_copy"}, trainer={"train_steps": 5}
+        ),
+        after=0.0,
+    )
+    assert any(re.match(r"evaluating \| step 5 \| batch \d+/13 \| ", line) for line in lines), lines
+
+
+def test_a_short_evaluation_is_not_told_of(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, slow_experiment(seconds=0.0), after=10.0)
+    assert [line.split(" | ")[0] for line in lines] == ["train", "validation"] * 2
+
+
+def _drawn(tmp_path: Path, mode: str) -> str:
+    stream = io.StringIO()
+    console = ConsoleWriter(stream, interactive=True, activity_after=0.2)
+    launch(slow_experiment(seconds=0.15), mode, str(tmp_path), console=console)  # the display is drawn twice a second
+    return stream.getvalue()
+
+
+def test_a_terminal_redraws_one_line_and_removes_it_at_the_end(tmp_path: Path) -> None:
+    written = _drawn(tmp_path, "train_and_eval")
+    assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", written))) > 2
+    seen = screen(written)
+    assert [line.split(" | ")[1] for line in seen if line.startswith("validation")] == ["step 5/10", "step 10/10"]
+    assert sum(line.startswith("train") for line in seen) == 1
+    assert not any("evaluating" in line for line in seen), seen
+
+
+def test_a_terminal_without_a_display_keeps_nothing_of_the_line(tmp_path: Path) -> None:
+    launch(slow_experiment(), "train", str(tmp_path), console=ConsoleWriter(io.StringIO()))
+    written = _drawn(tmp_path, "eval")
+    assert "evaluating | step 10 | batch" in written
+    assert [line.split(" | ")[0] for line in screen(written) if line] == ["validation"]
+
+
+def test_each_evaluation_is_counted_from_its_own_start() -> None:
+    now, seen = [0.0], []
+    evaluating = [(10, 43), (10, 50), (20, 62), (20, 70)]
+    looks = [("", 10, 10, 40), *((EVALUATING, step, step, batches) for step, batches in evaluating)]
+    looks = iter([*looks[:4], ("", 20, 20, 70), (EVALUATING, 20, 20, 71)])
+    watch = CurrentActivity(lambda: next(looks), lambda _: 20, seen.append, clock=lambda: now[0])
+    for _ in range(6):
+        watch.look()
+        now[0] += 1.0
+    assert seen == [
+        Activity(EVALUATING, 10, 3, 20, 0.0),
+        Activity(EVALUATING, 10, 10, 20, 1.0),
+        None,
+        Activity(EVALUATING, 20, 0, 20, 0.0),
+        None,
+        Activity(EVALUATING, 20, 1, 20, 0.0),
+    ]
+
+
+def test_each_training_loop_is_timed_from_its_own_start() -> None:
+    seen: list[Activity | None] = []
+    looks = iter([("building the model", 0, 0, 0), (TRAINING, 5, 7, 0), (TRAINING, 5, 8, 0), (TRAINING, 10, 10, 0)])
+    total = lambda what: 20 if what == TRAINING else None  # noqa: E731
+    watch = CurrentActivity(lambda: next(looks), total, seen.append, clock=_still)
+    for _ in range(4):
+        watch.look()
+    assert seen == [
+        Activity("building the model", 0, 0, None, 0.0),
+        None,
+        Activity(TRAINING, 7, 2, 20, 0.0),
+        Activity(TRAINING, 8, 3, 20, 0.0),
+        None,
+        Activity(TRAINING, 10, 0, 20, 0.0),
+    ]
+
+
+def _still() -> float:
+    return 0.0
+
+
+class _SlowlyBuiltTask(TinyTask):
+    """Takes its time to build the model, and for each training step."""
+
+    def build_model(self) -> Any:
+        time.sleep(1.2)
+        return super().build_model()
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+        loss = super().build_losses(labels, model_outputs, aux_losses)
+
+        def slowly(value: tf.Tensor) -> tf.Tensor:
+            time.sleep(0.3)
+            return value
+
+        waited = tf.ensure_shape(tf.py_function(slowly, [tf.stop_gradient(loss)], tf.float32), [])
+        return loss + 0.0 * waited
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path, interactive: bool) -> None:
+    config, stream = tiny_experiment(train_steps=5), io.StringIO()
+    console = ConsoleWriter(stream, interactive=interactive, activity_after=0.2, activity_every=0.4)
+    run_experiment(None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console)
+    written = stream.getvalue()
+    before_the_report = written[: written.index("training_loss")]
+    assert "building the model | 0:00:0" in before_the_report
+    assert re.search(r"training \| step [1-4]/5 \| 0:00:0\d", before_the_report), written
+    if interactive:
+        assert not any("training |" in line for line in screen(written))
+
+
+def test_an_error_of_the_watch_is_told_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(progress: Activity | None) -> None:
+        raise OSError("gone")
+
+    with caplog.at_level(logging.WARNING), CurrentActivity(lambda: (EVALUATING, 1, 1, 1), lambda _: None, fail, 0.01):
+        time.sleep(0.1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the run's current activity is no longer shown: OSError('gone')"
+    ]

@@ -1,0 +1,106 @@
+"""The sentences about config fields: each field has one, and it is read from the docstring as it is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.char_lm.config import CharLmConfig
+from experiments.digits.config import DigitsConfig
+from experiments.digits_mlp.config import DigitsMlpConfig
+from trainer_kit.config.field_docs import docs_by_path, field_docs, summary
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+@configclass
+class Outer(Config):
+    """What surrounds it.
+
+    Attributes:
+      count: How many there are; 0 means
+        none of them. A second sentence. `code` begins a third one.
+      data: What it is made of.
+
+    Not an entry: this text comes after the attributes.
+    """
+
+    count: int = 3
+    data: DataConfig = DataConfig()
+    unknown: str
+
+
+@configclass
+class Inner(Outer):
+    """Inherits all but one sentence.
+
+    Attributes:
+      count: Another sentence.
+    """
+
+
+def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
+    yield config_class
+    for doc in field_docs(config_class).values():
+        if doc.section is not None and doc.section is not Config:
+            yield from _classes(doc.section)
+
+
+@pytest.mark.parametrize("config_class", [ExperimentConfig, CharLmConfig, DigitsConfig, DigitsMlpConfig])
+def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
+    wrong = [
+        f"{cls.__name__}.{name}: {doc.sentence!r}; write a sentence for it under Attributes: of the class"
+        for cls in dict.fromkeys(_classes(config_class))
+        for name, doc in field_docs(cls).items()
+        if not (doc.sentence.endswith(".") and doc.sentence[0].isupper() and len(doc.sentence) > 15)
+    ]
+    assert wrong == []
+
+
+def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
+    doc = field_docs(Outer)["count"]
+    assert doc.text == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
+    assert doc.sentence == "How many there are; 0 means none of them."
+    assert (doc.allowed, doc.default, doc.section) == ("a whole number", "3", None)
+
+
+def test_a_section_has_no_default_of_its_own() -> None:
+    doc = field_docs(Outer)["data"]
+    assert (doc.text, doc.default, doc.section) == ("What it is made of.", "", DataConfig)
+
+
+def test_a_field_without_an_entry_has_an_empty_text() -> None:
+    doc = field_docs(Outer)["unknown"]
+    assert (doc.text, doc.sentence, doc.default) == ("", "", "")
+
+
+def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
+    docs = field_docs(Inner)
+    assert (docs["count"].text, docs["data"].text) == ("Another sentence.", "What it is made of.")
+
+
+def test_sections_that_hold_several_are_known_by_their_class() -> None:
+    trainer = field_docs(type(ExperimentConfig().trainer))
+    found = {name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None}
+    assert found["callbacks"] == "CallbackConfig" and found["best_checkpoints"] == "BestCheckpointConfig"
+
+
+def test_docs_by_path_include_branches_not_chosen() -> None:
+    docs = docs_by_path(ExperimentConfig())
+    assert docs["trainer.train_steps"].sentence.startswith("The global step at which training ends")
+    assert "trainer.optimizer_config.optimizer.adam.beta_1" in docs
+
+
+def test_a_class_is_summed_up_by_what_precedes_its_attributes() -> None:
+    assert summary(Outer) == "What surrounds it."
+
+
+def test_training_starts_without_reading_the_sentences() -> None:
+    code = "import sys, trainer_kit.train; sys.exit('trainer_kit.config.field_docs' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

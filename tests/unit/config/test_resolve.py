@@ -1,0 +1,173 @@
+"""All sources together: their order, their origins, one report, and no TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.fields import leaves
+from trainer_kit.config.resolve import Sources, describe, resolve
+from trainer_kit.config.sources.layer import Layer
+from trainer_kit.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def all_sources(experiment: str, folder: Path) -> list[dict[str, Any]]:
+    """Sources of one value each, weakest first; the values are 1, 2, 3, ..."""
+    return [
+        {"gin_params": (f"{experiment}.steps = 1",)},
+        {"config_files": (written(folder, "a.yaml", "trainer: {train_steps: 2}"),)},
+        {"config_files": (written(folder, "b.yaml", "trainer: {train_steps: 3}"),)},
+        {"gin_files": (written(folder, "c.gin", "TrainerConfig.train_steps = 4"),)},
+        {"gin_params": ("TrainerConfig.train_steps = 5",)},
+        {"params_overrides": ("trainer.train_steps=6",)},
+        {"params_overrides": ("{trainer: {train_steps: 7}}",)},
+        {"flags": Layer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})},
+    ]
+
+
+def joined(*sources: dict[str, Any]) -> Sources:
+    values: dict[str, Any] = {}
+    for name, value in itertools.chain.from_iterable(source.items() for source in sources):
+        values[name] = value if name == "flags" else (*values.get(name, ()), *value)
+    return Sources(**values)
+
+
+def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) -> None:
+    sources = all_sources(experiment, tmp_path)
+    origins = []
+    for count in range(1, len(sources) + 1):
+        resolved = resolve(experiment, joined(*sources[:count]))
+        assert resolved.config.trainer.train_steps == count
+        origins.append(resolved.origins["trainer.train_steps"])
+    assert origins == [
+        f"{experiment}.steps of --gin_params",
+        f"{tmp_path}/a.yaml:1",
+        f"{tmp_path}/b.yaml:1",
+        f"{tmp_path}/c.gin:1",
+        "--gin_params",
+        "--params_override",
+        "--params_override",
+        "--train_steps",
+    ]
+
+
+def test_files_in_another_order_give_another_config(experiment: str, tmp_path: Path) -> None:
+    _, a, b, *_ = all_sources(experiment, tmp_path)
+    assert resolve(experiment, joined(a, b)).config.trainer.train_steps == 3
+    assert resolve(experiment, joined(b, a)).config.trainer.train_steps == 2
+
+
+def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: Path) -> None:
+    sources = Sources(
+        config_files=(
+            written(tmp_path, "typo.yaml", "trainer:\n  train_step: 5\n"),
+            written(tmp_path, "broken.yaml", "a: ["),
+            str(tmp_path / "missing.yaml"),
+        ),
+        gin_files=(written(tmp_path, "broken.gin", "a b"),),
+        gin_params=("NetConfig.rate = 7", "validation_dta/DataConfig.seed = 1"),
+        params_overrides=("runtime.num_gpu=1", "trainer.train_steps", "trainer.validation_steps=0"),
+        flags=Layer({"runtime": {"tpu": 5}}, {"runtime.tpu": "--tpu"}),
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve(experiment, sources)
+    found = {(mistake.path, mistake.origin.removeprefix(f"{tmp_path}/")) for mistake in caught.value.mistakes}
+    assert found == {
+        ("trainer.train_step", "typo.yaml:2"),
+        ("", "broken.yaml:1:5"),
+        ("", "missing.yaml"),
+        ("", "broken.gin:1:3"),
+        ("task.model.rate", "--gin_params"),
+        ("validation_dta/DataConfig.seed", "--gin_params"),
+        ("runtime.num_gpu", "--params_override"),
+        ("", "--params_override"),
+        ("trainer.validation_steps", "--params_override"),
+        ("runtime.tpu", "--tpu"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("gin", "overrides", "paths"),
+    [
+        ("TrainrConfig.a = 1\nTrainerConfig.train_steps = 'x'", (), {"TrainrConfig.a", "trainer.train_steps"}),
+        ("TrainrConfig.a = 1\nTrainerConfig.train_steps = %n", (), {"TrainrConfig.a", "TrainerConfig.train_steps"}),
+        ("TrainerConfig.a = 1\nTrainerConfig.b = 1", (), {"trainer.a", "trainer.b"}),
+        ("TrainrConfig.a = 1", ("trainer.x=5",), {"TrainrConfig.a", "trainer.x"}),
+        ("mine.Net.a = 1", ("trainer.x=5",), {"trainer.x"}),  # a module that is imported later may register it
+    ],
+)
+def test_two_mistakes_of_gin_are_reported_together(
+    gin: str, overrides: tuple[str, ...], paths: set[str], experiment: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(experiment, Sources(gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides))
+    assert {mistake.path for mistake in caught.value.mistakes} == paths
+    assert ("did you mean TrainerConfig?" in str(caught.value)) == ("TrainrConfig" in gin)
+
+
+@pytest.mark.parametrize("gin_params", [(), ("TrainerConfig.train_steps = 5",)])
+def test_unknown_experiments_and_unreadable_sources_are_reported(experiment: str, gin_params: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(f"{experiment}x", Sources(config_files=("missing.yaml",), gin_params=gin_params))
+    assert experiment in str(caught.value)
+    assert "missing.yaml" in str(caught.value)
+
+
+def test_a_description_lists_every_value_with_its_origin(experiment: str) -> None:
+    resolved = resolve(experiment, Sources(params_overrides=("task.model.rate=0.25",)))
+    described = describe(resolved)
+    assert [path for path, _, _ in described] == list(leaves(resolved.config))
+    assert ("task.model.rate", 0.25, "--params_override") in described
+    assert ("trainer.max_to_keep", 5, "default") in described
+
+
+def test_describe_leaves_out_values_that_equal_the_defaults(experiment: str) -> None:
+    overrides = ("task.model.rate=0.25,trainer.max_to_keep=5,trainer.optimizer_config.optimizer={type: sgd}",)
+    described = describe(resolve(experiment, Sources(params_overrides=overrides)), get_experiment(experiment))
+    assert ("task.model.rate", 0.25, "--params_override") in described
+    assert "trainer.max_to_keep" not in {path for path, _, _ in described}
+    assert "trainer.optimizer_config.optimizer.sgd.momentum" in {path for path, _, _ in described}
+
+
+def test_the_defaults_are_fresh_each_time(experiment: str) -> None:
+    before = get_experiment(experiment).as_dict()
+    resolve(experiment, Sources(params_overrides=("task.model.rate=0.25",)))
+    assert get_experiment(experiment).as_dict() == before
+
+
+def test_resolving_without_gin_imports_no_tensorflow_or_gin() -> None:
+    code = (
+        "import sys\n"
+        "from trainer_kit.config.resolve import Sources, describe, resolve\n"
+        "from trainer_kit.config import resume_check, serialize\n"
+        "from trainer_kit.config.sources import gin_source\n"
+        "from trainer_kit.config.schema.experiment import ExperimentConfig\n"
+        "from trainer_kit.config.experiments import register_experiment\n"
+        "register_experiment('a')(ExperimentConfig)\n"
+        "resolved = resolve('a', Sources(params_overrides=('trainer.train_steps=5',)))\n"
+        "text = serialize.to_yaml(resolved.config)\n"
+        "assert resume_check.check_resume(text, serialize.from_yaml(text, ExperimentConfig()), []) == []\n"
+        "assert gin_source.operative_gin() == ''\n"
+        "roots = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(roots & {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy', 'gin', 'absl'}))\n"
+        "resolve('a', Sources(gin_params=('TrainerConfig.train_steps = 5',)))\n"
+        "roots = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(roots & {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy'}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "[]\n[]\n"

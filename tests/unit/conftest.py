@@ -1,0 +1,16 @@
+"""Tests of this tier use no TensorFlow and start no process that does: they are for the inner loop of work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_tensorflow() -> Iterator[None]:
+    """Fails a test that imports TensorFlow, which takes seconds; such a test belongs to tests/engine."""
+    before = "tensorflow" in sys.modules
+    yield
+    assert before or "tensorflow" not in sys.modules, "this test has imported TensorFlow; move it to tests/engine"

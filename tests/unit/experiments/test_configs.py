@@ -1,0 +1,131 @@
+"""The files in configs/ and the READMEs of the experiments: what they name is there, and applies."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.merge import Resolved
+from trainer_kit.config.modes import MODES
+from trainer_kit.config.resolve import Sources, describe, resolve
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.name != "kubernetes_job.yaml")
+EXPERIMENTS = sorted(path.parent.name for path in ROOT.glob("experiments/*/__init__.py"))
+SOURCE_OF = {"--config_file": "config_files", "--gin_file": "gin_files", "--params_override": "params_overrides"}
+COMMAND = re.compile(r"python -m trainer_kit\.train((?:\s+--\w+=\S+)+)")
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments and files are looked up from the working directory."""
+    monkeypatch.chdir(ROOT)
+
+
+def _comment(path: Path) -> str:
+    """Returns the comment that the file opens with, without its marks."""
+    lines = path.read_text().splitlines()
+    end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+    return "\n".join(line.removeprefix("#").strip() for line in lines[:end])
+
+
+def _commands(text: str) -> list[list[tuple[str, str]]]:
+    """Returns the flags of each training command in `text`, whose lines may be continued by a backslash."""
+    found = COMMAND.findall(text.replace("\\\n", " "))
+    return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in found]  # type: ignore[misc]
+
+
+def _resolved(flags: list[tuple[str, str]]) -> Resolved:
+    """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir has to be given."""
+    given = dict(flags)
+    assert given.pop("--mode") in MODES
+    assert given.pop("--model_dir").startswith("runs/")
+    name = given.pop("--experiment")
+    find_experiment(name)
+    return resolve(name, Sources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()}))
+
+
+def test_configs_are_data_and_each_experiment_has_some() -> None:
+    assert {path.suffix for path in CONFIGS} == {".yaml", ".gin"}
+    assert {path.stem for path in CONFIGS} == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None:
+    labels = re.findall(r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE)
+    assert labels == ["Purpose", "Command", "Expected result", "Cost"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
+    (flags,) = _commands(_comment(path))
+    flag = {".yaml": "--config_file", ".gin": "--gin_file"}[path.suffix]
+    assert (flag, f"configs/{path.name}") in flags
+    assert ("--experiment", path.stem) in flags
+    resolved = _resolved(flags)
+    changed = describe(resolved, get_experiment(path.stem))
+    assert any(f"configs/{path.name}:" in origin for _, _, origin in changed)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_says_nothing_that_is_the_default_anyway(path: Path) -> None:
+    (flags,) = _commands(_comment(path))
+    resolved = _resolved(flags)
+    changed = {name for name, _, _ in describe(resolved, get_experiment(path.stem))}
+    given = {name for name, origin in resolved.origins.items() if f"configs/{path.name}:" in origin}
+    assert given <= changed
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
+    trainer = _resolved(_commands(_comment(path))[0]).config.trainer
+    assert trainer.optimizer_config.learning_rate.get().decay_steps == trainer.train_steps
+
+
+@pytest.mark.parametrize("steps", [200, 400])
+def test_the_gin_file_of_digits_goes_with_a_short_run(steps: int) -> None:
+    sources = Sources(gin_files=("configs/digits.gin",), params_overrides=(f"trainer.train_steps={steps}",))
+    find_experiment("digits")
+    trainer = resolve("digits", sources).config.trainer
+    assert trainer.train_steps == steps
+    assert 200 % trainer.checkpoint_interval == 200 % trainer.validation_interval == 0
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
+    text = (ROOT / "experiments" / name / "README.md").read_text()
+    commands = _commands(text)
+    assert commands
+    for flags in commands:
+        assert ("--experiment", name) in flags
+        _resolved(flags)
+    assert re.findall(r"^## (.*)", text, re.MULTILINE)[:3] == ["Command", "Expected result", "Cost"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_files_that_a_readme_names_are_there(name: str) -> None:
+    text = (ROOT / "experiments" / name / "README.md").read_text()
+    named = re.findall(r"\b(?:configs|experiments)/[\w/]+\.\w+", text)
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_no_config_needs_tensorflow() -> None:
+    code = f"""
+import sys
+from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.discovery import find_experiment
+for name in {EXPERIMENTS}:
+    find_experiment(name)
+    resolve(name, Sources(config_files=(f"configs/{{name}}.yaml",), gin_files=(f"configs/{{name}}.gin",)))
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not {"tensorflow", "keras", "sklearn", "numpy"} & set(done.stdout.split())
