@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.examples import Command, Page, files_of, read_page, read_pages
 from scripts.source_files import ROOT
+from trainer_kit.testing import ForkServer
 
 PAGES = read_pages()
+_TRAIN, _SHELL = ["python", "-m", "trainer_kit.train"], set("&|;$`#")  # a command, and what needs a shell
 _BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
 
 
-def _run(page: Page, pages: list[Page], folder: Path) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Runs commands that only train without the seconds that an import of TensorFlow takes."""
+    with ForkServer() as running:
+        yield running
+
+
+def _run(page: Page, pages: list[Page], folder: Path, server: ForkServer) -> None:
     """Writes the page's files into `folder` and runs its commands there, in order."""
     for shared in ("experiments", "configs"):  # what commands find in the checkout
         (folder / shared).symlink_to(ROOT / shared)
@@ -24,6 +35,10 @@ def _run(page: Page, pages: list[Page], folder: Path) -> None:
         (folder / name).write_text(text)
     environment = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     for command in page.commands:
+        if (words := shlex.split(command.text))[:3] == _TRAIN and not _SHELL.intersection(command.text):
+            ended = server.run("train", *words[3:], folder=str(folder))
+            assert ended.code == command.code, f"{page.path}, {command.name}: {command.text}\n{ended.text}"
+            continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command.text], cwd=folder, env=environment, text=True, timeout=300,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -32,8 +47,8 @@ def _run(page: Page, pages: list[Page], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES if page.commands])
-def test_the_commands_of_a_page_end_as_it_says(page: Page, tmp_path: Path) -> None:
-    _run(page, PAGES, tmp_path)
+def test_the_commands_of_a_page_end_as_it_says(page: Page, server: ForkServer, tmp_path: Path) -> None:
+    _run(page, PAGES, tmp_path, server)
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES])
@@ -72,16 +87,16 @@ def test_a_page_is_read_as_files_and_commands() -> None:
     assert (page.needs, page.lost) == (("other.py",), ())
 
 
-def test_an_example_uses_a_file_of_another_page(tmp_path: Path) -> None:
+def test_an_example_uses_a_file_of_another_page(server: ForkServer, tmp_path: Path) -> None:
     other = read_page("b.md", "<!-- example: other.py -->\n```python\nNUMBER = 7\n```\n")
     page = read_page("a.md", _TEXT)
-    _run(page, [page, other], tmp_path)
+    _run(page, [page, other], tmp_path, server)
 
 
-def test_a_command_that_fails_is_told_with_its_output(tmp_path: Path) -> None:
+def test_a_command_that_fails_is_told_with_its_output(server: ForkServer, tmp_path: Path) -> None:
     page = read_page("a.md", "<!-- run: broken -->\n```bash\necho before\nfalse | true\necho after\n```\n")
     with pytest.raises(AssertionError, match=r"a\.md, broken: echo before\n"):
-        _run(page, [page], tmp_path)
+        _run(page, [page], tmp_path, server)
 
 
 def test_a_marker_without_its_block_is_noticed() -> None:

@@ -1,0 +1,163 @@
+"""Changes single places of trainer_kit, drawn by chance, and says which changes no test notices.
+
+    python -m scripts.mutants --count=40 --seed=1            runs the tests of the changed module
+    python -m scripts.mutants --only=3,17 --tests=tests      runs other tests on chosen mutants, here all of them
+
+Each mutant lives in a copy of the checkout. It is killed by the first test that fails. A mutant that no test kills is
+printed with its place: either a test is missing, or the change makes no difference that anybody could see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.source_files import ROOT
+
+_SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add,
+}  # fmt: skip
+_LOGS = ("_LOG.", "warnings.warn", "print")  # calls whose absence only a reader of the log notices
+_COPIED = ("trainer_kit", "tests", "scripts", "experiments", "configs", "docs")
+_LIMIT = 900  # seconds for the tests of a mutant
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one place: the source text `before` at `line` of `path` becomes `after`."""
+
+    path: Path
+    line: int
+    begin: int
+    end: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {' '.join(self.before.split())[:90]}  ->  {' '.join(self.after.split())[:90]}"
+
+    def applied(self, text: str) -> str:
+        """Returns the text of the file with the change."""
+        data = text.encode()
+        return (data[: self.begin] + self.after.encode() + data[self.end :]).decode()
+
+
+def mutants_of(path: Path, text: str) -> Iterator[Mutant]:
+    """Yields every mutant of a file, in the order of the file."""
+    starts = [0]
+    for line in text.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in _nodes(ast.parse(text)):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        before = text.encode()[begin:end].decode()
+        if (after := _changed(node)) is not None:
+            yield Mutant(path, node.lineno, begin, end, before, after)
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """Yields the nodes that run: no annotations, docstrings, errors' texts or log calls."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.Import, ast.ImportFrom, ast.Raise, ast.AnnAssign, ast.JoinedStr, ast.arguments)):
+            continue
+        if isinstance(child, ast.Expr) and ast.unparse(child).startswith(_LOGS):
+            continue
+        if isinstance(child, (ast.expr, ast.stmt)):
+            yield child
+        yield from _nodes(child)
+
+
+def _changed(node: ast.expr | ast.stmt) -> str | None:
+    """Returns the source of a changed node; None for a node that is not changed."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
+        swapped: list[ast.cmpop] = [_SWAPPED[type(node.ops[0])](), *node.ops[1:]]  # type: ignore[list-item]
+        return f"({ast.unparse(ast.Compare(node.left, swapped, node.comparators))})"
+    if isinstance(node, ast.BoolOp):
+        return f"({ast.unparse(ast.BoolOp(_SWAPPED[type(node.op)](), node.values))})"  # type: ignore[arg-type]
+    if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED and not isinstance(node.left, ast.Constant):
+        return f"({ast.unparse(ast.BinOp(node.left, _SWAPPED[type(node.op)](), node.right))})"  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return f"({ast.unparse(node.operand)})"
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        return str(not node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return str(node.value + 1)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return "pass"
+    if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+        return "return None"
+    return None
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """Returns `count` mutants of trainer_kit; the same ones for the same seed and the same source."""
+    everything = []
+    for path in sorted((ROOT / "trainer_kit").rglob("*.py")):
+        everything += list(mutants_of(path.relative_to(ROOT), path.read_text()))
+    return random.Random(seed).sample(everything, count)
+
+
+def tests_of(path: Path) -> list[str]:
+    """Returns the test files of a module: its own one, else those that import it, else all of its folder."""
+    inside, module = path.relative_to("trainer_kit"), ".".join(path.with_suffix("").parts)
+    own = sorted((ROOT / "tests").glob(f"*/{inside.with_name(f'test_{inside.stem}.py')}"))
+    users = [one for one in sorted((ROOT / "tests").rglob("test_*.py")) if f"from {module} import" in one.read_text()]
+    found = own or users or sorted((ROOT / "tests").glob(f"*/{inside.parent}/test_*.py"))
+    return [str(one.relative_to(ROOT)) for one in found or [ROOT / "tests"]]
+
+
+def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
+    """Whether all tests pass on a copy of the checkout with the mutant."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        for name in _COPIED:
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        for one in ROOT.glob("*.*"):
+            if one.is_file():
+                shutil.copy(one, folder)
+        changed = Path(folder, mutant.path)
+        changed.write_text(mutant.applied(changed.read_text()))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=_LIMIT)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draws mutants, runs their tests two at a time, and prints each; returns 1 if one survives."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--count", type=int, default=40, help="the number of mutants (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="draws the mutants (default: %(default)s)")
+    parser.add_argument("--only", help="numbers of the drawn mutants to try, separated by commas")
+    parser.add_argument("--tests", help="what pytest runs, in place of the tests of the changed module")
+    options = parser.parse_args(arguments)
+    chosen = list(enumerate(drawn(options.count, options.seed), 1))
+    if options.only:
+        chosen = [(number, one) for number, one in chosen if str(number) in options.only.split(",")]
+    tests = [options.tests.split() if options.tests else tests_of(one.path) for _, one in chosen]
+    survived = 0
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(survives, [one for _, one in chosen], tests)
+        for (number, mutant), lives in zip(chosen, results, strict=True):
+            survived += lives
+            print(f"{number:3d} {'SURVIVES' if lives else 'killed  '} {mutant}", flush=True)
+    print(f"{survived} of {len(chosen)} survive")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
