@@ -94,8 +94,8 @@ class Run:
 
     Attributes:
       trainer, directory, chief: The arguments.
-      step: The global step. The controller sets it after each loop, restore and error: reading the variable each time
-        would cost up to 5 % of a loop of 10 ms.
+      step: The global step. The controller sets it after each loop, restore and error: each read of the variable costs
+        up to 3 % of a loop of 10 ms.
       total: The global step at which the run ends; None if it is not known.
       loop: The last training loop; None before the first one.
       evaluation: The last evaluation; None before the first one.
@@ -125,6 +125,11 @@ class Run:
     def model(self) -> Any:
         """The model of the run."""
         return self.trainer.model
+
+    def read_step(self) -> int:
+        """Reads the global step from its variable, sets `step` to it and returns it."""
+        self.step = int(self.trainer.global_step.numpy())
+        return self.step
 
     def stop(self, reason: str) -> None:
         """Asks to end the run at this step, which is saved and evaluated like a last step; the first reason counts."""

@@ -100,7 +100,7 @@ class Controller:
             trainer.keep_state("evaluated", lambda: self._seen or None, self._put_seen)
             trainer.keep_state("evaluations asked for", lambda: sorted(self._wanted) or None, self._put_wanted)
         tf.summary.experimental.set_step(global_step)
-        self._read_step()
+        self.run.read_step()
 
     @property
     def stopping(self) -> bool:
@@ -380,7 +380,7 @@ class Controller:
     def restore_checkpoint(self, path: str | None = None) -> str | None:
         """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
         restored = self._checkpoints.restore(path)
-        self._read_step()
+        self.run.read_step()
         return restored
 
     def save_checkpoint(self) -> None:
@@ -389,7 +389,7 @@ class Controller:
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.
         """
-        self._checkpoints.save(self._read_step())  # another thread may save before the loop's steps are counted
+        self._checkpoints.save(self.run.read_step())  # another thread may save before the loop's steps are counted
 
     def sync(self) -> None:
         """Waits for the save in flight, and calls checkpoint_saved for it.
@@ -405,7 +405,7 @@ class Controller:
 
     def _go_back_after(self, error: Exception) -> None:
         """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
-        self._read_step()
+        self.run.read_step()
         self.run.requests = Requests()  # earlier requests are dropped with the loop
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, Divergence):
@@ -428,11 +428,6 @@ class Controller:
             self._evaluated.clear()  # evaluations of the dropped steps no longer count
             self.callbacks.call("rewound", step)
         self._catches_up = True
-
-    def _read_step(self) -> int:
-        """Reads the global step for the run and returns it."""
-        self.run.step = int(self.global_step.numpy())
-        return self.run.step
 
     def _put_seen(self, state: dict[str, int] | None) -> None:
         self._seen = dict(state or {})

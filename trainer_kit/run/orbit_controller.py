@@ -73,13 +73,12 @@ class OrbitController:
             eval_actions=[self._evaluation_end, *actions.eval_actions],
             **arguments,
         )
-        self._global_step = global_step
-        self._read_step()
+        self.run.read_step()
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
         """Restores a checkpoint; the constructor has already restored the newest one."""
         restored: str | None = self._inner.restore_checkpoint(path)
-        self._read_step()
+        self.run.read_step()
         return restored
 
     def train(self, steps: int) -> None:
@@ -113,7 +112,7 @@ class OrbitController:
 
     def _train(self, work: Callable[[], Any]) -> dict[str, Any]:
         with self.callbacks.around("train"):
-            self._begun = self._read_step()
+            self._begun = self.run.read_step()
             return self._until_stopped(work)
 
     def _until_stopped(self, work: Callable[[], Any]) -> dict[str, Any]:
@@ -131,22 +130,17 @@ class OrbitController:
             return {}
 
     def _loop_end(self, logs: Any) -> None:
-        begun, self._begun = self._begun, self._read_step()
+        begun, self._begun = self._begun, self.run.read_step()
         self.run.loop = Loop(begun, self._begun, 0.0, logs)
         self.callbacks.call("loop_end", logs)
         self._add_reported(logs)
         self._stop_if_asked()
 
     def _evaluation_end(self, logs: Any) -> None:
-        self.run.evaluation = Evaluation(self._read_step())
+        self.run.evaluation = Evaluation(self.run.read_step())
         self.callbacks.call("evaluation_end", logs)
         self._add_reported(logs)
         self._stop_if_asked()
-
-    def _read_step(self) -> int:
-        """Reads the global step for the run and returns it; an evaluation may be of a checkpoint just restored."""
-        self.run.step = int(self._global_step.numpy())
-        return self.run.step
 
     def _add_reported(self, logs: Any) -> None:
         """Adds the values that callbacks reported to the logs, which the controller then writes as summaries."""

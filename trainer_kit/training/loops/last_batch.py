@@ -36,8 +36,8 @@ class LastBatch:
 
     def __init__(self, spec: Any) -> None:
         parts = tf.nest.flatten(spec, expand_composites=True)
-        self._dtypes = [part.dtype for part in parts]
-        holds = all(isinstance(part, tf.TensorSpec) and part.dtype not in _NOT_HELD for part in parts)
+        self._dtypes = [getattr(part, "dtype", None) for part in parts]  # an iterator of a user's may have no spec
+        holds = not {None, *_NOT_HELD}.intersection(self._dtypes)
         self._kept = [_variable(dtype) for dtype in self._dtypes] if holds else []
         self._is_read, self._reads, self._spec = _variable(tf.bool), 0, None
         self.variables = [self._is_read, *self._kept]
@@ -61,7 +61,7 @@ class LastBatch:
         with tf.control_dependencies([self._is_read.assign(False, name=WAITING)]):
             element = next(iterator)
         parts = tf.nest.flatten(element, expand_composites=True)
-        if not self._kept or [part.dtype for part in parts] != self._dtypes:
+        if not self._kept or [getattr(part, "dtype", None) for part in parts] != self._dtypes:
             self._spec = None
             return element
         self._spec = tf.nest.map_structure(tf.type_spec_from_value, element)

@@ -496,7 +496,7 @@ def test_what_an_evaluation_changes_and_training_uses_is_named(caplog: pytest.Lo
         trainer.evaluate(tf.constant(1))
     (text,) = (record.getMessage() for record in caplog.records)
     assert text.startswith(
-        "the evaluation changes the variable level (float32 []) (changed in tests/checkpoints/state/test_"
+        "the evaluation changes the variable level (float32 []) (changed in tests/process/checkpoints/state/test_"
     )
     trainer = _trainer(_ChangedByEvaluation, require_exact_resume=True)
     trainer.train(tf.constant(1))

@@ -35,5 +35,5 @@ class Tiny(NamedTuple):
 def tiny(name: str) -> Tiny:
     """Imports the one module that the experiment needs, because each imports much of official."""
     module_name, function = _PLACES[name]
-    module = importlib.import_module(f"tests.compat.model_garden.tiny.{module_name}")
+    module = importlib.import_module(f"tests.engine.compat.model_garden.tiny.{module_name}")
     return Tiny(getattr(module, function), module.write, getattr(module, "model", None))
