@@ -31,7 +31,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 _LOGS = ("_LOG.", "warnings.warn", "print")  # calls whose absence only a reader of the log notices
 _COPIED = ("trainer_kit", "tests", "scripts", "experiments", "configs", "docs")
-_LIMIT = 900  # seconds for the tests of a mutant
+_LIMIT = 300  # seconds for the tests of a mutant, which may hang; with --tests: four times as long
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def _run(page: Page, pages: list[Page], folder: Path, server: ForkServer) -> Non
         (folder / name).write_text(text)
     environment = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     for command in page.commands:
-        if (words := shlex.split(command.text.replace("\\\n", " ")))[:3] == _TRAIN and not _SHELL.intersection(command.text):
+        words = shlex.split(command.text.replace("\\\n", " "))
+        if words[:3] == _TRAIN and not _SHELL.intersection(command.text):
             ended = server.run("train", *words[3:], folder=str(folder))
             assert ended.code == command.code, f"{page.path}, {command.name}: {command.text}\n{ended.text}"
             continue
