@@ -122,6 +122,19 @@ def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
     assert compiled["training_loss"] == pytest.approx(plain[5].training_loss, abs=1e-4)
 
 
+class _RunsPython(TinyTask):
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        one = tf.ensure_shape(tf.numpy_function(lambda: np.float32(1), [], tf.float32), [])
+        return one * super().build_losses(labels, model_outputs, aux_losses)
+
+
+def test_with_xla_the_whole_step_is_compiled() -> None:
+    config = tiny_experiment().replace(runtime={"enable_xla": True})
+    trainer = Trainer.create(config, _RunsPython(config.task), train=True, evaluate=False)
+    with pytest.raises(tf.errors.OpError, match=r"PyFunc|compil"):
+        trainer.train(tf.constant(1))
+
+
 def test_xla_with_replicas_is_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"2: XLA cannot.*enable_xla=false"):
         _trainer(tiny_experiment().replace(runtime={"enable_xla": True}), strategy=_mirrored(2))

@@ -7,10 +7,19 @@ from typing import Annotated
 import pytest
 from pydantic import SerializeAsAny, ValidationError
 
-from trainer_kit.config.fields import checker, fields_of, leaves, listed_class, named_class, section_class, sections
+from trainer_kit.config.fields import (
+    checker,
+    fields_advice,
+    fields_of,
+    leaves,
+    listed_class,
+    named_class,
+    section_class,
+    sections,
+)
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
-from trainer_kit.config.schema.optimization import AdamConfig, EMAConfig
+from trainer_kit.config.schema.optimization import AdamConfig, EMAConfig, OptimizerConfig
 
 
 @configclass
@@ -99,3 +108,12 @@ def test_checker_checks_one_field_with_its_class_settings() -> None:
         with pytest.raises(ValidationError):
             checker(config_class, name).validate_python(value)
     assert fields_of(Config) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "named"), [("sgd", "sgd"), ("nothing", next(iter([*fields_of(OptimizerConfig)][1:])))]
+)
+def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, named: str) -> None:
+    advice = fields_advice(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
+    assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={named}")
+    assert advice.startswith("give its fields (type, ")

@@ -141,6 +141,7 @@ def test_what_flags_and_config_need_imports_no_tensorflow() -> None:
         ({}, True, True),
         ({}, False, False),
         ({"distribution_strategy": "off"}, True, False),
+        ({"virtual_cpus": 1}, True, True),
         ({"virtual_cpus": 2}, True, False),
     ],
 )

@@ -8,7 +8,7 @@ an error the step is repeated on it by TensorFlow's default executor, which name
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -91,9 +91,9 @@ class LastBatch:
             try:
                 with tf.summary.record_if(False):
                     tf.function(again, [self._spec], autograph=False)(batch)
-            except tf.errors.OpError as named:
+            except Exception as named:
                 if type(named) is type(error):
-                    return named
+                    return cast(tf.errors.OpError, named)
         add_note(error, UNNAMED)
         return error
 

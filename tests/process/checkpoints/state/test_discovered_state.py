@@ -116,6 +116,16 @@ def test_an_earlier_versions_checkpoint_resumes_with_a_warning(
     assert "ckpt-3 does not hold task/parts/modules/a/0/count" in text and "keeps its initial value" in text
 
 
+def test_state_that_this_run_does_not_have_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(KINDS["ModuleOfTask"])
+    trainer.train(tf.constant(1))
+    path = trainer.checkpoint.write(str(tmp_path / "ckpt-1"))
+    again = _trainer(TinyTask)
+    again.state.restored(path)
+    again.train(tf.constant(1))
+    assert "ckpt-1 holds task/parts/modules/a/0/count, which this run does not have" in caplog.text
+
+
 class _OtherSecond(KINDS["KerasTwoUnbuilt"]):  # type: ignore[misc]
     def make_second(self) -> Any:
         return tf_keras.optimizers.SGD(0.05)
