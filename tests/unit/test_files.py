@@ -173,3 +173,34 @@ def test_a_folder_in_the_place_of_a_file_of_lines_is_told(tmp_path: Path) -> Non
     assert files.read_json(tmp_path) is None
     with pytest.raises(StorageError, match="cannot be read: Is a directory"):
         list(files.read_lines(tmp_path))
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
+    """The names of the files and folders that were flushed to disk, with the files' contents at that moment."""
+    seen: list[tuple[str, bytes | None]] = []
+
+    def sync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append((path.name, None if path.is_dir() else path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return seen
+
+
+def test_a_file_is_on_disk_whole_before_it_has_its_name(
+    tmp_path: Path, synced: list[tuple[str, bytes | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed: list[list[tuple[str, bytes | None]]] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (renamed.append(list(synced)), replace(*paths)))
+    files.write_text(tmp_path / "a.txt", "whole")
+    assert [content for _, content in renamed[0]] == [b"whole"]
+
+
+def test_an_appended_record_and_the_names_of_a_folder_are_on_disk(
+    tmp_path: Path, synced: list[tuple[str, bytes | None]]
+) -> None:
+    files.append_line(tmp_path / "a.jsonl", {"step": 1})
+    files.flush_folder(tmp_path)
+    assert synced == [("a.jsonl", b'{"step": 1}\n'), (tmp_path.name, None)]
