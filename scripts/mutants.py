@@ -31,7 +31,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 _LOGS = ("_LOG.", "warnings.warn", "print")  # calls whose absence only a reader of the log notices
 _COPIED = ("trainer_kit", "tests", "scripts", "experiments", "configs", "docs")
-_LIMIT = 300  # seconds for the tests of a mutant, which may hang; with --tests: four times as long
+_LIMITS = {False: 300, True: 3600}  # seconds for the tests of a mutant, which may hang; with --tests
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def tests_of(path: Path) -> list[str]:
     return [str(one.relative_to(ROOT)) for one in found or [ROOT / "tests"]]
 
 
-def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
-    """Whether all tests pass on a copy of the checkout with the mutant."""
+def survives(mutant: Mutant, tests: Sequence[str], limit: float) -> bool:
+    """Whether all tests pass within `limit` seconds on a copy of the checkout with the mutant."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         for name in _COPIED:
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
@@ -131,7 +131,7 @@ def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=_LIMIT)
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=limit)
         except subprocess.TimeoutExpired:
             return False
         return done.returncode == 0
@@ -151,7 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tests = [options.tests.split() if options.tests else tests_of(one.path) for _, one in chosen]
     survived = 0
     with ThreadPoolExecutor(2) as pool:
-        results = pool.map(survives, [one for _, one in chosen], tests)
+        limits = [_LIMITS[bool(options.tests)]] * len(chosen)
+        results = pool.map(survives, [one for _, one in chosen], tests, limits)
         for (number, mutant), lives in zip(chosen, results, strict=True):
             survived += lives
             print(f"{number:3d} {'SURVIVES' if lives else 'killed  '} {mutant}", flush=True)
