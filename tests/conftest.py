@@ -43,6 +43,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     del session
     gc.freeze()
     gc.enable()
+    # A trace makes many objects: with Python's own numbers 15 % of the time goes into collections.
+    gc.set_threshold(50_000, 20, 100)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return

@@ -198,7 +198,7 @@ def test_a_file_is_on_disk_whole_before_it_has_its_name(
     assert [content for _, content in renamed[0]] == [b"whole"]
 
 
-def test_an_appended_record_and_the_names_of_a_folder_are_on_disk(
+def test_an_appended_record_and_the_names_in_a_folder_are_kept(
     tmp_path: Path, synced: list[tuple[str, bytes | None]]
 ) -> None:
     files.append_line(tmp_path / "a.jsonl", {"step": 1})
