@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 4)
     except RuntimeError:  # a module used TensorFlow while it was imported: its devices cannot be changed any more
         pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_garbage() -> Iterator[None]:
+    """Deletes what the tests of a module leave: the destructor of an old iterator waits for up to a minute."""
+    yield
+    if "tensorflow" in sys.modules:
+        gc.collect()

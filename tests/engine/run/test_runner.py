@@ -120,7 +120,7 @@ def test_train_saves_records_and_reports_its_time(tmp_path: Path, caplog: pytest
     final = json.loads((tmp_path / "final.json").read_text())
     spent = final["time"]
     assert (final["step"], spent["steps"]) == (13, 13)
-    assert all(spent[name] > 0 for name in ("start", "input", "step", "save"))
+    assert all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0  # milliseconds
     assert caplog.messages[-2].startswith("time of this process: ") and caplog.messages[-1] == spent["verdict"]
     assert json.loads((tmp_path / "manifest.json").read_text())["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
