@@ -116,7 +116,7 @@ def remove_checkpoint(prefix: str, run_id: str = "") -> None:
 
 
 def make_room(prefix: str, run_id: str) -> None:
-    """Moves another run's files with the name of a checkpoint that is about to be saved to `foreign/`.
+    """Moves files of another run to `foreign/`, if they have the name of the checkpoint that is saved next.
 
     Raises:
       StorageError: when they cannot be moved.
@@ -288,7 +288,10 @@ def going_back(directory: str) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{path} cannot be read: {error!r}; give --from_step=N again") from error
+        raise StorageError(
+            f"the last start with --from_step was interrupted, and its note {path} cannot be read: {error!r}; start "
+            "again with --from_step=N for the same step N"
+        ) from error
 
 
 def done_going_back(directory: str) -> None:

@@ -80,7 +80,10 @@ def _ledger(folder: Path, name: str | None) -> str:
     if ledgers.VALIDATION in names or len(names) == 1:
         return names[0]  # the training run's ledger comes first
     listed = ", ".join(f"--name={one}" for one in names)
-    raise UsageError(f"--name: is required, because the training run has recorded no evaluation; give one of: {listed}")
+    raise UsageError(
+        "--name: is required, because several sidecars recorded evaluations and the training run none; give "
+        f"one of: {listed}"
+    )
 
 
 def _show_named(

@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Unseen:
-    """Mixin for a lock without a heartbeat: nobody trains, and nobody evaluates."""
+    """Mixin for a lock that writes no heartbeat, so that no reader takes this command for a trainer or a sidecar."""
 
     def _write(self) -> None:
         pass
@@ -61,7 +61,10 @@ def recompute(folder: Path, name: str, settings: Settings, import_modules: Seque
     """
     bests = _bests(folder, name, settings)
     if name == EVAL or not bests:
-        raise UsageError(f"--recompute: the run in {folder} keeps no best checkpoint of the ledger evals/{name}.jsonl")
+        raise UsageError(
+            f"--recompute: the run in {folder} keeps no best checkpoint for the evaluations of evals/{name}.jsonl; "
+            "a run keeps one if trainer.best_checkpoint_eval_metric or trainer.best_checkpoints names a metric"
+        )
     with _alone(folder, name), readable(folder):
         records = active_records(read_records(folder / "evals" / f"{name}.jsonl"))  # one validation set or several
         before = {place: _state(place) for place, _ in bests}

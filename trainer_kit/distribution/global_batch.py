@@ -32,12 +32,13 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
 
 @contextmanager
 def tell_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> Iterator[None]:
-    """Reports a batch that TensorFlow's `get_per_replica_batch_size` refuses in the block like any config mistake.
+    """A context that turns TensorFlow's error about an uneven batch into a config mistake with its path and advice.
 
-    A Source shares a batch of any size for evaluation; a tf.data pipeline has one batch size for all replicas.
+    TensorFlow's `get_per_replica_batch_size` raises that error. Only tf.data pipelines need an even
+    batch: a Source splits a batch of any size between replicas for evaluation.
 
     Raises:
-      ConfigError: as `check_global_batch`, instead of TensorFlow's ValueError.
+      ConfigError: when the batch cannot be divided evenly, instead of TensorFlow's ValueError.
     """
     try:
         yield

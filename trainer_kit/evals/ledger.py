@@ -60,7 +60,7 @@ class Ledger:
         seconds: float | Mapping[str, float],
         checkpoint: str | None = None,
     ) -> bool:
-        """Appends an evaluation unless the ledger has one of this lineage, step, dataset and config.
+        """Appends an evaluation unless the ledger has one of this step, dataset and config since the last rewind.
 
         The first record stays. If a repeated evaluation gives different metrics, the resume was not exact; a warning
         reports the first such case.

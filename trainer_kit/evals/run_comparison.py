@@ -26,7 +26,8 @@ def compare_runs(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
     """Returns the differences of two finished runs, one line each; [] when they are equal. Eager, on the host.
 
     Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without clock times,
-    info.json, the evaluations that count, metrics.jsonl and final.json. Also lists files that dead processes left.
+    info.json, the evaluations since the last rewind, metrics.jsonl and final.json. Also lists files
+    that dead processes left.
 
     Args:
       one, other: The folders of the runs.

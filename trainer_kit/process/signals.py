@@ -148,7 +148,9 @@ class StopSignals:
             again = "; press Ctrl-C again after a second to end without saving" if number == signal.SIGINT else ""
             _LOG.warning("%s: stopping%s", number.name, again)
         elif before != self._received:
-            _LOG.warning("%s has arrived too: the exit code will be %d", number.name, exit_code(number))
+            _LOG.warning(
+                "%s arrived while the run was stopping: the exit code will be %d", number.name, exit_code(number)
+            )
 
     def _hear(self, number: signal.Signals) -> None:
         first, self._received = self._received is None, deciding(self._received, number)

@@ -152,7 +152,11 @@ class Pretraining(Sidecar):
                 self._leased = True
             except (StorageError, ModelDirInUseError) as error:
                 self._refused = True
-                _LOG.warning("%s may remove checkpoints before they are fine-tuned: %s", self.path, error)
+                _LOG.warning(
+                    "no lease can be written in %s, so the training run there may remove checkpoints before they are "
+                    "fine-tuned; increase its trainer.max_to_keep if that happens: %s",
+                    *(self.path, error),
+                )
         if self._leased:
             super().need(after, reads)
 

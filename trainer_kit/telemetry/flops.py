@@ -42,7 +42,7 @@ class FlopsResult:
 
 
 def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
-    """Counts the operations of one forward pass of `model` on a batch of 1, in inference.
+    """Returns the FLOPs of one forward pass of `model` on a batch of 1, in inference.
 
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise, plus the elementwise
     operations it knows (bias, softmax, normalisation). `Einsum`, which it does not know, counts as 2 for each
@@ -129,7 +129,7 @@ def _profile(graph: tf.Graph) -> Any:
 
 
 def _profiled(node: Any, name: str) -> int:
-    """Returns the operations of type `name` that the profiler counted below `node`."""
+    """Returns the sum of the FLOPs of all operations of type `name` below `node` of the profile."""
     return sum((int(child.float_ops) if child.name == name else 0) + _profiled(child, name) for child in node.children)
 
 

@@ -230,7 +230,7 @@ def test_an_unfinished_rewind_is_known_until_it_is_done(folder: Path) -> None:
     assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
     done_going_back(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
-    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*give --from_step=N again"):
+    with pytest.raises(StorageError, match=r"going_back\.json cannot be read.*start again with --from_step=N"):
         going_back(str(folder))
 
 

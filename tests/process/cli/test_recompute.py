@@ -182,7 +182,7 @@ def test_mistakes_are_told(capsys: Output, finished: Path, arguments: list[str],
 def test_a_run_that_keeps_no_best_has_nothing_to_recompute(capsys: Output, tmp_path: Path, run: Path) -> None:
     (run / "params.yaml").write_text("trainer: {}\n")
     assert main(["best", str(run), "--recompute"]) == 2
-    assert "keeps no best checkpoint of the ledger evals/validation.jsonl" in capsys.readouterr().err
+    assert "keeps no best checkpoint for the evaluations of evals/validation.jsonl" in capsys.readouterr().err
 
 
 def test_what_is_kept_under_a_name_is_shown_with_its_weights(capsys: Output, finished: Path) -> None:

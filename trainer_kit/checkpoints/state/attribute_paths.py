@@ -94,7 +94,7 @@ def _children(item: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _of_key(key: Any, number: int) -> str:
-    """Returns a key as a name; its position if it is no name, or an `id`, which differs in the next process."""
+    """Returns a dict's key as a name that is the same in the next process; a large integer may be an id: numbered."""
     return str(key) if isinstance(key, str) or (isinstance(key, int) and abs(key) <= _LARGEST) else f"#{number}"
 
 

@@ -70,7 +70,10 @@ class PythonState:
         text = self.variable.numpy()
         values = json.loads(text, object_hook=_decoded) if text else {}
         if unknown := sorted(values.keys() - self._parts.keys()):
-            _LOG.warning("the checkpoint holds state that this run does not use: %s", ", ".join(unknown))
+            _LOG.warning(
+                "the checkpoint holds state of parts that this run does not have, and it is not used: %s",
+                ", ".join(unknown),
+            )
         for name, (_, put) in self._parts.items():
             put(values.get(name))
 
@@ -91,7 +94,7 @@ class PythonState:
             raise StorageError(f"{path} is gone or damaged: {error}") from error
         value = json.loads(text or "{}", object_hook=_decoded).get(name)
         if value is None:
-            _LOG.warning("%s holds no state of the %s, which keeps its current state", path, name)
+            _LOG.warning("the checkpoint %s holds no state of the %s; the %s is used as it is now", path, name, name)
         else:
             self._parts[name][1](value)
 

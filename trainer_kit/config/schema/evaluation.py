@@ -46,7 +46,7 @@ class ValidationSetConfig(Config):
     interval: PositiveInt | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """An evaluation has to use at least one batch."""
+        """Checks that an evaluation uses at least one batch."""
         if self.steps == 0:
             yield "steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"
 
@@ -92,7 +92,7 @@ class EarlyStoppingConfig(Config):
     eval_name: str = ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """eval_name has to be a possible name of a sidecar."""
+        """Checks that eval_name is a name that a sidecar can have."""
         if self.eval_name in OWN_EVALUATIONS:
             problem = f"{self.eval_name!r} is not the name of a sidecar"
             yield "eval_name", f"{problem}; leave it empty for the run's own evaluations"
@@ -118,7 +118,7 @@ class BestCheckpointConfig(Config):
     min_delta: Annotated[float, Field(ge=0)] = 0.0
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """The metric must not be empty."""
+        """Checks that the metric is not empty."""
         if not self.metric:
             yield "metric", "is empty; name the metric that decides, or remove the entry"
 

@@ -107,7 +107,7 @@ class DataConfig(Config):
     autotune_algorithm: str | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """At most one source of data may be set."""
+        """Checks that at most one source of data is set."""
         if self.input_path and self.tfds_name:
             yield "tfds_name", "cannot be set together with input_path; choose one source of data"
 
@@ -249,7 +249,7 @@ class TrainerConfig(Config):
     require_exact_resume: bool = False
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Rules between intervals and switches."""
+        """Checks intervals against each other, and switches that exclude each other."""
         if self.summary_interval % self.steps_per_loop:
             yield (
                 "summary_interval",
@@ -274,7 +274,7 @@ class TrainerConfig(Config):
         yield from self._folder_rules()
 
     def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
-        """Early stopping needs a metric; with require_exact_resume it must not depend on a sidecar's speed."""
+        """Checks that early stopping has a metric, and does not wait for a sidecar where resume has to be exact."""
         early = self.early_stopping
         if early is not None and not early.metric:
             yield "early_stopping.metric", "is needed to recognise an improvement; name a metric of the evaluations"
@@ -285,7 +285,7 @@ class TrainerConfig(Config):
             )
 
     def _folder_rules(self) -> Iterator[tuple[str, str]]:
-        """The folders named in the config lie in model_dir, and differ from each other and from all run files."""
+        """Checks that the folders of the config lie in model_dir, and differ from each other and from all run files."""
         best, summaries = self.best_checkpoint_export_subdir, self.validation_summary_subdir
         if problem := folder_name_problem(summaries, RUN_NAMES):
             yield "validation_summary_subdir", problem
@@ -318,7 +318,7 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Rules for named validation sets, fused steps, and batches that virtual CPUs have to share equally.
+        """Checks named validation sets, fused steps, and batches that virtual CPUs have to share equally.
 
         The replicas of other strategies are known only on the machine.
         """
@@ -348,7 +348,7 @@ class ExperimentConfig(Config):
                 )
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
-        """Names of validation sets have to fit folders; settings for a set have to name an existing set."""
+        """Checks that each validation set has a name a folder can have, and that settings name existing sets."""
         sets = validation_sets(self.task)
         several = isinstance(getattr(self.task, "validation_data", None), Mapping)
         if several and not sets:

@@ -34,7 +34,7 @@ class BaseOptimizerConfig(Config):
     global_clipnorm: Above0 | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """At most one way of clipping."""
+        """Checks that at most one way of clipping is set."""
         given = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if getattr(self, name) is not None]
         if len(given) > 1:
             yield given[1], f"cannot be combined with {given[0]}; choose one way of clipping"
@@ -283,7 +283,7 @@ class StepwiseLrConfig(_PiecewiseConfig):
     name: str = "PiecewiseConstantDecay"
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """One more value than boundaries."""
+        """Checks that there is one more value than boundaries."""
         yield from super().rules()
         if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries) + 1:
             needed = len(self.boundaries) + 1
@@ -303,7 +303,7 @@ class StepCosineLrConfig(_PiecewiseConfig):
     name: str = "StepCosineDecayWithOffset"
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """As many values as boundaries."""
+        """Checks that there are as many values as boundaries."""
         yield from super().rules()
         if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries):
             yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need as many"
@@ -465,7 +465,7 @@ class LrConfig(OneOfConfig):
     step_cosine_with_offset: StepCosineLrConfig | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """The chosen schedule has all the numbers that it needs."""
+        """Checks that the chosen schedule has all the numbers that it needs."""
         chosen = self.get()
         for name in ("initial_learning_rate", "decay_steps", "decay_rate", "total_decay_steps", "boundaries", "values"):
             if chosen is not None and getattr(chosen, name, 0) is None:
@@ -517,7 +517,7 @@ class WarmupConfig(OneOfConfig):
     polynomial: PolynomialWarmupConfig | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """A warm-up has a length."""
+        """Checks that the chosen warm-up has a length."""
         chosen = self.get()
         if chosen is not None and chosen.warmup_steps is None:
             yield f"{self.type}.warmup_steps", "is needed by a warm-up; give it a number of steps"
@@ -540,6 +540,6 @@ class OptimizationConfig(Config):
     warmup: WarmupConfig = WarmupConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """An optimizer needs a learning rate."""
+        """Checks that an optimizer has a learning rate."""
         if self.optimizer.type and not self.learning_rate.type:
             yield "learning_rate.type", "is needed when an optimizer is set; the simplest is constant"

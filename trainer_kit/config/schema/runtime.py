@@ -88,7 +88,7 @@ class RuntimeConfig(Config):
         return {"num_cores_per_replica": self.num_cores_per_replica, "default_shard_dim": self.default_shard_dim}
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Settings that need another setting, or exclude one."""
+        """Checks settings that need another setting, or exclude one."""
         if self.loss_scale is not None and self.mixed_precision_dtype not in ("float16", "mixed_float16"):
             yield "loss_scale", "is for mixed_precision_dtype=float16 only; remove loss_scale, or set that dtype"
         if isinstance(self.loss_scale, float) and self.loss_scale <= 0:
@@ -107,7 +107,7 @@ class RuntimeConfig(Config):
         yield from self._all_reduce_rules()
 
     def _strategy_rules(self) -> Iterator[tuple[str, str]]:
-        """What each distribution_strategy can use; what depends on the machine is checked by distribution/."""
+        """Checks the settings of distribution_strategy; what depends on the machine is checked by distribution/."""
         strategy = self.distribution_strategy
         if strategy in ("off", "one_device") and self.num_gpus > 1:
             yield "num_gpus", f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use mirrored"
@@ -128,7 +128,7 @@ class RuntimeConfig(Config):
             yield "task_index", f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0"
 
     def _all_reduce_rules(self) -> Iterator[tuple[str, str]]:
-        """The strategy has to have the algorithm; a strategy that sums nothing over devices accepts any."""
+        """Checks that the strategy has the all-reduce algorithm; a strategy that sums nothing accepts any."""
         every = tuple(dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names))
         known = ("auto", *ALL_REDUCE_ALGORITHMS.get(self.distribution_strategy, every))
         if self.all_reduce_alg is not None and self.all_reduce_alg not in known:

@@ -47,9 +47,10 @@ class UnfusableError(UsageError):
 
 
 class Stack:
-    """The batches of the last element that a loop has not used yet.
+    """The batches that a fused loop has read and not used yet.
 
-    The position of the data is after the last of these batches; the run continues with the first unused one.
+    The dataset of a fused loop gives several batches at once. A loop may end within them: the next loop begins with the
+    first unused batch, while the dataset's own position is after all of them.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from trainer_kit.distribution.op_determinism import is_op_determinism_enabled
 
 
 def no_waits() -> tf.Tensor:
-    """Returns the initial value of a WaitingClock: 0, float64; NaN if TensorFlow's op determinism forbids clocks."""
+    """Returns 0 seconds of waiting for data, float64, for a WaitingClock; NaN if op determinism forbids clocks."""
     return tf.constant(math.nan if is_op_determinism_enabled() else 0.0, tf.float64)
 
 

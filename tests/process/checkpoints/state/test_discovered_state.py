@@ -448,7 +448,7 @@ def test_a_tasks_own_state_is_in_every_checkpoint(tmp_path: Path, caplog: pytest
     assert evaluated.task.count == 3 and not caplog.records
     evaluated.state.restore_weights(again.state.weights.write(str(tmp_path / "best-3")))
     (record,) = caplog.records
-    assert "best-3 holds no state of the task, which keeps its current state" in record.getMessage()
+    assert "best-3 holds no state of the task; the task is used as it is now" in record.getMessage()
 
 
 class _SavingEvaluations(_Saving):

@@ -52,7 +52,10 @@ class TaskMetrics:
         for name, loss in losses.items():
             if name not in self._sets:
                 known = ", ".join(self._sets)
-                raise UsageError(f"the training step returned a loss named {name!r}; the known losses are: {known}")
+                raise UsageError(
+                    f"the training step returned a loss named {name!r}; it may return the total loss and one for each "
+                    f"task: {known}"
+                )
             self._sets[name].update_loss(loss)
 
     @tf.autograph.experimental.do_not_convert

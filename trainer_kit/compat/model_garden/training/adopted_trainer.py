@@ -146,7 +146,10 @@ class AdoptedTrainer(BaseTrainer):
         """
         if not self.trains:
             kind = type(self._inner).__name__
-            raise UsageError(f"{kind} cannot train: it lacks _train_dataset, which Model Garden's trainers have")
+            raise UsageError(
+                f"{kind} cannot train: it lacks the attribute _train_dataset, in which Model Garden's trainers keep "
+                "their data; call super().__init__ of Model Garden's trainer, or set the attribute"
+            )
         if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
             self._dataset = self._inner._train_dataset
             self.data.feed.replace(self._dataset)
