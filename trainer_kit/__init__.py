@@ -20,6 +20,7 @@ _HOME = {
     "TaskConfig": "config.schema.experiment",
     "TrainerConfig": "config.schema.experiment",
     "OptimizationConfig": "config.schema.optimization",
+    "BaseOptimizerConfig": "config.schema.optimization",
     "Callback": "callbacks.base",
     "register_callback": "callbacks.configured_callbacks",
     "DataError": "errors",
@@ -27,6 +28,8 @@ _HOME = {
     "get_experiment": "config.experiments",
     "register_experiment": "config.experiments",
     "register_task": "config.experiments",
+    "register_optimizer": "config.registration",
+    "register_schedule": "config.registration",
     "ArraySource": "inputs.sources.arrays",
     "TFRecordSource": "inputs.sources.tfrecords",
     "apply_gradients": "optimizers.gradients",
@@ -50,12 +53,15 @@ if TYPE_CHECKING:
     from trainer_kit.config.experiments import get_experiment as get_experiment
     from trainer_kit.config.experiments import register_experiment as register_experiment
     from trainer_kit.config.experiments import register_task as register_task
+    from trainer_kit.config.registration import register_optimizer as register_optimizer
+    from trainer_kit.config.registration import register_schedule as register_schedule
     from trainer_kit.config.schema.base import Config as Config
     from trainer_kit.config.schema.base import configclass as configclass
     from trainer_kit.config.schema.experiment import DataConfig as DataConfig
     from trainer_kit.config.schema.experiment import ExperimentConfig as ExperimentConfig
     from trainer_kit.config.schema.experiment import TaskConfig as TaskConfig
     from trainer_kit.config.schema.experiment import TrainerConfig as TrainerConfig
+    from trainer_kit.config.schema.optimization import BaseOptimizerConfig as BaseOptimizerConfig
     from trainer_kit.config.schema.optimization import OptimizationConfig as OptimizationConfig
     from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.errors import DataError as DataError

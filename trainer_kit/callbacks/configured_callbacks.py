@@ -35,6 +35,11 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
     return register
 
 
+def registered_callbacks() -> dict[str, type[Callback]]:
+    """Returns the registered classes by name."""
+    return {name: _callbacks.lookup(name) for name in _callbacks.names()}
+
+
 def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
     """Returns new callbacks for the entries of trainer.callbacks, in their order.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from trainer_kit import __version__
-from trainer_kit.cli import best, check, doctor_fuse, doctor_resume, evals, list_experiments, show, watch
+from trainer_kit.cli import best, check, doctor_fuse, doctor_resume, evals, list_names, show, watch
 from trainer_kit.cli.stop_signals import Stops
 from trainer_kit.errors import EXIT_CODES, ExitCode
 from trainer_kit.process.deferred_imports import defer_imports
@@ -23,7 +23,7 @@ from trainer_kit.process.error_report import print_error, print_line
 from trainer_kit.process.startup_signals import exit_code
 
 VERBS = {
-    "list": list_experiments,
+    "list": list_names,
     "show": show,
     "check": check,
     "watch": watch,

@@ -39,7 +39,12 @@ class FieldDoc:
     @property
     def sentence(self) -> str:
         """The first sentence of the text, which makes sense alone."""
-        return _NEXT_SENTENCE.split(self.text, maxsplit=1)[0]
+        return first_sentence(self.text)
+
+
+def first_sentence(text: str) -> str:
+    """Returns the first sentence of a paragraph."""
+    return _NEXT_SENTENCE.split(text, maxsplit=1)[0]
 
 
 def field_docs(config_class: type[Config]) -> dict[str, FieldDoc]:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from trainer_kit.config.schema.base import Config, OneOfConfig
+from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 from trainer_kit.config.sources.layer import join
 
 
 def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
-    """Returns the fields of a config class by name; none for the bare Config."""
-    return dict(getattr(config_class, "__pydantic_fields__", {}))
+    """Returns the fields of a config class by name, registered branches included; none for the bare Config."""
+    fields = dict(getattr(config_class, "__pydantic_fields__", {}))
+    if issubclass(config_class, OpenOneOfConfig) and fields:
+        del fields["own"]
+        branches = config_class.branches()
+        one_of: Any = Literal[tuple(branches)]
+        fields["type"] = FieldInfo.from_annotated_attribute(one_of | None, None)
+        for name in config_class.registry.names():
+            section: Any = branches[name] | None
+            fields[name] = FieldInfo.from_annotated_attribute(section, None)
+    return fields
 
 
 def section_class(annotation: Any) -> type[Config] | None:

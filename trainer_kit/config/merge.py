@@ -73,7 +73,7 @@ class _Section:
     @classmethod
     def of(cls, config: Config) -> _Section:
         """The values of `config`."""
-        return cls(type(config), {name: _opened(getattr(config, name)) for name in fields_of(type(config))})
+        return cls(type(config), {name: _opened(getattr(config, name, None)) for name in fields_of(type(config))})
 
     @classmethod
     def fresh(cls, config_class: type[Config]) -> _Section:

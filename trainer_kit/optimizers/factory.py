@@ -40,17 +40,29 @@ def create_optimizer(
     Raises:
       UsageError: when the config names no optimizer or no learning rate, or a value cannot be used.
     """
-    build = _BUILDERS.get(config.optimizer.type or "")
-    if build is None:
+    if not config.optimizer.type:
         raise UsageError(
             f"no optimizer was chosen; set optimizer.type to one of {', '.join(OptimizerConfig.branches())}"
         )
-    optimizer = build(config.optimizer.get(), create_learning_rate(config))
+    optimizer = _build(config)
     optimizer.clipping = Clipping.from_config(config)
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
     if loss_scale is not None:
         _log.warning("loss_scale=%s is not used: it is for float16, not %s", loss_scale, mixed_precision_dtype)
+    return optimizer
+
+
+def _build(config: OptimizationConfig) -> keras.Optimizer:
+    kind, rate = str(config.optimizer.type), create_learning_rate(config)
+    if kind not in OptimizerConfig.registry:
+        return _BUILDERS[kind](config.optimizer.get(), rate)
+    optimizer = OptimizerConfig.registry.lookup(kind).build(config.optimizer.get(), rate)
+    if not isinstance(optimizer, keras.Optimizer):
+        raise UsageError(
+            f"the registered optimizer {kind!r} built a {type(optimizer).__module__}.{type(optimizer).__name__}; "
+            "return an optimizer of Keras 3 (keras.Optimizer)"
+        )
     return optimizer
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.optimization import AdamWeightDecayConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import AdamWeightDecayConfig, BaseOptimizerConfig, OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.weight_decay import variable_path
 
@@ -47,7 +47,7 @@ class Clipping:
     def from_config(cls, config: OptimizationConfig) -> Clipping:
         """Returns the clipping that the chosen optimizer's config asks for; AdamW's gradient_clip_norm is global."""
         chosen = config.optimizer.get()
-        if chosen is None:
+        if not isinstance(chosen, BaseOptimizerConfig):  # none, or a registered one without settings of clipping
             return cls()
         bounds = [chosen.global_clipnorm]
         if isinstance(chosen, AdamWeightDecayConfig):

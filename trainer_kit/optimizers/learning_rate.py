@@ -14,6 +14,7 @@ from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig,
 from trainer_kit.distribution.keras_internals import learning_rate_of, replace_learning_rate
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
+    FunctionOfStep,
     PowerAndLinearDecay,
     PowerDecay,
     PowerDecayWithOffset,
@@ -152,10 +153,26 @@ def _schedule(config: LrConfig) -> float | Schedule:
         return float(chosen.learning_rate)
     if config.type == "stepwise" and not chosen.boundaries:
         return float(chosen.values[0])  # Keras' class cannot do without a boundary
+    if config.type in LrConfig.registry:
+        return _registered(str(config.type), LrConfig.registry.lookup(str(config.type)).build(chosen))
     schedule = _SCHEDULES[str(config.type)](chosen)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
     offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)
     return WithOffset(schedule, offset) if offset else schedule
+
+
+def _registered(name: str, built: Any) -> float | Schedule:
+    """Returns what a registered schedule built; a function of the step becomes a schedule."""
+    if isinstance(built, Schedule):
+        return built
+    if isinstance(built, (int, float)) and not isinstance(built, bool):
+        return float(built)
+    if callable(built):
+        return FunctionOfStep(built)
+    raise UsageError(
+        f"the registered schedule {name!r} built {built!r:.80}; return a keras LearningRateSchedule, a function of the "
+        "step, or a number"
+    )
 
 
 def _with_warmup(rate: float | Schedule, config: WarmupConfig) -> Schedule:

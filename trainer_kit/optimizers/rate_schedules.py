@@ -7,7 +7,7 @@ in, a float32 scalar tensor out. None branches in graph, so they compile with XL
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,22 @@ import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.errors import UsageError
+
+
+class FunctionOfStep(Schedule):
+    """A schedule of a user's function, which maps a step to a learning rate. Keras cannot serialize it."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        return tf.cast(self.function(step), tf.float32)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"function": self.function}
 
 
 @keras.saving.register_keras_serializable("trainer_kit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import trainer_kit as tk
 from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
@@ -178,3 +179,48 @@ def test_other_precisions_ignore_a_loss_scale_with_a_warning(
 def test_a_loss_scale_that_cannot_be_is_refused(scale: Any, optimization: Callable[..., OptimizationConfig]) -> None:
     with pytest.raises(UsageError, match="give 'dynamic' or a number above 0"):
         create_optimizer(optimization("sgd"), mixed_precision_dtype="float16", loss_scale=scale)
+
+
+@tk.configclass
+class ScaledConfig(tk.BaseOptimizerConfig):
+    """The optimizer of these tests, which makes short or long steps.
+
+    Attributes:
+      scale: The factor of each step.
+    """
+
+    scale: float = 1.0
+
+
+@pytest.fixture
+def scaled() -> Iterator[str]:
+    """The name of an optimizer that a user has registered."""
+    name = "scaled"
+
+    @tk.register_optimizer(name, ScaledConfig)
+    def build(config: ScaledConfig, learning_rate: Any) -> Any:
+        """Makes short or long steps."""
+        return keras.optimizers.SGD(config.scale * learning_rate) if config.scale > 0 else None
+
+    yield name
+    del OptimizerConfig.registry._entries[name]
+
+
+def _registered(name: str, scale: float, **clipping: float) -> OptimizationConfig:
+    section = {"type": name, name: {"scale": scale, **clipping}}
+    return OptimizationConfig(optimizer=section, learning_rate={"type": "constant"})  # type: ignore[arg-type]
+
+
+def test_a_registered_optimizer_is_built_from_its_section(scaled: str) -> None:
+    optimizer = create_optimizer(_registered(scaled, 0.5, clipvalue=2.0))
+    assert optimizer.clipping == Clipping(clipvalue=2.0)
+    weights = keras.Variable([1.0, 1.0])
+    apply_gradients(optimizer, [(tf.constant([3.0, -0.1]), weights)])
+    np.testing.assert_allclose(weights.numpy(), [0.9, 1.005], rtol=1e-6)  # 3.0 is clipped to 2.0
+
+
+def test_a_registered_builder_has_to_return_an_optimizer(scaled: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"registered optimizer 'scaled' built a .*NoneType; return an optimizer of Ker"
+    ):
+        create_optimizer(_registered(scaled, -1.0))

@@ -12,7 +12,8 @@ import tf_keras
 from official.modeling.optimization import ExponentialMovingAverage, OptimizerFactory
 from official.modeling.optimization import OptimizationConfig as GardenConfig
 
-from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.registration import register_schedule
+from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.learning_rate import (
@@ -170,3 +171,31 @@ def test_schedules_and_what_has_no_rate_are_left_alone() -> None:
         rates = ConfiguredRates(optimizer)
         assert rates.state() == {}
         rates.restore({"": 0.5})
+
+
+@pytest.mark.parametrize(
+    "built",
+    [lambda step: 0.1 * tf.cast(step, tf.float64), keras.optimizers.schedules.PolynomialDecay(0.0, 10, 1.0)],
+    ids=["a function of the step", "a Keras schedule"],
+)
+def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> None:
+    register_schedule("ramp")(lambda config: built)
+    try:
+        warmup = {"type": "linear", "linear": {"warmup_steps": 4}}
+        config = OptimizationConfig(learning_rate={"type": "ramp"}, warmup=warmup)  # type: ignore[arg-type]
+        rate = create_learning_rate(config)
+        values = [float(rate(tf.constant(step))) for step in (0, 2, 4, 6)]
+        np.testing.assert_allclose(values, [0.0, 0.2, 0.4, 0.6], rtol=1e-6)
+        optimizer = create_optimizer(config.replace(optimizer={"type": "sgd"}))
+        assert float(current_learning_rate(optimizer, step=6)) == pytest.approx(0.6)
+    finally:
+        del LrConfig.registry._entries["ramp"]
+
+
+def test_a_registered_schedule_that_is_none_is_refused() -> None:
+    register_schedule("broken")(lambda config: "fast")
+    try:
+        with pytest.raises(UsageError, match="registered schedule 'broken' built 'fast'; return a keras LearningRateS"):
+            create_learning_rate(OptimizationConfig(learning_rate={"type": "broken"}))  # type: ignore[arg-type]
+    finally:
+        del LrConfig.registry._entries["broken"]

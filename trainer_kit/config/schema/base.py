@@ -14,7 +14,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
@@ -46,7 +46,9 @@ def configclass(cls: type[Section]) -> type[Section]:
     declared = inspect.get_annotations(cls)
     hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True)
     hints.update({name: _one_or_several(hints[name]) for name in cls.one_or_several if name in declared})
-    cls.__annotations__ = {name: _strict(hints[name]) for name in declared}
+    cls.__annotations__ = {
+        name: hints[name] if get_origin(hints[name]) is ClassVar else _strict(hints[name]) for name in declared
+    }
     settings = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True)
     made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
     return made  # type: ignore[return-value]

@@ -6,11 +6,13 @@ Names and defaults are those of TF Model Garden 2.20. A "oneof" names its chosen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 Rate = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -215,8 +217,8 @@ class EMAConfig(BaseOptimizerConfig):
 
 
 @configclass
-class OptimizerConfig(OneOfConfig):
-    """Which optimizer.
+class OptimizerConfig(OpenOneOfConfig):
+    """Which optimizer. `trainer_kit.register_optimizer` adds one.
 
     Attributes:
       type: Which of the optimizers below is used; unset means that the task makes its own.
@@ -229,7 +231,9 @@ class OptimizerConfig(OneOfConfig):
       adafactor: The settings of Adafactor.
     """
 
-    type: Literal["sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "adafactor"] | None = None
+    registry: ClassVar[Registry[Branch]] = Registry("optimizer")
+
+    type: str | None = None
     sgd: SGDConfig | None = None
     adam: AdamConfig | None = None
     adamw: AdamWeightDecayConfig | None = None
@@ -431,8 +435,8 @@ class PowerDecayWithOffsetLrConfig(Config):
 
 
 @configclass
-class LrConfig(OneOfConfig):
-    """Which learning-rate schedule.
+class LrConfig(OpenOneOfConfig):
+    """Which learning-rate schedule. `trainer_kit.register_schedule` adds one.
 
     Attributes:
       type: Which of the learning-rate schedules below is used; an optimizer needs one.
@@ -447,13 +451,9 @@ class LrConfig(OneOfConfig):
       step_cosine_with_offset: The settings of half cosines between given steps.
     """
 
-    type: (
-        Literal[
-            "constant", "stepwise", "exponential", "polynomial", "cosine",
-            "power", "power_linear", "power_with_offset", "step_cosine_with_offset",
-        ]
-        | None
-    ) = None  # fmt: skip
+    registry: ClassVar[Registry[Branch]] = Registry("learning-rate schedule")
+
+    type: str | None = None
     constant: ConstantLrConfig | None = None
     stepwise: StepwiseLrConfig | None = None
     exponential: ExponentialLrConfig | None = None

@@ -14,6 +14,7 @@ from trainer_kit.config.fields import fields_of, section_class
 from trainer_kit.config.schema import evaluation, optimization
 from trainer_kit.config.schema import experiment as schema
 from trainer_kit.config.schema.base import Config, OneOfConfig
+from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 from trainer_kit.errors import ConfigError
 
 ADDITIONS = {
@@ -97,6 +98,7 @@ OURS = {
     for module in (schema, evaluation, optimization)
     for name, found in vars(module).items()
     if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
+    if found is not OpenOneOfConfig
 }
 
 

@@ -1,0 +1,84 @@
+"""Lists what a config can name: experiments, optimizers, learning-rate schedules and callbacks.
+
+Experiments are those in ./experiments, in modules named by --import_module, and in entry points; with --all also those
+of other frameworks. Registered names are listed if their modules are imported: with
+--import_module, or by ./experiments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from trainer_kit.config import discovery
+from trainer_kit.config.experiments import experiments
+from trainer_kit.config.field_docs import first_sentence, summary
+from trainer_kit.config.schema.open_choice import OpenOneOfConfig
+from trainer_kit.config.schema.optimization import LrConfig, OptimizerConfig
+from trainer_kit.errors import ExitCode
+
+EXPERIMENTS = "experiments"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what to list, and --all."""
+    parser.add_argument("kind", nargs="?", choices=[EXPERIMENTS, *_LISTED], default=EXPERIMENTS, help="What is listed.")
+    parser.add_argument(
+        "--all", action="store_true", help="Also lists the experiments of other frameworks, such as tfm/mock."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints one line for each name: the name, and a sentence about it.
+
+    A package that cannot be imported is reported on standard error; the others are listed, and the exit code is 0.
+    """
+    names, broken = discovery.find_all_experiments(arguments.import_module)
+    for error in broken:
+        print(f"not listed: {str(error).removeprefix('--experiment: ')}", file=sys.stderr)
+    if arguments.kind != EXPERIMENTS:
+        _print(_LISTED[arguments.kind]())
+        return ExitCode.DONE
+    if arguments.all:
+        discovery.ask_doors()
+        names = experiments.names()
+    if not names and not broken:
+        print("no experiments here; go to a folder that has experiments/, or name a module with --import_module")
+    _print({name: _opening(experiments.lookup(name)) for name in names})
+    return ExitCode.DONE
+
+
+def _print(sentences: Mapping[str, str]) -> None:
+    width = max(map(len, sentences), default=0)
+    for name, sentence in sentences.items():
+        print(f"{name:<{width}}  {sentence}".rstrip())
+
+
+def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
+    """Returns a sentence for each branch of a choice: from the registered function or from the config class."""
+    found = {}
+    for name, config_class in choice.branches().items():
+        registered = _opening(choice.registry.lookup(name).build) if name in choice.registry else ""
+        found[name] = registered or first_sentence(summary(config_class))
+    return found
+
+
+def _callbacks() -> dict[str, str]:
+    from trainer_kit.callbacks.configured_callbacks import registered_callbacks  # imports NumPy, which takes time
+
+    return {name: _opening(kind) for name, kind in registered_callbacks().items()}
+
+
+def _opening(documented: object) -> str:
+    """Returns the first line of a docstring."""
+    lines: Sequence[str] = (inspect.getdoc(documented) or "").splitlines()
+    return lines[0] if lines else ""
+
+
+_LISTED: dict[str, Callable[[], dict[str, str]]] = {
+    "optimizers": lambda: _branches(OptimizerConfig),
+    "schedules": lambda: _branches(LrConfig),
+    "callbacks": _callbacks,
+}

@@ -1,0 +1,55 @@
+"""Decorators that add optimizers and learning-rate schedules to what a config can name.
+
+A registered name is used like a built-in one: `trainer.optimizer_config.optimizer: {type: NAME, NAME: {...}}` in YAML,
+`OptimizerConfig.type = 'NAME'` and the bindings of its config class in gin. Its module has to be imported before the
+config is read, with --import_module or from the module of the experiment. Nothing here needs TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.open_choice import register_branch
+from trainer_kit.config.schema.optimization import BaseOptimizerConfig, LrConfig, OptimizerConfig
+
+Builder = TypeVar("Builder", bound=Callable[..., object])
+
+
+@configclass
+class NoSettings(Config):
+    """The section of a registered schedule that has no settings."""
+
+
+def register_optimizer(name: str, config_class: type[Config] = BaseOptimizerConfig) -> Callable[[Builder], Builder]:
+    """Returns a decorator that registers a function as an optimizer of the config, under `name`.
+
+    The function is called as `build(config, learning_rate)` in the scope of the strategy, with the optimizer's section
+    and a float or a Keras schedule, and returns an optimizer of Keras 3. trainer_kit clips gradients as the section
+    says if its class inherits from `trainer_kit.BaseOptimizerConfig`.
+
+    Args:
+      name: The name, a value of `trainer.optimizer_config.optimizer.type`.
+      config_class: The config class of the section; by default it holds only the settings of clipping.
+
+    Raises:
+      UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
+    """
+    return register_branch(OptimizerConfig, name, config_class)
+
+
+def register_schedule(name: str, config_class: type[Config] = NoSettings) -> Callable[[Builder], Builder]:
+    """Returns a decorator that registers a function as a learning-rate schedule of the config, under `name`.
+
+    The function is called as `build(config)` with the schedule's section. It returns a Keras
+    LearningRateSchedule, or a function that maps a step, an integer scalar tensor, to a learning rate.
+
+    Args:
+      name: The name, a value of `trainer.optimizer_config.learning_rate.type`.
+      config_class: The config class of the section; by default it has no fields.
+
+    Raises:
+      UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
+    """
+    return register_branch(LrConfig, name, config_class)

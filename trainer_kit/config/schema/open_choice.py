@@ -1,0 +1,113 @@
+"""OpenOneOfConfig: a choice to which users add branches, such as the choice of an optimizer.
+
+A branch is registered with a name, a config class and a function that builds something from its config. From then on
+the choice has a section of that name, like those of the branches that it declares: in Python, YAML, gin and overrides.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import SerializeAsAny, model_validator
+from pydantic_core import ArgsKwargs, PydanticCustomError
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.base import Config, OneOfConfig, configclass, is_configclass
+from trainer_kit.errors import UsageError, near_names
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A registered branch of a choice.
+
+    Attributes:
+      config_class: The class of its section.
+      build: The function that the user registered. The registering decorator says what it gets and returns.
+    """
+
+    config_class: type[Config]
+    build: Callable[..., Any]
+
+
+@configclass
+class OpenOneOfConfig(OneOfConfig):
+    """A choice between the branches that its class declares and those that are registered for it.
+
+    A subclass has a `registry` of its own and the field `type: str | None = None`.
+
+    Attributes:
+      own: The section of the chosen branch if that is a registered one. It is given and shown under the branch's name.
+    """
+
+    registry: ClassVar[Registry[Branch]] = Registry("branch")
+
+    own: SerializeAsAny[Config] | None = None
+
+    def __post_init__(self) -> None:
+        known = self.branches()
+        if self.type is not None and self.type not in known:
+            near = near_names(self.type, list(known))
+            advice = f"; did you mean {' or '.join(near)}?" if near else ""
+            problem = f"{self.type!r} is not one of {', '.join(known)}{advice}"
+            raise PydanticCustomError("rules", "{text}", {"text": problem, "broken": [("type", problem)]})
+        registered = self.type in self.registry
+        if registered:
+            object.__setattr__(self, str(self.type), self.own)
+        super().__post_init__()
+        object.__setattr__(self, "own", self.get() if registered else None)
+
+    @classmethod
+    def branches(cls) -> dict[str, builtins.type[Config]]:
+        """Returns the name and the config class of each branch: the declared ones first, then the registered ones."""
+        declared = {name: branch for name, branch in super().branches().items() if name != "own"}
+        return {**declared, **{name: cls.registry.lookup(name).config_class for name in cls.registry.names()}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _arranged(cls, given: Any) -> Any:
+        """Moves the section of the chosen branch to the field `own` if the branch is registered."""
+        values = given.kwargs if isinstance(given, ArgsKwargs) else given
+        if not isinstance(values, Mapping):
+            return given
+        sections = {name: value for name, value in values.items() if name in cls.registry}
+        arranged = {name: value for name, value in values.items() if name not in sections}
+        chosen = str(values.get("type"))
+        if chosen in cls.registry:
+            config_class = cls.registry.lookup(chosen).config_class
+            section = sections.get(chosen, arranged.get("own"))
+            if isinstance(section, Mapping):
+                section = config_class(**section)
+            arranged["own"] = section if isinstance(section, config_class) else None
+        else:
+            arranged["own"] = None
+        return ArgsKwargs((), arranged) if isinstance(given, ArgsKwargs) else arranged
+
+
+def register_branch(
+    choice: type[OpenOneOfConfig], name: str, config_class: type[Config]
+) -> Callable[[Builder], Builder]:
+    """Returns a decorator that registers a function as the builder of a new branch of `choice`.
+
+    Raises:
+      UsageError: when `config_class` is not made by `@configclass`, or the name is taken or no name for a section.
+    """
+    kind = choice.registry.kind
+    if not is_configclass(config_class):
+        raise UsageError(f"{kind} {name!r}: decorate {config_class!r:.80} with @trainer_kit.configclass")
+    if not name.isidentifier() or name in ("type", "own"):
+        raise UsageError(f"{name!r} is not a name for a {kind}; use letters, digits and _, as in a Python name")
+    if name in choice.branches() and name not in choice.registry:
+        raise UsageError(f"the {kind} {name!r} is one of trainer_kit's own; choose another name")
+
+    def register(build: Builder) -> Builder:
+        if not callable(build):
+            raise UsageError(f"{kind} {name!r}: {build!r:.80} cannot be called; decorate a function or a class")
+        choice.registry.register(name)(Branch(config_class, build))
+        return build
+
+    return register
