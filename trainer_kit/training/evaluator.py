@@ -25,6 +25,7 @@ from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, che
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy
+from trainer_kit.training.task import Task, without_loss
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -358,6 +359,8 @@ class Evaluator(BaseTrainer):
             )
         if task.loss in logs:
             metrics.update_loss(logs[task.loss], inputs)
+        if isinstance(task, Task) and not self._aggregates(task):
+            metrics.update_step_values(without_loss(task, logs), inputs)
         return logs
 
     @tf.autograph.experimental.do_not_convert

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.training.step_values import StepValues
 
 
 class _Loss(keras.metrics.Mean):
@@ -43,6 +44,7 @@ class MetricSet:
         names = Counter(metric.name for metric in [*self.metrics, self.loss])
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(f"several metrics are called {', '.join(twice)}; give each metric a different name")
+        self._step_values = StepValues(names, "float64" if exact else "float32")
 
     @tf.autograph.experimental.do_not_convert
     def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
@@ -62,15 +64,26 @@ class MetricSet:
         self.loss.update_state(mean, sample_weight=examples)
 
     @tf.autograph.experimental.do_not_convert
+    def update_step_values(self, logs: Mapping[Any, Any], inputs: Any) -> None:
+        """Adds the scalars that a step returned beside the loss; in graph, on a replica.
+
+        Args:
+          logs: What the step returned, without its loss.
+          inputs: The batch; its number of examples is the weight of the values.
+        """
+        self._step_values.update(logs, _examples(inputs))
+
+    @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
         """Resets all metrics; eager or in graph, in cross-replica context."""
         for metric in [*self.metrics, self.loss]:
             metric.reset_state()
+        self._step_values.reset()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name, with the loss if a step reported one; in cross-replica context."""
-        logs: dict[str, Any] = {}
+        logs: dict[str, Any] = dict(self._step_values.results())
         for metric in self.metrics:
             result = metric.result()
             logs.update(result if isinstance(result, Mapping) else {metric.name: result})
@@ -80,7 +93,8 @@ class MetricSet:
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, always in the same order."""
-        return [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
+        of_metrics = [variable for metric in [*self.metrics, self.loss] for variable in metric.variables]
+        return [*of_metrics, *self._step_values.variables]
 
     def names(self) -> list[str] | None:
         """Returns the names of the scalars in `results`, nested names joined by `|`; eager.

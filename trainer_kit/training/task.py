@@ -152,7 +152,8 @@ class Task(abc.ABC):
           metrics: The metrics of build_metrics.
 
         Returns:
-          Logs; the key `self.loss` holds the loss before scaling.
+          Logs; the key `self.loss` holds the loss before scaling. Each other scalar is reported as its mean over the
+          loop, weighted by examples; one with the name of a metric is left out, since the metric is reported.
         """
         features, labels = split_batch(inputs)
         with tf.GradientTape() as tape:
@@ -171,7 +172,8 @@ class Task(abc.ABC):
         """Runs one forward pass and updates the metrics; in graph, on a replica.
 
         Returns:
-          Logs; the key `self.loss`, if present, holds the mean loss over the batch.
+          Logs; the key `self.loss`, if present, holds the mean loss over the batch. Each other scalar is reported as
+          its mean over the evaluation, weighted by examples, unless the task aggregates logs.
         """
         features, labels = split_batch(inputs)
         outputs = full_precision(converted(self.inference_step)(features, model))
@@ -266,6 +268,11 @@ def step_loss(task: Any, logs: Any) -> tf.Tensor:
         raise TrainerKitError(f"{method} has to return a dict with the loss, {{self.loss: loss}}; it returned {given}")
     loss = logs[task.loss]
     return scalar_loss(loss, f"under the key {task.loss!r}, {method}") if isinstance(task, Task) else loss
+
+
+def without_loss(task: Task, logs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns what a step returned beside its loss."""
+    return {name: value for name, value in logs.items() if name != task.loss}
 
 
 @tf.autograph.experimental.do_not_convert

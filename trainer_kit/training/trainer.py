@@ -40,7 +40,7 @@ from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
-from trainer_kit.training.task import step_loss
+from trainer_kit.training.task import Task, step_loss, without_loss
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -363,6 +363,8 @@ class Trainer(Evaluator):
             step = tf.function(step, jit_compile=True, autograph=False)
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
         self._train_set.update_loss(step_loss(self.task, logs))
+        if isinstance(self.task, Task):  # the logs of Model Garden's tasks are no reports
+            self._train_set.update_step_values(without_loss(self.task, logs), inputs)
 
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it; eager, on the host."""

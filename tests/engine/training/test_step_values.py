@@ -1,0 +1,81 @@
+"""The scalars that steps return beside the loss, in the reports of training and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.step_values import StepValues
+from trainer_kit.training.trainer import Trainer
+
+
+class _Reports(TinyTask):
+    """Reports the mean of the labels of each batch, and values that are no reports."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        logs = super().train_step(inputs, model, optimizer, metrics)
+        return {**logs, **_of(inputs[1]), "accuracy": tf.constant(7.0)}
+
+    def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> dict[str, Any]:
+        return {**super().validation_step(inputs, model, metrics), **_of(inputs[1])}
+
+
+def _of(labels: tf.Tensor) -> dict[str, Any]:
+    mean = tf.reduce_mean(tf.cast(labels, tf.float32))
+    return {"label": mean, "whole": 2, "labels": labels, "text": tf.constant("a"), "nothing": None}
+
+
+def _trainer(strategy: Any = None, **settings: Any) -> Trainer:
+    config = tiny_experiment(**settings).replace(task={"train_data": {"drop_remainder": False, "is_training": False}})
+    with (strategy or tf.distribute.get_strategy()).scope():
+        return Trainer.create(config, _Reports(config.task), train=True, evaluate=True)
+
+
+_STEPS = 13  # one pass over 103 examples in batches of 8: the last one has 7
+
+
+@pytest.mark.parametrize("settings", [{}, {"fuse_steps": 4}, {"train_tf_while_loop": False}])
+def test_training_reports_means_weighted_by_examples(settings: dict[str, Any]) -> None:
+    trainer = _trainer(**settings)
+    logs = trainer.train(tf.constant(_STEPS))
+    _, labels = tiny_arrays(False)
+    assert logs["label"] == pytest.approx(labels.mean(), rel=1e-6)
+    assert logs["whole"] == 2.0
+    assert logs["accuracy"] < 1.0 and not logs.keys() & {"labels", "text", "nothing", "loss"}
+
+
+def test_each_loop_begins_its_means_again() -> None:
+    trainer = _trainer()
+    _, labels = tiny_arrays(False)
+    first, second = (trainer.train(tf.constant(5))["label"] for _ in range(2))
+    assert first == pytest.approx(labels[:40].mean()) and second == pytest.approx(labels[40:80].mean())
+
+
+def test_replicas_report_the_mean_over_all_examples() -> None:
+    logs = _trainer(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])).train(tf.constant(5))
+    assert logs["label"] == pytest.approx(tiny_arrays(False)[1][:40].mean(), rel=1e-6)
+
+
+def test_an_evaluation_reports_means_over_its_examples() -> None:
+    logs = _trainer().evaluate(tf.constant(-1))
+    assert logs["label"] == pytest.approx(tiny_arrays(False)[1].mean(), rel=1e-6)
+    assert logs["label"].dtype == np.float32
+
+
+def test_too_many_scalars_are_an_error_that_names_one() -> None:
+    values = StepValues([], "float32")
+    values.update({f"value_{number}": 1.0 for number in range(64)}, tf.constant(1.0))
+    with pytest.raises(UsageError, match="more than 64 scalars beside the loss; 'one_more' is one too many"):
+        values.update({"one_more": 1.0}, tf.constant(1.0))
+
+
+def test_a_batch_without_examples_adds_nothing() -> None:
+    values = StepValues([], "float32")
+    values.update({"mean": tf.constant(3.0)}, tf.constant(2.0))
+    values.update({"mean": tf.constant(float("nan"))}, tf.constant(0.0))
+    assert float(values.results()["mean"]) == 3.0

@@ -1,0 +1,91 @@
+"""StepValues: the means of the scalars that a step returns beside its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+
+_LIMIT = 64
+
+
+class StepValues:
+    """Means over a loop or an evaluation, weighted by examples. Created in the scope of the strategy.
+
+    The names are known when a step is traced, too late to create variables for checkpoints: so one variable has a row
+    for each of at most 64 names, in the order in which steps report them.
+
+    Args:
+      taken: The names that are reported already, such as those of metrics: a step's value of such a name is left out.
+      dtype: The dtype of the sums.
+    """
+
+    def __init__(self, taken: Collection[str], dtype: str) -> None:
+        self._taken, self._names = frozenset(taken), list[str]()
+        replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+        zeros = tf.zeros([_LIMIT, 2], dtype)  # of each name the sum of its values times examples, and of the examples
+        self._sums = tf.Variable(zeros, trainable=False, name="step_values", **replicas)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The variable of the sums."""
+        return [self._sums]
+
+    @tf.autograph.experimental.do_not_convert
+    def update(self, logs: Mapping[Any, Any], examples: tf.Tensor) -> None:
+        """Adds the scalars of one step; in graph, on a replica.
+
+        Args:
+          logs: The values by name. Values that are not single real numbers are left out.
+          examples: The number of examples in the replica's batch, a float scalar; values of no examples are left out.
+
+        Raises:
+          UsageError: when steps have returned more than 64 different scalars.
+        """
+        found = {name: _number(value) for name, value in logs.items() if str(name) not in self._taken}
+        weight, rows = tf.cast(examples, self._sums.dtype), {}
+        for name, value in found.items():
+            if value is not None:
+                value = tf.where(weight > 0, tf.cast(value, self._sums.dtype), tf.zeros_like(weight))
+                rows[self._row(str(name))] = tf.stack([value * weight, weight])
+        if rows:
+            added = [rows.get(row, tf.zeros([2], self._sums.dtype)) for row in range(max(rows) + 1)]
+            self._sums.assign_add(tf.pad(tf.stack(added), [[0, _LIMIT - len(added)], [0, 0]]))
+
+    @tf.autograph.experimental.do_not_convert
+    def reset(self) -> None:
+        """Sets the sums to zero; eager or in graph, in cross-replica context."""
+        self._sums.assign(tf.zeros_like(self._sums))
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, tf.Tensor]:
+        """Returns the means by name, float32 scalars; in cross-replica context."""
+        if not self._names:
+            return {}
+        sums = tf.convert_to_tensor(self._sums)
+        return {name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32) for row, name in enumerate(self._names)}
+
+    def _row(self, name: str) -> int:
+        if name not in self._names:
+            if len(self._names) == _LIMIT:
+                raise UsageError(
+                    f"the steps return more than {_LIMIT} scalars beside the loss; {name!r} is one too many: return "
+                    "tensors with an axis for values that need no curve"
+                )
+            self._names.append(name)
+        return self._names.index(name)
+
+
+def _number(value: Any) -> tf.Tensor | None:
+    """Returns a value as a tensor if it is a single real number; else None."""
+    if isinstance(value, (Mapping, str, bytes)) or value is None or hasattr(value, "update_state"):
+        return None
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype == tf.bool
+    return tensor if is_number and tensor.shape.rank == 0 else None
