@@ -30,6 +30,8 @@ _HOME = {
     "register_task": "config.experiments",
     "register_optimizer": "config.registration",
     "register_schedule": "config.registration",
+    "register_dataset": "config.registration",
+    "register_metric": "config.registration",
     "ArraySource": "inputs.sources.arrays",
     "TFRecordSource": "inputs.sources.tfrecords",
     "apply_gradients": "optimizers.gradients",
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from trainer_kit.config.experiments import get_experiment as get_experiment
     from trainer_kit.config.experiments import register_experiment as register_experiment
     from trainer_kit.config.experiments import register_task as register_task
+    from trainer_kit.config.registration import register_dataset as register_dataset
+    from trainer_kit.config.registration import register_metric as register_metric
     from trainer_kit.config.registration import register_optimizer as register_optimizer
     from trainer_kit.config.registration import register_schedule as register_schedule
     from trainer_kit.config.schema.base import Config as Config

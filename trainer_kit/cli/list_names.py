@@ -1,4 +1,4 @@
-"""Lists what a config can name: experiments, optimizers, learning-rate schedules and callbacks.
+"""Lists what a config can name: experiments, optimizers, schedules, datasets, metrics and callbacks.
 
 Experiments are those in ./experiments, in modules named by --import_module, and in entry points; with --all also those
 of other frameworks. Registered names are listed if their modules are imported: with
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from trainer_kit.config import discovery
 from trainer_kit.config.experiments import experiments
 from trainer_kit.config.field_docs import first_sentence, summary
+from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 from trainer_kit.config.schema.optimization import LrConfig, OptimizerConfig
 from trainer_kit.errors import ExitCode
@@ -80,5 +82,7 @@ def _opening(documented: object) -> str:
 _LISTED: dict[str, Callable[[], dict[str, str]]] = {
     "optimizers": lambda: _branches(OptimizerConfig),
     "schedules": lambda: _branches(LrConfig),
+    "datasets": lambda: _branches(DatasetConfig),
+    "metrics": lambda: _branches(MetricConfig),
     "callbacks": _callbacks,
 }

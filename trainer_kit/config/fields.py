@@ -20,7 +20,7 @@ def fields_of(config_class: type[Config]) -> dict[str, FieldInfo]:
     if issubclass(config_class, OpenOneOfConfig) and fields:
         del fields["own"]
         branches = config_class.branches()
-        one_of: Any = Literal[tuple(branches)]
+        one_of: Any = Literal[tuple(branches)] if branches else str
         fields["type"] = FieldInfo.from_annotated_attribute(one_of | None, None)
         for name in config_class.registry.names():
             section: Any = branches[name] | None

@@ -1,4 +1,4 @@
-"""Decorators that add optimizers and learning-rate schedules to what a config can name.
+"""Decorators that add optimizers, learning-rate schedules, datasets and metrics to what a config can name.
 
 A registered name is used like a built-in one: `trainer.optimizer_config.optimizer: {type: NAME, NAME: {...}}` in YAML,
 `OptimizerConfig.type = 'NAME'` and the bindings of its config class in gin. Its module has to be imported before the
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import register_branch
 from trainer_kit.config.schema.optimization import BaseOptimizerConfig, LrConfig, OptimizerConfig
 
@@ -19,7 +21,7 @@ Builder = TypeVar("Builder", bound=Callable[..., object])
 
 @configclass
 class NoSettings(Config):
-    """The section of a registered schedule that has no settings."""
+    """The section of something registered that has no settings."""
 
 
 def register_optimizer(name: str, config_class: type[Config] = BaseOptimizerConfig) -> Callable[[Builder], Builder]:
@@ -53,3 +55,35 @@ def register_schedule(name: str, config_class: type[Config] = NoSettings) -> Cal
       UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
     """
     return register_branch(LrConfig, name, config_class)
+
+
+def register_dataset(name: str, config_class: type[Config] = NoSettings) -> Callable[[Builder], Builder]:
+    """Returns a decorator that registers a function as a dataset of the config, under `name`.
+
+    The function is called as `build(config, params)`, and with `input_context` if it has such an argument. It returns
+    what `Task.build_inputs` does: a Source or a tf.data.Dataset, in batches for one replica.
+
+    Args:
+      name: The name, a value of `task.train_data.dataset.type` and of the same field in `task.validation_data`.
+      config_class: The config class of the dataset's section; by default it has no fields. `params` is the DataConfig
+        around it, with the batch size, the seed and is_training.
+
+    Raises:
+      UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
+    """
+    return register_branch(DatasetConfig, name, config_class)
+
+
+def register_metric(name: str, config_class: type[Config] = NoSettings) -> Callable[[Builder], Builder]:
+    """Returns a decorator that registers a function as a metric of the config, under `name`.
+
+    The function is called as `build(config)` in the scope of the strategy, and returns a new Keras metric.
+
+    Args:
+      name: The name, a value of `type` in the list `trainer.metrics`.
+      config_class: The config class of the metric's section; by default it has no fields.
+
+    Raises:
+      UsageError: when the name is taken, or the class is not decorated with `@trainer_kit.configclass`.
+    """
+    return register_branch(MetricConfig, name, config_class)

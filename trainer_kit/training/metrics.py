@@ -107,20 +107,22 @@ class MetricSet:
         return [*(name for name in found if name != self.loss.name), self.loss.name]
 
 
-def training_metrics(task: Any, model: Any, *, wanted: bool) -> MetricSet:
-    """Returns the metrics of training: the task's and those of a compiled model; in strategy scope.
+def training_metrics(task: Any, model: Any, *, wanted: bool, configured: Sequence[Any] = ()) -> MetricSet:
+    """Returns the metrics of training: the task's, those of the config, and those of a compiled model; in scope.
 
     Args:
       task: The task.
       model: The task's model.
       wanted: Whether the trainer will train; if not, the set holds only the loss.
+      configured: New metrics of the config.
     """
-    return MetricSet("training_loss", [*task_metrics(task, True), *model_metrics(model)] if wanted else [])
+    found = [*task_metrics(task, True), *configured, *model_metrics(model)] if wanted else []
+    return MetricSet("training_loss", found)
 
 
-def validation_metrics(task: Any, model: Any, *, wanted: bool) -> MetricSet:
+def validation_metrics(task: Any, model: Any, *, wanted: bool, configured: Sequence[Any] = ()) -> MetricSet:
     """Returns the metrics of evaluation, with the loss summed in float64; see `training_metrics`."""
-    found = [*task_metrics(task, False), *model_metrics(model)] if wanted else []
+    found = [*task_metrics(task, False), *configured, *model_metrics(model)] if wanted else []
     return MetricSet("validation_loss", found, exact=True)
 
 
@@ -140,13 +142,18 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
         kind = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics")
     for one in made:
-        if isinstance(one, type) or not hasattr(one, "result"):
-            kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
-            raise UsageError(
-                f"{type(task).__name__}.build_metrics returned a list with {kind}, which is not a metric; return "
-                "metric objects, such as keras.metrics.SparseCategoricalAccuracy()"
-            )
+        check_metric(one, f"{type(task).__name__}.build_metrics returned a list with")
     return list(made)
+
+
+def check_metric(one: Any, where: str) -> None:
+    """Raises UsageError when an object is not a metric; `where` says in the message where it comes from."""
+    if isinstance(one, type) or not hasattr(one, "result"):
+        kind = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+        raise UsageError(
+            f"{where} {kind}, which is not a metric; return metric objects, such as "
+            "keras.metrics.SparseCategoricalAccuracy()"
+        )
 
 
 def to_numpy(values: Any) -> Any:

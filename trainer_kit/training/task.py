@@ -90,7 +90,6 @@ class Task(abc.ABC):
         A model without variables is built afterwards: the task calls it in a graph on the specs of a batch.
         """
 
-    @abc.abstractmethod
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset | Source:
@@ -99,7 +98,14 @@ class Task(abc.ABC):
         Args:
           params: A DataConfig, or the task's own kind of data config.
           input_context: This worker's place; `get_per_replica_batch_size` gives the batch size. None: one replica.
+
+        Not called where `params.dataset` names a registered dataset.
         """
+        del params, input_context
+        raise UsageError(
+            f"{type(self).__name__} has no build_inputs; define it, or name a registered dataset in "
+            "task.train_data.dataset.type and task.validation_data.dataset.type"
+        )
 
     @tf.autograph.experimental.do_not_convert
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Sequence[tf.Tensor] | None = None) -> tf.Tensor:

@@ -33,6 +33,7 @@ from trainer_kit.training.checks.model_and_config import (
     check_model,
     check_sections,
 )
+from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
@@ -104,13 +105,13 @@ class Trainer(Evaluator):
         seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
         state = TrainState(global_step, model, optimizer, self._average, task, seed)
         state.discovered.roots["trainer"] = self
-        self._train_set = self._training_metrics(task, model)
+        self._train_set = self._training_metrics(config, task, model)
         self.inputs = self.inputs_class(config, task, self.distribute_dataset)
         own = {"own_loop": self.has_own_loop, "own_train": type(self).train is not Trainer.train}
         super().__init__(
             config, task, model, global_step=global_step, state=state, average=self._average,
             sets=shared_sets(self.inputs.validation_feeds(validation_dataset), config.trainer),
-            metrics=validation_metrics(task, model, wanted=evaluate),
+            metrics=validation_metrics(task, model, wanted=evaluate, configured=configured_metrics(config, evaluate)),
             search=StateSearch(state, self._without_state, required=exact, trains=train, **own),
             values=TaskAttributes(task, trains=train, required=exact),
             checkpoint_exporter=checkpoint_exporter,
@@ -397,8 +398,8 @@ class Trainer(Evaluator):
     def _moving_average(self, config: Any, model: Any) -> Any:
         return create_average(model, config.trainer.optimizer_config.ema)
 
-    def _training_metrics(self, task: Any, model: Any) -> Any:
-        return training_metrics(task, model, wanted=self.trains)
+    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
+        return training_metrics(task, model, wanted=self.trains, configured=configured_metrics(config, self.trains))
 
     def _open_data(self, given: Any) -> TrainData:
         return self.inputs.train_data(self._global_step, given)

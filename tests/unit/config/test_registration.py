@@ -11,9 +11,11 @@ import pytest
 
 from trainer_kit.config.experiments import register_experiment
 from trainer_kit.config.merge import apply
-from trainer_kit.config.registration import register_optimizer, register_schedule
+from trainer_kit.config.registration import register_dataset, register_metric, register_optimizer, register_schedule
 from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import BaseOptimizerConfig, LrConfig, OptimizationConfig, OptimizerConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.config_files import read_params_override
@@ -38,7 +40,7 @@ def lookahead() -> Iterator[None]:
     register_optimizer("lookahead", LookaheadConfig)(lambda config, learning_rate: (config, learning_rate))
     register_schedule("flat")(lambda config: 0.5)
     yield
-    for choice in (OptimizerConfig, LrConfig):
+    for choice in (OptimizerConfig, LrConfig, DatasetConfig, MetricConfig):
         choice.registry._entries.clear()
 
 
@@ -129,3 +131,34 @@ def test_a_section_class_has_to_be_a_configclass() -> None:
 
     with pytest.raises(UsageError, match="configclass"):
         register_schedule("plain", Plain)
+
+
+def test_a_dataset_is_chosen_in_the_section_of_the_data() -> None:
+    with pytest.raises(ConfigError, match="no dataset is registered, so none is called 'moons'; name the module"):
+        _overridden("task.train_data.dataset.type=moons")
+    register_dataset("moons", LookaheadConfig)(lambda config, params: None)
+    config = _overridden("task.train_data.dataset={type: moons, moons: {sync_period: 4}}")
+    assert config.task.train_data.dataset.get() == LookaheadConfig(sync_period=4)
+    assert from_yaml(to_yaml(config), ExperimentConfig()) == config
+
+
+def test_metrics_are_a_list_of_registered_ones_and_keras_own() -> None:
+    register_metric("f1", LookaheadConfig)(lambda config: None)
+    config = _overridden("trainer.metrics=[{type: f1, f1: {sync_period: 4}}, {type: keras, keras: {metric: AUC}}]")
+    first, second = config.trainer.metrics
+    assert first.get() == LookaheadConfig(sync_period=4) and second.get().metric == "AUC"
+    assert from_yaml(to_yaml(config), ExperimentConfig()) == config
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ("[{type: f2}]", "trainer.metrics.0.type.*did you mean f1|is not one of keras, f1"),
+        ("[{keras: {metric: AUC}}]", "has no effect while|is needed"),
+        ("[{type: keras}]", "metric.*is needed"),
+    ],
+)
+def test_a_mistake_in_a_metric_has_its_place(metrics: str, message: str) -> None:
+    register_metric("f1")(lambda config: None)
+    with pytest.raises(ConfigError, match=message):
+        _overridden(f"trainer.metrics={metrics}")

@@ -24,6 +24,7 @@ from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
+from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
@@ -52,7 +53,12 @@ WORDS = st.sampled_from(
     ]
 )
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
-NEEDED = {BestCheckpointConfig: {"metric": "loss"}, CallbackConfig: {"name": "samples"}}  # what has no default
+NEEDED: dict[type, dict[str, Any]] = {  # what has no default
+    BestCheckpointConfig: {"metric": "loss"},
+    CallbackConfig: {"name": "samples"},
+    KerasMetricConfig: {"metric": "Mean"},
+    MetricConfig: {"type": "keras", "keras": {"metric": "Mean"}},
+}
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
@@ -116,8 +122,10 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
             drawn = values_of(info.annotation, tuple(info.metadata))
             values[name] = draw(drawn.filter(lambda value: value is not None) if full else drawn)
     if isinstance(default, OneOfConfig):
-        kind = draw(values_of(fields_of(type(default))["type"].annotation))
-        branch = {kind: draw(configs(default.branches()[kind](), kind in SCHEDULES))} if kind else {}
+        kinds = [*default.branches(), *([] if isinstance(default, MetricConfig) else [None])]
+        kind = draw(st.sampled_from(kinds))
+        section = default.branches()[kind] if kind else None
+        branch = {kind: draw(configs(section(**NEEDED.get(section, {})), kind in SCHEDULES))} if section else {}
         return whole(default, type=kind, **branch)
     made = default
     for name, value in values.items():

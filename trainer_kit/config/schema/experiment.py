@@ -13,6 +13,7 @@ from pydantic import Field, SerializeAsAny
 
 from trainer_kit.config.run_files import RUN_NAMES
 from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.evaluation import (
     BestCheckpointConfig,
     ContinuousEvalConfig,
@@ -24,6 +25,7 @@ from trainer_kit.config.schema.evaluation import (
     folder_name_problem,
     validation_sets,
 )
+from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import suggestion
@@ -78,6 +80,7 @@ class DataConfig(Config):
       prefetch_buffer_size: How many batches are made ahead; unset leaves the number to tf.data.
       autotune_algorithm: The tuner of tf.data, a name in tf.data.experimental.AutotuneAlgorithm; unset turns it off in
         ArraySource and TFRecordSource.
+      dataset: A registered dataset that makes the data in place of the task's build_inputs.
     """
 
     input_path: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = ""
@@ -105,6 +108,7 @@ class DataConfig(Config):
     seed: int | None = None
     prefetch_buffer_size: Count | None = None
     autotune_algorithm: str | None = None
+    dataset: DatasetConfig = DatasetConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that at most one source of data is set."""
@@ -193,6 +197,8 @@ class TrainerConfig(Config):
       early_stopping: When training ends before train_steps because evaluations no longer improve; unset never ends it
         early.
       best_checkpoints: Further best checkpoints by name, each in a folder of its own.
+      metrics: Metrics of training and of evaluation, in addition to those of the task's build_metrics. The task's
+        process_metrics updates them with labels and outputs.
       callbacks: Callbacks around training steps, in the order in which they are called; each has a name and args.
       loss_upper_bound: A run has diverged when its loss is above this value. It has also diverged when the loss or a
         weight is not finite.
@@ -236,6 +242,7 @@ class TrainerConfig(Config):
     best_checkpoint_metric_comp: Literal["higher", "lower"] = "higher"
     early_stopping: EarlyStoppingConfig | None = None
     best_checkpoints: dict[str, BestCheckpointConfig] = Field(default_factory=dict)
+    metrics: tuple[MetricConfig, ...] = ()
     callbacks: tuple[CallbackConfig, ...] = ()
     loss_upper_bound: float = 1e6
     recovery_begin_steps: Count = 0

@@ -53,13 +53,17 @@ class OpenOneOfConfig(OneOfConfig):
         if self.type is not None and self.type not in known:
             near = near_names(self.type, list(known))
             advice = f"; did you mean {' or '.join(near)}?" if near else ""
-            problem = f"{self.type!r} is not one of {', '.join(known)}{advice}"
+            problem = f"{self.type!r} is not one of {', '.join(known)}{advice}" if known else self._unregistered()
             raise PydanticCustomError("rules", "{text}", {"text": problem, "broken": [("type", problem)]})
         registered = self.type in self.registry
         if registered:
             object.__setattr__(self, str(self.type), self.own)
         super().__post_init__()
         object.__setattr__(self, "own", self.get() if registered else None)
+
+    def _unregistered(self) -> str:
+        kind = self.registry.kind
+        return f"no {kind} is registered, so none is called {self.type!r}; name the module of it with --import_module"
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:

@@ -11,6 +11,7 @@ from trainer_kit.config.schema.evaluation import validation_sets
 from trainer_kit.distribution.datasets import has_plain_iterator, with_threads
 from trainer_kit.distribution.global_batch import tell_uneven_batch
 from trainer_kit.inputs.dataset_iterator import DatasetIterator
+from trainer_kit.inputs.registered_datasets import inputs_of
 from trainer_kit.inputs.train_data import TrainData, open_whole
 
 
@@ -41,7 +42,7 @@ class TaskInputs:
           given: A ready-made dataset that replaces the task's; None: there is none.
         """
         return TrainData(
-            lambda open_at: self.opened(params(), open_at, task.build_inputs),
+            lambda open_at: self.opened(data := params(), open_at, inputs_of(task, data)),
             lambda: int(steps.numpy()),
             given,
             one_iterator=has_plain_iterator(self._strategy),
@@ -75,7 +76,7 @@ class TaskInputs:
         def make() -> Any:
             path = f"task.{section}.global_batch_size"
             with tell_uneven_batch(getattr(params, "global_batch_size", 0), replicas, path):
-                return self.opened(params, self.open_validation, task.build_inputs)
+                return self.opened(params, self.open_validation, inputs_of(task, params))
 
         return DatasetIterator(section, make, given)
 

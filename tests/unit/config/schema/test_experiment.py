@@ -26,7 +26,9 @@ ADDITIONS = {
         "intra_op_threads",
         "executor",
     },
+    "DataConfig": {"dataset"},
     "TrainerConfig": {
+        "metrics",
         "best_checkpoints",
         "callbacks",
         "continuous_eval",
@@ -46,7 +48,9 @@ NEW_CLASSES = {
     "BestCheckpointConfig",
     "CallbackConfig",
     "ContinuousEvalConfig",
+    "DatasetConfig",
     "EarlyStoppingConfig",
+    "MetricConfig",
     "ValidationSetConfig",
 }
 REFUSED_CLASSES = {

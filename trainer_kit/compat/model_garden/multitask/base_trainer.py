@@ -78,7 +78,7 @@ class MultiTaskBaseTrainer(Trainer):
     def _engine_task(self, multi_task: Any) -> EngineTask:
         return EngineTask(multi_task)
 
-    def _training_metrics(self, task: Any, model: Any) -> Any:
+    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return TaskMetrics(task.tasks, total=self.has_total_loss)
 
     def _open_data(self, given: Any) -> Any:

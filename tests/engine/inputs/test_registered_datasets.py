@@ -1,0 +1,88 @@
+"""Datasets that a config names, in place of a task's build_inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit as tk
+from trainer_kit.config.schema.dataset import DatasetConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import TinyConfig, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.task import Task
+from trainer_kit.training.trainer import Trainer
+
+
+@tk.configclass
+class FirstConfig(tk.Config):
+    """A dataset of these tests.
+
+    Attributes:
+      examples: The number of examples.
+    """
+
+    examples: int = 40
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """Registers two datasets for the time of a test."""
+
+    @tk.register_dataset("first", FirstConfig)
+    def first(config: FirstConfig, params: Any) -> Any:
+        features, labels = tiny_arrays(bool(params.is_training))
+        return tk.ArraySource((features[: config.examples], labels[: config.examples]), params)
+
+    @tk.register_dataset("piped")
+    def piped(config: Any, params: Any, input_context: Any = None) -> Any:
+        size = input_context.get_per_replica_batch_size(params.global_batch_size) if input_context else 8
+        return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
+
+    yield
+    for name in ("first", "piped"):
+        del DatasetConfig.registry._entries[name]
+
+
+class _NoInputs(TinyTask):
+    build_inputs = Task.build_inputs
+
+
+def _trainer(train: dict[str, Any], validation: dict[str, Any], strategy: Any = None) -> Trainer:
+    data = {"train_data": {"dataset": train}, "validation_data": {"dataset": validation}}
+    config = tiny_experiment().replace(task=data)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
+
+
+_FIRST, _PIPED = {"type": "first", "first": {"examples": 20}}, {"type": "piped"}
+
+
+def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
+    trainer = _trainer(_FIRST, _PIPED)
+    assert np.isfinite(trainer.train(tf.constant(5))["training_loss"])
+    trainer.evaluate(tf.constant(-1))
+    assert int(trainer.evaluated_batches.numpy()) == 13  # of 8 examples, of 103
+
+
+def test_it_replaces_the_data_of_the_task() -> None:
+    config = tiny_experiment().replace(task={"validation_data": {"dataset": _FIRST}})
+    trainer = Trainer.create(config, TinyTask(config.task), train=False, evaluate=True)
+    trainer.evaluate(tf.constant(-1))
+    assert int(trainer.evaluated_batches.numpy()) == 3  # of 8 examples, of 20
+
+
+def test_a_dataset_gets_its_place_among_the_replicas() -> None:
+    trainer = _trainer(_FIRST, _PIPED, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+    trainer.train(tf.constant(2))
+    assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}
+
+
+def test_no_data_at_all_is_an_error_that_says_what_to_do() -> None:
+    config = tiny_experiment()
+    trainer = Trainer.create(config, _NoInputs(TinyConfig()), train=True, evaluate=False)
+    with pytest.raises(UsageError, match=r"_NoInputs has no build_inputs; define it, or name a registered dataset in"):
+        trainer.train(tf.constant(1))

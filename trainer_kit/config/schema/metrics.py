@@ -1,0 +1,45 @@
+"""Config of the metrics that a config adds to those of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
+
+
+@configclass
+class KerasMetricConfig(Config):
+    """A metric of Keras.
+
+    Attributes:
+      metric: The name of a class in keras.metrics, such as SparseTopKCategoricalAccuracy.
+      args: The arguments that the class is called with.
+    """
+
+    metric: str
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+@configclass
+class MetricConfig(OpenOneOfConfig):
+    """Which metric. `trainer_kit.register_metric` adds one.
+
+    Attributes:
+      type: Which of the metrics below, or of those that are registered, is used.
+      keras: A metric of Keras, and its arguments.
+    """
+
+    registry: ClassVar[Registry[Branch]] = Registry("metric")
+
+    type: str | None = None
+    keras: KerasMetricConfig | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that a metric is chosen."""
+        if self.type is None:
+            yield "type", f"is needed; give one of {', '.join(self.branches())}"
