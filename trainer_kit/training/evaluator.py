@@ -118,6 +118,9 @@ class Evaluator(BaseTrainer):
         """The number of training iterations done, an int64 scalar; it does not depend on the number of optimizers."""
         return self._global_step
 
+    def _read_step(self) -> int:
+        return int(self.global_step.numpy())
+
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
         """The tf.train.Checkpoint with all state of the run."""
@@ -395,7 +398,7 @@ class Evaluator(BaseTrainer):
             return
         self._search.keep_what_changed()
         with self.averaged_weights():
-            step = int(self.global_step.numpy())
+            step = self._read_step()
             left_out = {name for name in self.validation.names if self.validation.have_names and name not in logs}
             options = {"not_evaluated": left_out} if left_out else {}
             self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)

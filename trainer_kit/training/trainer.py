@@ -128,7 +128,7 @@ class Trainer(Evaluator):
         self._finite_weights = FiniteWeights(
             self.state, self._global_step, getattr(config.trainer, "steps_per_loop", 1)
         )
-        self.loop_parts = LoopParts(lambda: int(self._global_step.numpy()), self._first_step_done)
+        self.loop_parts = LoopParts(self._read_step, self._first_step_done)
         self.input_seconds: float | None = None
         self.data_ended, self.batch_spec = False, None  # the spec of a replica's batch, once the step is traced
         self.loop_steps: int | None = 0  # steps of the last loop; None when only global_step shows the number
@@ -312,7 +312,7 @@ class Trainer(Evaluator):
         except (tf.errors.OutOfRangeError, StopIteration):
             self.loop_steps, self.data_ended = None, True
             self.data.feed.forget()
-            if int(self._global_step.numpy()) == 0:
+            if self._read_step() == 0:
                 raise DataError(no_batch("train_data")) from None
 
     def create_train_loop_fn(self) -> Any:
