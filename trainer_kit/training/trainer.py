@@ -138,8 +138,10 @@ class Trainer(Evaluator):
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
-        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag)
-        self.new_loops = NewLoops(config, *parts, self._global_step, lambda: self.model.trainable_variables, fuse_steps)
+        self.new_loops = NewLoops(
+            config, self._train_set.reset, self.train_step, self._train_results, self.stop_flag, self._global_step,
+            lambda: self.model.trainable_variables, fuse_steps, own_loop=self.has_own_loop,
+        )  # fmt: skip
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -285,6 +287,7 @@ class Trainer(Evaluator):
                     with executor(self.new_loops.executor_to_trace_for):
                         graph = loop.graph(iterator)
                     self._search.look_into(graph)
+                    self.new_loops.tell_of_fusing(graph, iterator.element_spec)
                     profiles = not self.loop_parts.window.passed
                     loop = self.new_loops.choose_executor(loop, graph, iterator.element_spec, profiles)
                     self._train_loop = loop
