@@ -438,7 +438,7 @@ class Trainer(Evaluator):
     @tf.autograph.experimental.do_not_convert
     def _train_results(self) -> dict[str, Any]:
         results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
-        results[_REACHED] = tf.identity(self._global_step)
+        results[_REACHED] = tf.cast(self._global_step, tf.float64)  # exact up to 2**53; int64 has a transfer of its own
         if self._guarded:
             results |= self._finite_weights.result()
         return results
