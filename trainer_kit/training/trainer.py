@@ -48,7 +48,8 @@ from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, h
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
-_REACHED = "trainer_kit/global_step"  # of the results of a loop: a read of the variable after it costs 2 % of 10 ms
+# The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a loop of 10 ms.
+_REACHED = "trainer_kit/global_step"
 
 
 class Trainer(Evaluator):
@@ -339,8 +340,8 @@ class Trainer(Evaluator):
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
         self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
-        own = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
-        self.reached = None if own else reached  # a subclass may take more steps
+        overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
+        self.reached = None if overridden else reached  # a subclass may take more steps
         return dict(results)
 
     @tf.autograph.experimental.do_not_convert

@@ -31,9 +31,9 @@ class WaitingClock:
     Args:
       iterator: An iterator over the data.
       waited: The seconds so far: `no_waits`, or the value of the clock before.
-      read: A function that returns the next element of an iterator.
       exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
         reading may come some microseconds late; if operations run one after the other, at any time.
+      read: A function that returns the next element of an iterator.
 
     Attributes:
       waited: The seconds so far, including the elements since.
