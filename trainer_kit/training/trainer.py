@@ -29,10 +29,7 @@ from trainer_kit.optimizers.moving_average import create_average
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.checks.model_and_config import (
-    check_model,
-    check_sections,
-)
+from trainer_kit.training.checks.model_and_config import check_model, check_sections
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
