@@ -48,9 +48,7 @@ class WaitingClock:
     def __next__(self) -> Any:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         elsewhere = here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None)
-        if elsewhere:
-            return next(self._iterator)
-        if is_op_determinism_enabled():
+        if elsewhere or is_op_determinism_enabled():
             return self._read(self._iterator)
         begin = tf.timestamp()
         with tf.control_dependencies([begin] if self._exact else []):
