@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def stop_variable() -> tf.Variable:
-    """Returns a flag that ends a running loop when it is set, on the host; a strategy in whose scope it is makes it."""
+    """Returns a flag on the host that ends a running loop when it is set; an open strategy scope applies to it."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.Variable(False, trainable=False, name="stop")
 

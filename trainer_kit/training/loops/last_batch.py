@@ -155,6 +155,6 @@ def _run_after_read(operations: Sequence[tf.Operation], waiting: tf.Operation, a
 
 
 def _variable(dtype: tf.DType) -> tf.Variable:
-    """Returns a variable on the host for values of any shape; a strategy whose scope is open makes it its own."""
+    """Returns a variable on the host for values of any shape; an open strategy scope applies to it."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.Variable(tf.zeros([], dtype), trainable=False, shape=tf.TensorShape(None), name="last_batch")
