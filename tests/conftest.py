@@ -36,6 +36,9 @@ def pytest_collectstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, so that short ones fill up both workers at the end: a file stays with one worker."""
     order = [_TESTS / "process" / "end_to_end", _TESTS / "process", _TESTS / "engine", _TESTS / "unit"]
+    for item in items:
+        if not {*order} & {*item.path.parents}:
+            raise pytest.UsageError(f"move {item.path} into tests/unit, tests/engine or tests/process")
     items.sort(key=lambda item: next(place for place, folder in enumerate(order) if folder in item.path.parents))
 
 
