@@ -16,6 +16,7 @@ import pytest
 from trainer_kit.process.deferred_imports import defer_imports
 
 _TESTS = Path(__file__).parent
+_COLLECTED = 1.0  # seconds until a garbage collection has deleted the other references to what it finds
 
 defer_imports()  # before a test module imports Keras
 
@@ -77,7 +78,7 @@ def _delete_iterators_in_threads() -> None:
         def delete(iterator: Any, names: list[str] = resources) -> None:
             if not sys.is_finalizing():
                 last_references = [iterator.__dict__.pop(one, None) for one in [*names, "_components"]]
-                threading.Thread(target=last_references.clear).start()
+                threading.Timer(_COLLECTED, last_references.clear).start()
 
         kind.__del__ = delete
 
