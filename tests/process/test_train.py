@@ -50,7 +50,7 @@ def test_the_help_names_every_flag_and_mode(flag: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experment=a"], "--experment: no such flag; did you mean experiment"),
+        (["--experment=a"], "--experment: no such flag; did you mean --experiment"),
         (["experiment=a"], "'experiment=a' is not a flag; flags begin with --"),
         (["--debug=maybe"], "flag --debug=maybe: "),
         (["--mode"], "mode"),
