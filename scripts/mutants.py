@@ -4,19 +4,24 @@
     python -m scripts.mutants --only=3,17 --tests=tests      runs other tests on chosen mutants, here all of them
 
 Each mutant lives in a copy of the checkout. It is killed by the first test that fails. A mutant that no test kills is
-printed with its place: either a test is missing, or the change makes no difference that anybody could see.
+printed with its place: either a test is missing, or the change makes no difference that anybody could see. The chosen
+tests first run on the source as it is, where they have to pass. Tests that end in another way, such as by an error
+before the first test or by their time limit, are counted by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +37,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 _LOGS = ("_LOG.", "warnings.warn", "print")  # calls whose absence only a reader of the log notices
 _COPIED = ("trainer_kit", "tests", "scripts", "experiments", "configs", "docs")
 _LIMITS = {False: 300, True: 3600}  # seconds for the tests of a mutant, which may hang; with --tests
+_SURVIVES, _KILLED, _TIMEOUT = "survives", "killed", "timeout"
 
 
 @dataclass(frozen=True)
@@ -111,34 +117,48 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 
 def tests_of(path: Path) -> list[str]:
     """Returns the test files of a module: its own one, else those that import it, else all of its folder."""
-    inside, module = path.relative_to("trainer_kit"), ".".join(path.with_suffix("").parts)
+    inside = path.relative_to("trainer_kit")
+    module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     own = sorted((ROOT / "tests").glob(f"*/{inside.with_name(f'test_{inside.stem}.py')}"))
     users = [one for one in sorted((ROOT / "tests").rglob("test_*.py")) if f"from {module} import" in one.read_text()]
     found = own or users or sorted((ROOT / "tests").glob(f"*/{inside.parent}/test_*.py"))
     return [str(one.relative_to(ROOT)) for one in found or [ROOT / "tests"]]
 
 
-def survives(mutant: Mutant, tests: Sequence[str], limit: float) -> bool:
-    """Whether all tests pass within `limit` seconds on a copy of the checkout with the mutant."""
+def outcome(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
+    """Returns how `tests` end within `limit` seconds on a copy of the checkout with the mutant, if there is one."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         for name in _COPIED:
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         for one in ROOT.glob("*.*"):
             if one.is_file():
                 shutil.copy(one, folder)
-        changed = Path(folder, mutant.path)
-        changed.write_text(mutant.applied(changed.read_text()))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        if mutant is not None:
+            changed = Path(folder, mutant.path)
+            changed.write_text(mutant.applied(changed.read_text()))
+        return run_tests(folder, tests, limit)
+
+
+def run_tests(folder: str, tests: Sequence[str], limit: float) -> str:
+    """Returns how `tests` of `folder` end: "survives", "killed", "timeout", or "exit" and pytest's other exit code."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    ) as process:
         try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=limit)
+            code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+            return _TIMEOUT
+        finally:  # with what the tests have started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return {0: _SURVIVES, 1: _KILLED}.get(code, f"exit {code}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draws mutants, runs their tests two at a time, and prints each; returns 1 if one survives."""
+    """Draws mutants, runs their tests two at a time, and prints how each ends; returns 1 if one survives."""
     parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--count", type=int, default=40, help="the number of mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="draws the mutants (default: %(default)s)")
@@ -149,15 +169,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only:
         chosen = [(number, one) for number, one in chosen if str(number) in options.only.split(",")]
     tests = [options.tests.split() if options.tests else tests_of(one.path) for _, one in chosen]
-    survived = 0
+    unchanged = outcome(None, sorted({test for one in tests for test in one}), _LIMITS[True])
+    if unchanged != _SURVIVES:
+        parser.error(f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge no mutant")
+    counts: Counter[str] = Counter()
     with ThreadPoolExecutor(2) as pool:
         limits = [_LIMITS[bool(options.tests)]] * len(chosen)
-        results = pool.map(survives, [one for _, one in chosen], tests, limits)
-        for (number, mutant), lives in zip(chosen, results, strict=True):
-            survived += lives
-            print(f"{number:3d} {'SURVIVES' if lives else 'killed  '} {mutant}", flush=True)
-    print(f"{survived} of {len(chosen)} survive")
-    return 1 if survived else 0
+        results = pool.map(outcome, [one for _, one in chosen], tests, limits)
+        for (number, mutant), found in zip(chosen, results, strict=True):
+            counts[found] += 1
+            print(f"{number:3d} {found.upper() if found == _SURVIVES else found:8} {mutant}", flush=True)
+    print(f"{len(chosen)} mutants: {', '.join(f'{count} {name}' for name, count in counts.most_common())}")
+    return 1 if counts[_SURVIVES] else 0
 
 
 if __name__ == "__main__":

@@ -6,14 +6,17 @@ import gc
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainer_kit.process.deferred_imports import defer_imports
 
 _TESTS = Path(__file__).parent
+_COLLECTED = 1.0  # seconds until a garbage collection has deleted the other references to what it finds
 
 defer_imports()  # before a test module imports Keras
 
@@ -36,6 +39,9 @@ def pytest_collectstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, so that short ones fill up both workers at the end: a file stays with one worker."""
     order = [_TESTS / "process" / "end_to_end", _TESTS / "process", _TESTS / "engine", _TESTS / "unit"]
+    for item in items:
+        if not {*order} & {*item.path.parents}:
+            raise pytest.UsageError(f"move {item.path} into tests/unit, tests/engine or tests/process")
     items.sort(key=lambda item: next(place for place, folder in enumerate(order) if folder in item.path.parents))
 
 
@@ -49,6 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return
+    _delete_iterators_in_threads()
     try:
         cpu = tensorflow.config.list_physical_devices("CPU")[0]
         tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 4)
@@ -56,9 +63,29 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pass
 
 
+def _delete_iterators_in_threads() -> None:
+    """Lets a test go on while the destructors of its iterators wait, each for up to a minute.
+
+    trainer_kit.inputs.dataset_iterator says what they wait for, and does the same to the iterators of a run. These are
+    of tests, and of the programs of others that tests run.
+    """
+    for module, name, resources in (
+        ("iterator_ops", "OwnedIterator", ["_iterator_resource"]),
+        ("multi_device_iterator_ops", "OwnedMultiDeviceIterator", ["_multi_device_iterator_resource"]),
+    ):
+        kind = getattr(sys.modules[f"tensorflow.python.data.ops.{module}"], name)
+
+        def delete(iterator: Any, names: list[str] = resources) -> None:
+            if not sys.is_finalizing():
+                last_references = [iterator.__dict__.pop(one, None) for one in [*names, "_components"]]
+                threading.Timer(_COLLECTED, last_references.clear).start()
+
+        kind.__del__ = delete
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_garbage() -> Iterator[None]:
-    """Deletes what the tests of a module leave: the destructor of an old iterator waits for up to a minute."""
+    """Deletes what the tests of a module leave, so that no later test takes the time for it."""
     yield
     if "tensorflow" in sys.modules:
         gc.collect()

@@ -83,7 +83,7 @@ def dense() -> Subject:
         *by_hand({"net": "dense", "loop": 1000}, "by hand, loops of 1,000"),
         ours("ours", "ours, executor=default, loops of 1,000", "dense", at_least(0.97), loop=1000, runtime=DEFAULT),
         ours("ours_auto", "ours, as it comes (executor=auto), loops of 1,000", "dense", at_least(1.5), loop=1000),
-        ours("ours_arrays", "ours with an ArraySource", "dense", loop=1000, task={"source": "arrays"}),
+        ours("ours_arrays", "ours with an ArraySource (executor=auto)", "dense", loop=1000, task={"source": "arrays"}),
         Contender(
             name="by_hand_100", label="by hand, loops of 100", run=f"{BY_HAND}:train", options=hundred, to="by_hand"
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from trainer_kit.train import main
 
 _numbers = itertools.count()
 Supervised = tuple["subprocess.CompletedProcess[str]", set[str]]
+Restarted = Callable[[str], tuple[Path, Supervised]]
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def test_the_help_names_every_flag_and_mode(flag: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experment=a"], "--experment: no such flag; did you mean experiment"),
+        (["--experment=a"], "--experment: no such flag; did you mean --experiment"),
         (["experiment=a"], "'experiment=a' is not a flag; flags begin with --"),
         (["--debug=maybe"], "flag --debug=maybe: "),
         (["--mode"], "mode"),
@@ -163,43 +167,64 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train", **env
     return done, {*common, *flags}
 
 
-def test_with_restarts_the_same_flags_run_in_a_child_process(tmp_path: Path) -> None:
-    done, flags = _supervised(tmp_path, "look preempted crash no-data")
+_SECOND = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
+_RESTARTED: dict[str, tuple[list[str], dict[str, str]]] = {
+    "alone": (["look preempted crash no-data"], {}),
+    "from a step": (["look preempted crash no-data", "--from_step=0"], {}),
+    "sidecar": (["look crash crash no-data", "--eval_name=test_set"], {"mode": "continuous_eval", "beside": ""}),
+    "second by config": (
+        ["look crash crash no-data", "--params_override=runtime.worker_hosts='a:1,b:1',runtime.task_index=1"],
+        {"beside": ""},
+    ),
+    "second by TF_CONFIG": (["look crash crash no-data"], {"beside": "", "TF_CONFIG": _SECOND}),
+}
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
+    """By the name of a command: its folder, and how it ended. All run at once: most of each is a wait for a restart."""
+    folders = {name: tmp_path_factory.mktemp("restarted") for name in _RESTARTED}
+
+    @functools.cache
+    def run_all() -> dict[str, Supervised]:
+        with ThreadPoolExecutor(len(folders)) as pool:
+            runs = {
+                name: pool.submit(_supervised, folders[name], *arguments, **options)
+                for name, (arguments, options) in _RESTARTED.items()
+            }
+        return {name: run.result() for name, run in runs.items()}
+
+    return lambda name: (folders[name], run_all()[name])
+
+
+def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarted) -> None:
+    folder, (done, flags) = restarted("alone")
     assert done.returncode == 5, done.stderr
     assert done.stdout == "import 1\nimport 2\nimport 3\nFalse\n"
     assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
     assert "attempt 3: data after" in done.stderr
-    records = list(read_lines(tmp_path / "run" / "attempts.jsonl"))
+    records = list(read_lines(folder / "run" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
     assert set(records[0]["command"][3:]) == flags
     assert "  RuntimeError: the crash" in records[1]["log"]
 
 
-def test_with_restarts_from_step_is_used_until_the_run_begins(tmp_path: Path) -> None:
-    done, flags = _supervised(tmp_path, "look preempted crash no-data", "--from_step=0")
-    records = list(read_lines(tmp_path / "run" / "attempts.jsonl"))
+def test_with_restarts_from_step_is_used_until_the_run_begins(restarted: Restarted) -> None:
+    folder, (done, flags) = restarted("from a step")
+    records = list(read_lines(folder / "run" / "attempts.jsonl"))
     assert [set(record["command"][3:]) == flags for record in records] == [True] * 3, done.stderr
 
 
-_SECOND = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
-
-
 @pytest.mark.parametrize(
-    ("flags", "mode", "environment", "own"),
-    [
-        (["--eval_name=test_set"], "continuous_eval", {}, "evals/test_set"),
-        (["--params_override=runtime.worker_hosts='a:1,b:1',runtime.task_index=1"], "train", {}, "workers/1"),
-        ([], "train", {"TF_CONFIG": _SECOND}, "workers/1"),
-    ],
+    ("name", "own"),
+    [("sidecar", "evals/test_set"), ("second by config", "workers/1"), ("second by TF_CONFIG", "workers/1")],
 )
-def test_a_supervised_sidecar_ignores_the_trainers_step(
-    tmp_path: Path, flags: list[str], mode: str, environment: dict[str, str], own: str
-) -> None:
-    done, _ = _supervised(tmp_path, "look crash crash no-data", *flags, mode=mode, beside="", **environment)
+def test_a_supervised_sidecar_ignores_the_trainers_step(restarted: Restarted, name: str, own: str) -> None:
+    folder, (done, _) = restarted(name)
     assert done.returncode == 5, done.stderr
-    assert not (tmp_path / "run" / "attempts.jsonl").exists()
-    records = list(read_lines(tmp_path / "run" / own / "attempts.jsonl"))
+    assert not (folder / "run" / "attempts.jsonl").exists()
+    records = list(read_lines(folder / "run" / own / "attempts.jsonl"))
     assert [(record["exit_code"], record["step"]) for record in records] == [(1, None), (1, None), (5, None)]
 
 

@@ -235,6 +235,13 @@ def test_a_heavy_import_is_noticed(tmp_path: Path) -> None:
     assert heavy_imports(["door"], tmp_path) == {"orbit"}
 
 
+def test_collecting_the_unit_tests_imports_no_tensorflow() -> None:
+    collect = "pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests/unit'])"
+    code = f"import sys, pytest; sys.exit({collect} or 'tensorflow' in sys.modules and 'it is imported')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
 def test_the_lock_covers_the_package_and_its_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

@@ -94,8 +94,8 @@ class Run:
 
     Attributes:
       trainer, directory, chief: The arguments.
-      step: The global step. The controller sets it after each loop, restore and error: each read of the variable costs
-        up to 3 % of a loop of 10 ms.
+      step: The global step. It is set after each loop, restore and error, and after actions and users' callbacks,
+        which may restore a checkpoint. Each read of the variable costs up to 3 % of a loop of 10 ms.
       total: The global step at which the run ends; None if it is not known.
       loop: The last training loop; None before the first one.
       evaluation: The last evaluation; None before the first one.

@@ -16,6 +16,7 @@ from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.distribution.collectives import broadcast_from_chief, worker_count
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
+from trainer_kit.training.checks.global_step import is_users
 from trainer_kit.training.loops.intervals import next_multiple
 
 _LOG = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class CallbackList:
         self.shares_requests = worker_count(self._strategy) > 1
         for member in self.members:
             _check(member)
+        self._users_events = {name for name in _EVENTS if any(is_users(type(one), name) for one in self.members)}
 
     def keep_states(self) -> None:
         """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
@@ -69,6 +71,8 @@ class CallbackList:
     def call(self, event: str, *arguments: Any) -> None:
         """Calls an event on all members that override it.
 
+        A user's callback may restore a checkpoint, so `run.step` is read after an event that users' callbacks see.
+
         Raises:
           Exception: the first error of a required member; the members after it are not called.
         """
@@ -78,6 +82,8 @@ class CallbackList:
         for member in self.members:
             if self._is_called(member, event):
                 self._call(member, event, *arguments)
+        if event in self._users_events:
+            self.run.read_step()
 
     def call_after_error(self, event: str, *arguments: Any) -> None:
         """Calls an event on all members while another error is being handled, and logs their errors.
@@ -112,6 +118,8 @@ class CallbackList:
                 begun.append(member)
                 if self._is_called(member, f"{what}_begin"):
                     self._call(member, f"{what}_begin")
+            if f"{what}_begin" in self._users_events:
+                self.run.read_step()
             if what == "train":
                 self._give_states_back(again)
             yield

@@ -36,6 +36,13 @@ class KeepExecutor(Callback):
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Records the executor once it is chosen. A run that is killed before that chooses the same one again."""
         del logs
+        self._record(run)
+
+    def checkpoint_begin(self, run: Run) -> None:
+        """Records the executor before a checkpoint that holds its steps: an interrupted loop has no loop_end."""
+        self._record(run)
+
+    def _record(self, run: Run) -> None:
         if run.trainer.executor not in ("auto", self._noted):
             self._noted = run.trainer.executor
             self._directory.keep_executor(self._noted)

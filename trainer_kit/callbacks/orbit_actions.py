@@ -13,8 +13,8 @@ class Actions(Callback):
     """Calls actions after each training loop and after each evaluation, on every worker.
 
     An action may raise StopTraining; the other actions are still called. If an action has restored an earlier
-    checkpoint, the run goes back to that step. `keep_states` saves the states of train actions that have methods
-    `state()` and `restore(state)`.
+    checkpoint, after a loop or after an evaluation, the run goes back to that step. `keep_states` saves the states of
+    train actions that have methods `state()` and `restore(state)`.
 
     Args:
       train_actions: Functions that take what the trainer's `train` returned.
@@ -32,23 +32,24 @@ class Actions(Callback):
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Calls the actions after training loops."""
         assert run.loop is not None
-        _call(self.train_actions, run, logs)
-        if self.train_actions and (step := int(run.trainer.global_step.numpy())) < run.loop.end:
-            run.rewind(step, f"an action has taken the run back from step {run.loop.end} to step {step}")
+        _call(self.train_actions, run, logs, run.loop.end)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Calls the actions after evaluations."""
         assert run.evaluation is not None
         if not run.evaluation.replayed:
-            _call(self.eval_actions, run, logs)
+            _call(self.eval_actions, run, logs, run.evaluation.step)
 
 
-def _call(actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any) -> None:
+def _call(actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int) -> None:
+    """Calls actions at the step `before`, and asks for a rewind if they have set global_step to an earlier one."""
     for action in actions:
         try:
             action(logs)
         except StopTraining as stop:
             run.stop(str(stop))
+    if actions and (step := run.read_step()) < before:
+        run.rewind(step, f"an action has taken the run back from step {before} to step {step}")
 
 
 def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:

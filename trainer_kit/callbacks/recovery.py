@@ -73,8 +73,7 @@ class Recovery(Callback):
         if self.trials >= options.recovery_max_trials:
             self._give_up(error, begin, end)
         self.trials += 1
-        self._last_sound()
-        step = int(self._trainer.global_step.numpy())
+        step = self._restore_last_sound()
         trials = options.recovery_max_trials
         _LOG.warning("%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials)
         self._change_after_rewind = lambda: "nothing is changed"
@@ -95,7 +94,7 @@ class Recovery(Callback):
     def restore_checkpoint(self, path: str) -> int:
         """Restores the checkpoint at `path` and returns its step; eager, in scope."""
         self._manager.restore(path)
-        return int(self._trainer.global_step.numpy())
+        return self._manager.saved_step
 
     def _leave_out(self, step: int | None, batch: int | None) -> str:
         if step is None or batch is None:
@@ -123,12 +122,13 @@ class Recovery(Callback):
                 break
         return None
 
-    def _last_sound(self) -> str:
+    def _restore_last_sound(self) -> int:
+        """Restores the newest checkpoint whose values are all finite, and returns its step."""
         path = self._manager.newest()
         while path is not None:
-            self.restore_checkpoint(path)
+            step = self.restore_checkpoint(path)
             if self._trainer.state.is_sound():
-                return path
+                return step
             _LOG.warning("%s holds weights that are not finite; it was moved to diverged/", path)
             path = self._manager.discard(path)
         source = self._manager.source

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     defer_imports()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    arguments = parser().parse_args(argv)
+    arguments = _parsed(argv)
     with Stops() as stops:
         try:
             code = int(arguments.run(arguments))
@@ -89,6 +89,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not isinstance(error, (Exception, SystemExit)):
                 raise
             return print_error(error, debug=arguments.debug)
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the parsed arguments. argparse itself takes the paths of `show` only before the flags."""
+    whole = parser()
+    arguments, rest = whole.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "paths") or any(one.startswith("-") for one in rest)):
+        whole.error(f"unrecognized arguments: {' '.join(rest)}; see trainer-kit {arguments.verb} --help")
+    if rest:
+        arguments.paths += rest
+    return arguments
 
 
 def _unread(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from trainer_kit.config.field_docs import FieldDoc, docs_by_path
 from trainer_kit.config.resolve import describe
 from trainer_kit.errors import ExitCode, UsageError, suggestion
 
-_PATHS = "Values or sections to explain, such as trainer.train_steps; put them after the experiment's name."
+_PATHS = "Values or sections to explain, such as trainer.train_steps."
 Value = tuple[str, Any, str]  # dotted path, plain value, origin
 
 

@@ -149,11 +149,13 @@ def check_resume(
 def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:
     """Replaces the old executor where it means the same as `new`: a run keeps the executor that it began with.
 
-    The default value is now auto; runs of earlier releases began with the value default.
+    The default value is now auto; runs of earlier releases began with the value default, or before there was a choice.
     """
     runtime = old.get("runtime")
-    if not isinstance(runtime, dict) or "executor" not in runtime:
+    if not isinstance(runtime, dict):
         return
+    if "executor" not in runtime:
+        runtime["executor"] = "auto" if new == "auto" else kept or "default"
     if new == "auto" and runtime["executor"] == "default":
         runtime["executor"] = "auto"
     elif new != "auto" and runtime["executor"] == "auto" and kept:

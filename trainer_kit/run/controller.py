@@ -331,6 +331,7 @@ class Controller:
         run.evaluation = Evaluation(step, tuple(sets), seconds, of_sets, path)
         merged = {**before, **logs}
         self.callbacks.call("evaluation_end", merged)
+        run.read_step()  # an action, or eval_end of the user's trainer, may have restored a checkpoint
         return dict(tf.nest.map_structure(to_numpy, merged))
 
     def _not_evaluated(self, sets: Iterable[str]) -> list[str]:

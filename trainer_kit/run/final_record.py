@@ -119,7 +119,7 @@ def conclude(
     if stopped(signals, trainer):
         if writers.history is not None:
             _log_lines(_spent_time(trainer, config, writers.times)[1])
-        _raise_stopped(signals, trainer)
+        _raise_stopped(signals, trainer, controller.run.read_step())
     with writers.times.during("save"):
         controller.sync()
     if writers.history is None:
@@ -174,8 +174,8 @@ def stopped(signals: StopSignals, trainer: Any) -> bool:
     return is_stopping(trainer, lambda: signals.received is not None)
 
 
-def _raise_stopped(signals: StopSignals, trainer: Any) -> None:
-    where = f"at step {int(trainer.global_step.numpy())}; the same command resumes from the last checkpoint"
+def _raise_stopped(signals: StopSignals, trainer: Any, step: int) -> None:
+    where = f"at step {step}; the same command resumes from the last checkpoint"
     signals.check(where)
     if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")

@@ -70,7 +70,8 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     try:
         rest = values(list(argv))[1:]
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(f"--{error.flagname}: no such flag; {suggestion(error.flagname, list(values))}") from error
+        known = suggestion(f"--{error.flagname}", [f"--{name}" for name in values])
+        raise UsageError(f"--{error.flagname}: no such flag; {known}") from error
     except flags.Error as error:
         raise UsageError(_reworded(str(error))) from error
     if rest:

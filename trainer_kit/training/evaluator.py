@@ -25,7 +25,6 @@ from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, che
 from trainer_kit.training.loops.host_variables import batch_counter
 from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.metrics import MetricSet, to_numpy
-from trainer_kit.training.task import Task, without_loss
 from trainer_kit.training.trainer_parts.async_workers import AsyncWorkers
 from trainer_kit.training.trainer_parts.evaluated_weights import EvaluatedWeights
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -118,6 +117,9 @@ class Evaluator(BaseTrainer):
     def global_step(self) -> tf.Variable:
         """The number of training iterations done, an int64 scalar; it does not depend on the number of optimizers."""
         return self._global_step
+
+    def _read_step(self) -> int:
+        return int(self.global_step.numpy())
 
     @property
     def checkpoint(self) -> tf.train.Checkpoint:
@@ -359,8 +361,8 @@ class Evaluator(BaseTrainer):
             )
         if task.loss in logs:
             metrics.update_loss(logs[task.loss], inputs)
-        if isinstance(task, Task) and not self._aggregates(task):
-            metrics.update_step_values(without_loss(task, logs), inputs)
+        if not self._aggregates(task):
+            metrics.update_step_values(task, logs, inputs)
         return logs
 
     @tf.autograph.experimental.do_not_convert
@@ -398,7 +400,7 @@ class Evaluator(BaseTrainer):
             return
         self._search.keep_what_changed()
         with self.averaged_weights():
-            step = int(self.global_step.numpy())
+            step = self._read_step()
             left_out = {name for name in self.validation.names if self.validation.have_names and name not in logs}
             options = {"not_evaluated": left_out} if left_out else {}
             self._checkpoint_exporter.maybe_export_checkpoint(self.state.weights, logs, step, **options)

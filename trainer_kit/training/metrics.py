@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.step_values import StepValues
+from trainer_kit.training.task import Task
 
 
 class _Loss(keras.metrics.Mean):
@@ -64,14 +65,17 @@ class MetricSet:
         self.loss.update_state(mean, sample_weight=examples)
 
     @tf.autograph.experimental.do_not_convert
-    def update_step_values(self, logs: Mapping[Any, Any], inputs: Any) -> None:
+    def update_step_values(self, task: Any, logs: Mapping[Any, Any], inputs: Any) -> None:
         """Adds the scalars that a step returned beside the loss; in graph, on a replica.
 
         Args:
-          logs: What the step returned, without its loss.
+          task: The task of the step. What tasks of Model Garden return is not reported.
+          logs: What the step returned.
           inputs: The batch; its number of examples is the weight of the values.
         """
-        self._step_values.update(logs, _examples(inputs))
+        if isinstance(task, Task):
+            others = {name: value for name, value in logs.items() if name != task.loss}
+            self._step_values.update(others, _examples(inputs))
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:

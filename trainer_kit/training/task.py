@@ -276,11 +276,6 @@ def step_loss(task: Any, logs: Any) -> tf.Tensor:
     return scalar_loss(loss, f"under the key {task.loss!r}, {method}") if isinstance(task, Task) else loss
 
 
-def without_loss(task: Task, logs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns what a step returned beside its loss."""
-    return {name: value for name, value in logs.items() if name != task.loss}
-
-
 @tf.autograph.experimental.do_not_convert
 def split_batch(inputs: Any) -> tuple[Any, Any]:
     """Returns (features, labels) of a batch; without labels, the features are their own labels."""

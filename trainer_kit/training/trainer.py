@@ -29,10 +29,7 @@ from trainer_kit.optimizers.moving_average import create_average
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.checks.model_and_config import (
-    check_model,
-    check_sections,
-)
+from trainer_kit.training.checks.model_and_config import check_model, check_sections
 from trainer_kit.training.configured_metrics import configured_metrics
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
@@ -41,7 +38,7 @@ from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
-from trainer_kit.training.task import Task, step_loss, without_loss
+from trainer_kit.training.task import step_loss
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -49,7 +46,8 @@ from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, h
 from trainer_kit.training.trainer_parts.task_inputs import TaskInputs
 from trainer_kit.training.trainer_parts.validation_sets import shared_sets
 
-_REACHED = "trainer_kit/global_step"  # of the results of a loop: a read of the variable after it costs 2 % of 10 ms
+# The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a loop of 10 ms.
+_REACHED = "trainer_kit/global_step"
 
 
 class Trainer(Evaluator):
@@ -129,7 +127,7 @@ class Trainer(Evaluator):
         self._finite_weights = FiniteWeights(
             self.state, self._global_step, getattr(config.trainer, "steps_per_loop", 1)
         )
-        self.loop_parts = LoopParts(lambda: int(self._global_step.numpy()), self._first_step_done)
+        self.loop_parts = LoopParts(self._read_step, self._first_step_done)
         self.input_seconds: float | None = None
         self.data_ended, self.batch_spec = False, None  # the spec of a replica's batch, once the step is traced
         self.loop_steps: int | None = 0  # steps of the last loop; None when only global_step shows the number
@@ -139,8 +137,10 @@ class Trainer(Evaluator):
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
-        parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag)
-        self.new_loops = NewLoops(config, *parts, self._global_step, lambda: self.model.trainable_variables, fuse_steps)
+        self.new_loops = NewLoops(
+            config, self._train_set.reset, self.train_step, self._train_results, self.stop_flag, self._global_step,
+            lambda: self.model.trainable_variables, fuse_steps, own_loop=self.has_own_loop,
+        )  # fmt: skip
 
     @classmethod
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
@@ -279,13 +279,13 @@ class Trainer(Evaluator):
         spec = lambda: self.batch_spec or iterator.element_spec  # noqa: E731  of fused steps an element is a stack
         self.between_steps = False
         described = batch_described("task.train_data", spec, self.task, self.model)
-        refusals = reporting_refusal(self.fuse_steps)
-        with described, self._ended_with_data(), self.data.reporting_damage(), refusals:
+        with described, self._ended_with_data(), self.data.reporting_damage(), reporting_refusal(self.fuse_steps):
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self._search.is_done:
                     with executor(self.new_loops.executor_to_trace_for):
                         graph = loop.graph(iterator)
                     self._search.look_into(graph)
+                    self.new_loops.tell_of_fusing(graph, iterator.element_spec)
                     profiles = not self.loop_parts.window.passed
                     loop = self.new_loops.choose_executor(loop, graph, iterator.element_spec, profiles)
                     self._train_loop = loop
@@ -313,7 +313,7 @@ class Trainer(Evaluator):
         except (tf.errors.OutOfRangeError, StopIteration):
             self.loop_steps, self.data_ended = None, True
             self.data.feed.forget()
-            if int(self._global_step.numpy()) == 0:
+            if self._read_step() == 0:
                 raise DataError(no_batch("train_data")) from None
 
     def create_train_loop_fn(self) -> Any:
@@ -337,8 +337,8 @@ class Trainer(Evaluator):
         found, self.loop_parts.results = self.loop_parts.results, None
         results = to_numpy(self._train_results()) if found is None else found
         self.sound, reached = pop_finite(results), int(results.pop(_REACHED))
-        own = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
-        self.reached = None if own else reached  # a subclass may take more steps
+        overridden = type(self).train is not Trainer.train or type(self).train_loop_end is not Trainer.train_loop_end
+        self.reached = None if overridden else reached  # a subclass may take more steps
         return dict(results)
 
     @tf.autograph.experimental.do_not_convert
@@ -364,8 +364,7 @@ class Trainer(Evaluator):
             step = tf.function(step, jit_compile=True, autograph=False)
         logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
         self._train_set.update_loss(step_loss(self.task, logs))
-        if isinstance(self.task, Task):  # the logs of Model Garden's tasks are no reports
-            self._train_set.update_step_values(without_loss(self.task, logs), inputs)
+        self._train_set.update_step_values(self.task, logs, inputs)
 
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it; eager, on the host."""
@@ -438,7 +437,7 @@ class Trainer(Evaluator):
     @tf.autograph.experimental.do_not_convert
     def _train_results(self) -> dict[str, Any]:
         results = {**self._train_set.results(), "learning_rate": current_learning_rate(self._optimizer)}
-        results[_REACHED] = tf.identity(self._global_step)
+        results[_REACHED] = tf.cast(self._global_step, tf.float64)  # exact up to 2**53; int64 has a transfer of its own
         if self._guarded:
             results |= self._finite_weights.result()
         return results

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from trainer_kit.callbacks import callback_list
-from trainer_kit.callbacks.base import Callback, Requests, Run
+from trainer_kit.callbacks.base import Callback, Loop, Requests, Run
 from trainer_kit.callbacks.callback_list import CallbackList
+from trainer_kit.callbacks.orbit_actions import Actions
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
@@ -63,7 +65,7 @@ class _Counting(Callback):
 
 
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
-    run = Run(SimpleNamespace(validation_sets=("",), **trainer), "", chief)
+    run = Run(SimpleNamespace(validation_sets=("",), global_step=tf.Variable(7, dtype=tf.int64), **trainer), "", chief)
     run.step = 7
     return CallbackList(run, members)
 
@@ -336,3 +338,26 @@ class _NoMethod(Callback):
 def test_an_event_that_is_no_method_is_refused() -> None:
     with pytest.raises(UsageError, match="callback _NoMethod: loop_end is None; make it a method"):
         CallbackList(_listed().run, [_NoMethod()])
+
+
+class _Moving(Callback):
+    """Moves the global step at the end of a loop, as a restore does."""
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        run.trainer.global_step.assign(3)
+
+
+def test_run_step_is_read_after_an_event_that_a_user_sees() -> None:
+    called = _listed(_Moving())
+    called.call("loop_begin", 1)
+    assert called.run.step == 7
+    called.call("loop_end", {})
+    assert called.run.step == 3
+
+
+def test_the_engines_callbacks_cost_no_read_of_the_step() -> None:
+    called = _listed(Actions())
+    called.run.loop = Loop(5, 7, 1.0, {})
+    called.run.trainer.global_step.assign(3)
+    called.call("loop_end", {})
+    assert called.run.step == 7

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.errors import ConfigError
+from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.errors import ConfigError, PreemptedError
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import tiny_experiment
 
@@ -49,6 +52,27 @@ def test_a_run_of_an_earlier_release_keeps_the_default(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(old))
     assert _train(tmp_path, 8) == "default"
     assert _train(tmp_path, 12) == "default"
+
+
+class _StopsInTheLoop(Callback):
+    """Asks for a stop from another thread, once the first loop has done steps."""
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        threading.Thread(target=self._stop, args=(run.trainer,)).start()
+
+    def _stop(self, trainer: Any) -> None:
+        while int(trainer.global_step.numpy()) < 2:
+            time.sleep(0.01)
+        trainer.request_stop()
+
+
+def test_the_choice_of_a_loop_that_was_stopped_is_kept(tmp_path: Path) -> None:
+    many = dict.fromkeys(["train_steps", "steps_per_loop", "summary_interval", "checkpoint_interval"], 10**6)
+    config = tiny_experiment(**many).replace(runtime={"executor": "auto"})
+    with pytest.raises(PreemptedError):
+        launch(config, "train", str(tmp_path), callbacks=[_StopsInTheLoop()])
+    assert complete_checkpoints(str(tmp_path))
+    assert _manifest(tmp_path)["executor"] == "single_threaded"
 
 
 def test_the_config_may_name_only_the_chosen_executor(tmp_path: Path) -> None:

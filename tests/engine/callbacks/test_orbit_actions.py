@@ -67,6 +67,18 @@ def test_an_action_that_sets_global_step_back_takes_the_run_back() -> None:
     assert run.requests.rewind == 5
 
 
+def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
+    run = _run()
+    Actions([], [lambda _: run.trainer.global_step.assign(5)]).evaluation_end(run, {})
+    assert (run.requests.rewind, run.step) == (5, 5)
+
+
+def test_an_action_that_moves_global_step_forward_moves_the_run() -> None:
+    run = _run()
+    Actions([lambda _: run.trainer.global_step.assign(12)]).loop_end(run, {})
+    assert (run.requests.rewind, run.step) == (None, 12)
+
+
 def test_actions_after_evaluations_see_no_replayed_one() -> None:
     run, seen = _run(), []
     actions = Actions([], [seen.append])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.distribution.devices import configure_devices
 from trainer_kit.distribution.strategy import create_strategy, runtime_has_started
 from trainer_kit.errors import UsageError
+from trainer_kit.testing import ForkServer
 
 DEFAULT = type(tf.distribute.get_strategy())
 GPUS = len(tf.config.list_physical_devices("GPU"))
@@ -120,13 +119,17 @@ def test_configuring_more_cpus_than_there_are_is_too_late() -> None:
         configure_devices(RuntimeConfig(virtual_cpus=5))
 
 
+def ask_before_and_after_the_start() -> None:
+    """In a process whose TensorFlow has run no operation."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads
+    before = [runtime_has_started(), runtime_has_started(), threads()]
+    tf.constant(1)
+    assert [*before, runtime_has_started(), threads()] == [False, False, 0, True, 0]
+
+
 def test_asking_whether_the_runtime_has_started_changes_nothing() -> None:
-    threads = "tf.config.threading.get_inter_op_parallelism_threads()"
-    code = (
-        "import tensorflow as tf; from trainer_kit.distribution.strategy import runtime_has_started as asked; "
-        f"before = [asked(), asked(), {threads}]; tf.constant(1); print(before, asked(), {threads})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[False, False, 0] True 0"
+    with ForkServer() as server:
+        ended = server.run(ask_before_and_after_the_start)
+    assert ended.code == 0, ended.text
     tf.constant(1)
     assert runtime_has_started()

@@ -196,7 +196,7 @@ def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
     assert not sidecar.alive() and "this is the right folder" in sidecar.trainer()
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.alive()
-        assert sidecar.trainer().endswith(f"pid {os.getpid()}) is at step 40 (evaluate)")
+        assert sidecar.trainer().endswith(f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)")
     assert not sidecar.alive() and sidecar.trainer().endswith(" ended at step 40: done")
 
 

@@ -278,6 +278,48 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
     assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (20, "", [(8, 8)])
 
 
+class _RestoringCallback(Callback):
+    """Restores step 8 once, at step 12: after the loop or after the evaluation."""
+
+    def __init__(self, event: str) -> None:
+        self._event, self._done = event, False
+
+    def restore_once(self, run: Run, event: str) -> None:
+        if event == self._event and run.step == 12 and not self._done:
+            self._done = True
+            run.trainer.global_step.assign(8)
+
+    def loop_end(self, run: Run, logs: Any) -> None:
+        self.restore_once(run, "loop_end")
+
+    def evaluation_end(self, run: Run, logs: Any) -> None:
+        self.restore_once(run, "evaluation_end")
+
+
+@pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
+def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> None:
+    counter = _Counter()
+    controller, _ = _controller(tmp_path, counter, interval=8, callbacks=[_RestoringCallback(event)])
+    controller.train_and_evaluate(train_steps=16, eval_interval=12)
+    assert (int(counter.global_step), controller.run.step) == (16, 16)
+
+
+def test_a_run_follows_an_eval_action_that_restores(tmp_path: Path) -> None:
+    counter, once = _Counter(), iter([True])
+    back = [lambda _: counter.global_step.assign(8) if next(once, False) else None]
+    controller, kept = _controller(tmp_path, counter, interval=8, eval_actions=back)
+    controller.train_and_evaluate(train_steps=16, eval_interval=12)
+    assert (_steps(kept), counter.evaluated) == ([4, 8, 12, 12, 16], [12, 12, 16])
+
+
+def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
+    counter = _Counter()
+    forward = [lambda _: counter.global_step.assign(12) if int(counter.global_step) == 8 else None]
+    controller, _ = _controller(tmp_path, counter, train_actions=forward)
+    controller.train_and_evaluate(train_steps=20, eval_interval=10)
+    assert (counter.evaluated, list(complete_checkpoints(str(tmp_path)))) == ([12, 20], [12, 20])
+
+
 class _Sets(_Counter):
     """Two validation sets."""
 

@@ -81,6 +81,15 @@ def test_the_constructor_takes_model_gardens_arguments() -> None:
     ]  # fmt: skip
 
 
+def test_the_results_of_a_loop_are_one_transfer() -> None:
+    config = tiny_experiment()
+    trainer = create_trainer(config, TinyTask(config.task))
+    trainer.initialize()
+    trainer.train(tf.constant(2))
+    assert trainer.reached == 2
+    assert len(trainer.current_loop.newest_graph.outputs) == 1
+
+
 def test_a_loop_trains_counts_and_reports() -> None:
     trainer = _trainer()
     first = trainer.train(tf.constant(5))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -67,15 +68,22 @@ def experiments(here: Path) -> Path:
     return here
 
 
-def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Command, experiments: Path) -> None:
+def doctor(*arguments: str) -> None:
+    """Does what `trainer-kit doctor ARGUMENTS` does; the runs of it are processes with the real command."""
+    sys.exit(main(["doctor", *arguments]))
+
+
+def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(experiments: Path) -> None:
     chosen = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
-    done = trainer_kit("doctor", "resume", "sound", *chosen)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^uninterrupted: 2000 steps", done.stdout, re.MULTILINE)
-    kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", done.stdout, re.M)
-    assert kill is not None, done.stdout
+    with ForkServer() as server:
+        ended = server.run(doctor, "resume", "sound", *chosen, folder=str(experiments))
+    told = ended.text
+    assert ended.code == 0, told
+    assert re.search(r"^uninterrupted: 2000 steps", told, re.MULTILINE)
+    kill = re.search(r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M)
+    assert kill is not None, told
     assert 0 <= int(kill[3]) <= int(kill[1]) < 2000
-    assert done.stdout.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
+    assert told.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
 
 
 class _Forked:

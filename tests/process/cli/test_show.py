@@ -124,3 +124,10 @@ def test_a_terminal_shows_a_sentence_below_each_value(here: Path) -> None:
     os.close(master)
     assert done.returncode == 0
     assert lines[0].startswith("trainer.max_to_keep = 9") and "How many of the newest checkpoints" in lines[1]
+
+
+def test_paths_may_come_after_the_flags(trainer_kit: Command) -> None:
+    done = trainer_kit("show", "mine/small", "--import_module=mine.py", "trainer.train_steps", "runtime.random_seed")
+    assert done.returncode == 0
+    shown = {line.split(" = ")[0] for line in done.stdout.splitlines() if " = " in line}
+    assert shown == {"runtime.random_seed", "trainer.train_steps"}

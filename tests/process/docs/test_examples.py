@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,31 +15,56 @@ import pytest
 
 from scripts.examples import Command, Page, files_of, read_page, read_pages
 from scripts.source_files import ROOT
-from trainer_kit.testing import ForkServer
+from trainer_kit.testing import Ended, ForkServer
 
 PAGES = read_pages()
-_TRAIN, _SHELL = ["python", "-m", "trainer_kit.train"], set("&|;$`#")  # a command, and what needs a shell
+_TRAIN, _SCRIPT = "python -m trainer_kit.train ", re.compile(r"python (\w+\.py)")
+_SHELL = set("&|;$`#<>*\n")  # what needs a shell
 _BIN = Path(sys.executable).parent  # not resolved: python3.11 of a virtual environment links to another folder
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Runs commands that only train without the seconds that an import of TensorFlow takes."""
+    """Runs commands of Python alone without the seconds that an import of TensorFlow takes."""
     with ForkServer() as running:
         yield running
 
 
+def script(path: str) -> None:
+    """Does what `python PATH` does."""
+    sys.path.insert(0, os.getcwd())
+    runpy.run_path(path, run_name="__main__")
+
+
+def _ended(line: str, folder: Path, server: ForkServer) -> Ended | None:
+    """Returns how the fork server has run a command; None for a command that is not Python alone."""
+    if _SHELL.intersection(line):
+        return None
+    if line.startswith(_TRAIN):
+        return server.run("train", *shlex.split(line.removeprefix(_TRAIN)), folder=str(folder))
+    found = _SCRIPT.fullmatch(line)
+    return server.run(script, found[1], folder=str(folder)) if found else None
+
+
+def _lines(command: Command) -> list[Command]:
+    """Returns the lines of a command that needs no shell to hold them together; all but the last have to end with 0."""
+    joined = command.text.replace("\\\n", " ").strip()
+    if _SHELL.intersection(joined.replace("\n", "")):
+        return [command]
+    *before, last = joined.split("\n")
+    return [*(Command(command.name, line, 0) for line in before), Command(command.name, last, command.code)]
+
+
 def _run(page: Page, pages: list[Page], folder: Path, server: ForkServer) -> None:
     """Writes the page's files into `folder` and runs its commands there, in order."""
+    folder.mkdir(exist_ok=True)
     for shared in ("experiments", "configs"):  # what commands find in the checkout
         (folder / shared).symlink_to(ROOT / shared)
     for name, text in files_of(page, pages).items():
         (folder / name).write_text(text)
     environment = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    for command in page.commands:
-        words = shlex.split(command.text.replace("\\\n", " "))
-        if words[:3] == _TRAIN and not _SHELL.intersection(command.text):
-            ended = server.run("train", *words[3:], folder=str(folder))
+    for command in [line for block in page.commands for line in _lines(block)]:
+        if (ended := _ended(command.text, folder, server)) is not None:
             assert ended.code == command.code, f"{page.path}, {command.name}: {command.text}\n{ended.text}"
             continue
         done = subprocess.run(
@@ -92,6 +119,18 @@ def test_an_example_uses_a_file_of_another_page(server: ForkServer, tmp_path: Pa
     other = read_page("b.md", "<!-- example: other.py -->\n```python\nNUMBER = 7\n```\n")
     page = read_page("a.md", _TEXT)
     _run(page, [page, other], tmp_path, server)
+
+
+@pytest.mark.parametrize("line", ["# it's a comment", "cat <<'END'\nit's a text\nEND", "test x = x > 'a file'"])
+def test_what_only_a_shell_can_read_is_given_to_a_shell(line: str, server: ForkServer, tmp_path: Path) -> None:
+    _run(read_page("a.md", f"<!-- run: shell -->\n```bash\n{line}\n```\n"), [], tmp_path, server)
+
+
+def test_every_line_of_a_command_has_to_pass(server: ForkServer, tmp_path: Path) -> None:
+    fails = "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n<!-- run: one, exit 3 -->\n```bash\n"
+    _run(read_page("a.md", f"{fails}true\npython one.py\n```\n"), [], tmp_path / "last", server)
+    with pytest.raises(AssertionError, match=r"a\.md, one: python one\.py\n"):
+        _run(read_page("a.md", f"{fails}python one.py\ntrue\n```\n"), [], tmp_path / "first", server)
 
 
 def test_a_command_that_fails_is_told_with_its_output(server: ForkServer, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_users_callback_reports_and_its_time_is_counted(server: ForkServer, tm
 def test_the_state_of_a_callback_survives_kills(server: ForkServer, tmp_path: Path) -> None:
     whole, hit = tmp_path / "whole", tmp_path / "hit"
     override = "--params_override=trainer: {callbacks: [{name: weight_norm}]}"
-    assert server.run("train", *_arguments(whole, override)).code == 0
+    uninterrupted = server.start("train", *_arguments(whole, override))
     # Before the evaluation of step 15 is on record; when it is, and its weights are not exported; when all of it is
     # done, and the next checkpoint is not; in the save of a later step. Each start counts its own.
     for point, occurrence in (
@@ -70,6 +70,7 @@ def test_the_state_of_a_callback_survives_kills(server: ForkServer, tmp_path: Pa
         death = server.run(killed_at, point, occurrence, f"{hit}.points", *_arguments(hit, override))
         assert death.code == -signal.SIGKILL, (point, death.text)
     assert server.run("train", *_arguments(hit, override)).code == 0
+    assert uninterrupted.wait().code == 0
     assert compare_runs(whole, hit) == []
     assert (whole / "largest.json").read_text() == (hit / "largest.json").read_text()
     assert json.loads((whole / "largest.json").read_text())[1] == 4

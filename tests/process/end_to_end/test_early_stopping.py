@@ -53,9 +53,7 @@ def _final(folder: Path) -> tuple[int, str]:
 
 def test_kills_change_neither_the_stop_step_nor_the_bits(server: ForkServer, tmp_path: Path) -> None:
     whole, hit, seen = tmp_path / "whole", tmp_path / "hit", []
-    ended = server.run("train", *_arguments(whole))
-    assert ended.code == 0, ended.text
-    assert "the run ends at step 45: validation_loss has not improved" in ended.text
+    uninterrupted = server.start("train", *_arguments(whole))
     for point, occurrence in KILLS:
         death = server.run(killed_at, point, occurrence, f"{hit}.points", *_arguments(hit))
         assert death.code == -signal.SIGKILL, (point, death.text)
@@ -63,6 +61,9 @@ def test_kills_change_neither_the_stop_step_nor_the_bits(server: ForkServer, tmp
     assert seen == [(15, 30), (30, 40), (45, 40), (45, 45), (45, 45)]
     last = server.run("train", *_arguments(hit))
     assert last.code == 0, last.text
+    ended = uninterrupted.wait()
+    assert ended.code == 0, ended.text
+    assert "the run ends at step 45: validation_loss has not improved" in ended.text
     assert _final(whole) == _final(hit)
     assert _final(whole)[0] == 45
     assert compare_runs(whole, hit) == []

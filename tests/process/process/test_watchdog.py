@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ _IMPATIENT = "import trainer_kit.process.watchdog\ntrainer_kit.process.watchdog.
 def _run(folder: Path, text: str, *, seconds: float = 30) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _PROGRAM + text, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+
+
+def _run_together(folder: Path, *texts: str) -> list[subprocess.CompletedProcess[str]]:
+    """Runs programs at once: most of each is a wait."""
+    with ThreadPoolExecutor(len(texts)) as pool:
+        return list(pool.map(lambda text: _run(folder, text), texts))
 
 
 @pytest.mark.parametrize(
@@ -96,8 +103,8 @@ def test_on_stall_is_called_and_may_neither_raise_nor_hang(tmp_path: Path) -> No
         _IMPATIENT
         + "def act():\n    print('called', flush=True)\n    {}\nwith watch(on_stall=act):\n    native_call()\n"
     )
-    for what in ("raise ValueError('mine')", "time.sleep(60)"):
-        done = _run(tmp_path, called.format(what))
+    acts = ("raise ValueError('mine')", "time.sleep(60)")
+    for what, done in zip(acts, _run_together(tmp_path, *map(called.format, acts)), strict=True):
         assert (done.returncode, done.stdout) == (7, "called\n")
         assert ("ValueError('mine')" in done.stderr) == ("raise" in what)
 
@@ -123,9 +130,9 @@ with watch():
 
 
 def test_a_progress_that_hangs_or_always_raises_is_no_progress(tmp_path: Path) -> None:
-    for progress in ("lambda: time.sleep(60)", "lambda: 1 / 0", "sys.exit"):
-        text = f"with Watchdog({progress}, sys.argv[1], 1.0, 0.4, 0.05):\n    native_call()\n"
-        done = _run(tmp_path, text)
+    all_of_them = ("lambda: time.sleep(60)", "lambda: 1 / 0", "sys.exit")
+    texts = [f"with Watchdog({one}, sys.argv[1], 1.0, 0.4, 0.05):\n    native_call()\n" for one in all_of_them]
+    for progress, done in zip(all_of_them, _run_together(tmp_path, *texts), strict=True):
         assert done.returncode == 7
         assert "no progress for 0.4 s in phase 'start' (step 0)" in done.stderr
         assert done.stderr.count("cannot be read: ZeroDivisionError") == ("1 / 0" in progress)

@@ -42,13 +42,9 @@ def split_the_cpu() -> None:
 
 
 def know(module: str) -> None:
-    """Tells by the exit code whether a module is imported."""
-    raise SystemExit(0 if module in sys.modules else 3)
-
-
-def write_parent() -> None:
-    """Tells which process is the server."""
+    """Tells which process is the server, and by the exit code whether a module is imported."""
     print(os.getppid())
+    raise SystemExit(0 if module in sys.modules else 3)
 
 
 def fail() -> None:
@@ -105,20 +101,17 @@ def test_leaving_the_server_ends_its_children() -> None:
 
 
 def test_a_server_that_lacks_what_is_needed_is_started_anew() -> None:
-    for needs, code in (((), 3), (["poplib"], 0), ((), 0)):  # a module that nothing else imports; the server stays
-        with ForkServer(needs=needs) as server:
-            assert server.run(know, "poplib").code == code
-
-
-def test_no_process_of_the_server_that_was_replaced_is_left() -> None:
     servers = []
-    for needs in ((), ["imaplib"], ["mailbox"]):
+    for needs, code in (((), 3), (["poplib"], 0), ((), 0), (["imaplib"], 0)):  # modules that nothing else imports
         with ForkServer(needs=needs) as server:
-            servers.append(int(server.run(write_parent).text))
-    assert len(set(servers)) == 3
-    for ended in servers[:-1]:
-        with pytest.raises(ProcessLookupError):
-            os.kill(ended, 0)
+            ended = server.run(know, "poplib")
+        assert ended.code == code
+        servers.append(int(ended.text))
+    first, second, same, last = servers
+    assert second == same and len({first, second, last}) == 3
+    for replaced in (first, second):
+        with pytest.raises(ProcessLookupError):  # no process of it is left
+            os.kill(replaced, 0)
 
 
 def test_train_is_the_command_with_its_exit_codes(server: ForkServer, tmp_path: Path) -> None:

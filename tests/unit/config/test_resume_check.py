@@ -94,6 +94,16 @@ def test_fuse_steps_auto_means_the_number_chosen_earlier(default: ExperimentConf
         check_resume(old, one, [], 5)
 
 
+def test_a_run_that_began_before_there_was_a_choice_of_executors(default: ExperimentConfig) -> None:
+    old = "".join(line for line in to_yaml(default).splitlines(keepends=True) if "executor:" not in line)
+    by_default, single = (changed(default, "runtime.executor", name) for name in ("default", "single_threaded"))
+    assert old != to_yaml(default)
+    assert check_resume(old, by_default, []) == check_resume(old, default, []) == []
+    assert check_resume(old, by_default, [], kept_executor="default") == []
+    with pytest.raises(ConfigError, match=r"runtime\.executor: was 'default' when this run began"):
+        check_resume(old, single, [])
+
+
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:
     with pytest.raises(ConfigError, match=r"was 0\.5 when this run began and is 0\.25 now"):
         check_resume(to_yaml(default), changed(default, "task.model.rate", 0.25), [])

@@ -261,7 +261,7 @@ class TrainerConfig(Config):
             yield (
                 "summary_interval",
                 f"{self.summary_interval} is not a multiple of steps_per_loop ({self.steps_per_loop}); "
-                "summaries are written at the end of a loop",
+                "summaries are written at the end of a loop, so set it to a multiple",
             )
         if self.validation_steps == 0:
             yield "validation_steps", "0 evaluates nothing; use -1 for all of the data or a number above 0"

@@ -46,7 +46,8 @@ class RuntimeConfig(Config):
         after the other, and `auto` whichever of the two is faster. One thread is faster for steps of up to 8 MFLOP on
         one CPU, and slower for larger ones. `auto` decides before the first step, and the run keeps to it. An executor
         gives the same bits every time, but not the bits of the other, which adds up a sum of several parts in another
-        order. A profile of one thread shows no operations, so `auto` chooses `default` for a run with `--profile`.
+        order. A profile of one thread shows no operations, so `auto` chooses `default` for a run that begins with
+        `--profile`, and that choice holds for the whole run.
       random_seed: The seed of Python, NumPy, TensorFlow and Keras.
       deterministic_ops: Whether TensorFlow uses deterministic kernels where it has a choice.
       inter_op_threads: The number of threads that run operations side by side; 0 means as many as at the run's first

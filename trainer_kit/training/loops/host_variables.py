@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def stop_variable() -> tf.Variable:
-    """Returns a flag, on the host and outside every strategy, that ends a running loop when it is set."""
+    """Returns a flag on the host that ends a running loop when it is set; an open strategy scope applies to it."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.Variable(False, trainable=False, name="stop")
 

@@ -31,9 +31,9 @@ class WaitingClock:
     Args:
       iterator: An iterator over the data.
       waited: The seconds so far: `no_waits`, or the value of the clock before.
-      read: A function that returns the next element of an iterator.
       exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a step. Otherwise the
         reading may come some microseconds late; if operations run one after the other, at any time.
+      read: A function that returns the next element of an iterator.
 
     Attributes:
       waited: The seconds so far, including the elements since.
@@ -48,9 +48,7 @@ class WaitingClock:
     def __next__(self) -> Any:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         elsewhere = here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None)
-        if elsewhere:
-            return next(self._iterator)
-        if is_op_determinism_enabled():
+        if elsewhere or is_op_determinism_enabled():
             return self._read(self._iterator)
         begin = tf.timestamp()
         with tf.control_dependencies([begin] if self._exact else []):

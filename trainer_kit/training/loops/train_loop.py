@@ -6,6 +6,7 @@ This module does not know what a step does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -124,9 +125,9 @@ class TrainLoop:
                 if last_batch is None:
                     clock = WaitingClock(iterator, waited, exact=False)
                 else:
-                    last_batch.begin_step()
                     clock = WaitingClock(iterator, waited, read=last_batch.read)
-                with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+                noted = contextlib.nullcontext() if last_batch is None else last_batch.step()
+                with noted, tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
                     converted(step)(clock)
                     after_step()
                 return done + 1, clock.waited

@@ -33,6 +33,7 @@ class NewLoops:
       global_step: The global step, an int64 scalar.
       weights: A function that returns the trainable variables.
       fuse_steps: The number of steps in one XLA program; 1: steps are not fused.
+      own_loop: Whether a subclass of the trainer creates the loops; auto means the default executor then.
 
     Attributes:
       executor: The executor of the loops; auto until it is chosen.
@@ -50,12 +51,14 @@ class NewLoops:
         global_step: tf.Variable,
         weights: Callable[[], Sequence[Any]],
         fuse_steps: int,
+        own_loop: bool = False,
     ) -> None:
         self._config, self._parts, self._weights = config, (reset, step, results, stop_flag.variable), weights
         self._stop_flag, self._global_step = stop_flag, global_step
         self.fuse_steps, self.stack = fuse_steps, Stack()
         self.executor: str = getattr(config.runtime, "executor", "default")
-        if self.executor == "auto" and (fuse_steps > 1 or problem_of_one_thread(tf.distribute.get_strategy())):
+        one_thread = fuse_steps == 1 and not own_loop and not problem_of_one_thread(tf.distribute.get_strategy())
+        if self.executor == "auto" and not one_thread:
             self.executor = "default"
 
     def make(self, batch_spec: Any) -> TrainLoop | FusedLoop:
@@ -81,6 +84,17 @@ class NewLoops:
             return self.executor
         return _ONE_THREAD if executor_by_weights(self._weights(), self._batch_size) is None else "default"
 
+    def tell_of_fusing(self, graph: tf.Graph | None, batch_spec: Any) -> None:
+        """Warns of what fused steps leave out or cannot use well; nothing if steps are not fused. Eager.
+
+        Args:
+          graph: The graph of a FusedLoop; None: it is not compiled.
+          batch_spec: See `make`.
+        """
+        if self.fuse_steps > 1:
+            tell_dropped_assertions(graph)
+            tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
+
     def choose_executor(
         self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, batch_spec: Any, profiles: bool
     ) -> TrainLoop | FusedLoop:
@@ -92,9 +106,6 @@ class NewLoops:
           batch_spec: See `make`.
           profiles: Whether steps of this run will be traced for a profile.
         """
-        if self.fuse_steps > 1:
-            tell_dropped_assertions(graph)
-            tell_of_stacks(batch_spec, self.fuse_steps, self._config.trainer.steps_per_loop)
         if self.executor != "auto":
             if self.executor == _ONE_THREAD and profiles:
                 _LOG.warning("runtime.executor is single_threaded: the profile will show no TensorFlow operations")
@@ -105,11 +116,16 @@ class NewLoops:
         return loop if choice.name == traced_for else self.make(batch_spec)
 
     def _choice(self, loop: TrainLoop | FusedLoop, graph: tf.Graph | None, profiles: bool) -> ExecutorChoice:
-        if profiles:
-            return ExecutorChoice("default", "a profile of one thread shows no TensorFlow operations")
         choice = executor_by_weights(self._weights(), self._batch_size) or executor_by_graph(graph, self._batch_size)
         if choice.name == _ONE_THREAD and not (loop.last_batch and loop.last_batch.is_kept):
             return ExecutorChoice("default", "errors of this training step could not be explained on one thread")
+        if choice.name == _ONE_THREAD and profiles:
+            _LOG.warning(
+                "because of the profile, runtime.executor=auto chooses default for the whole run; steps as small as "
+                "these take longer with it, and their last bits may differ from those of a run without a profile; set "
+                "runtime.executor=single_threaded to use one thread, whose profile shows no TensorFlow operations"
+            )
+            return ExecutorChoice("default", "a profile of one thread shows no TensorFlow operations")
         return choice
 
     @contextlib.contextmanager

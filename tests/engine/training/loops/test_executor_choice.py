@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer_kit.telemetry.profile_window import ProfileSteps, ProfileWindow
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.loops.executor_choice import executor_by_graph, executor_by_weights
+from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 
@@ -51,6 +53,32 @@ def test_a_large_step_and_one_of_unknown_size_run_by_default(task: type[TinyTask
 
 def test_fused_steps_run_by_default() -> None:
     assert _trained(trainer={"fuse_steps": 3}).executor == "default"
+
+
+class _ReturnsOurLoop(Trainer):
+    """A loop of its own, by name: it is the loop of the superclass."""
+
+    def create_train_loop_fn(self) -> Any:
+        return super().create_train_loop_fn()
+
+
+def test_a_trainer_with_a_loop_of_its_own_runs_by_default() -> None:
+    config = tiny_experiment().replace(runtime={"executor": "auto"})
+    trainer = _ReturnsOurLoop.create(config, TinyTask(config.task), True, False)
+    trainer.initialize()
+    trainer.train(tf.constant(3))
+    assert trainer.executor == "default"
+    assert trainer.current_loop is not None and trainer.current_loop.last_batch is None
+
+
+def test_a_profile_makes_a_small_step_run_by_default_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_experiment().replace(runtime={"executor": "auto"})
+    trainer = create_trainer(config, TinyTask(config.task), True, False, None)
+    trainer.initialize()
+    trainer.loop_parts.window = ProfileWindow(ProfileSteps(100, 110), lambda: False, lambda: None)
+    trainer.train(tf.constant(3))
+    assert trainer.executor == "default"
+    assert "chooses default for the whole run" in caplog.text
 
 
 def test_steps_that_are_not_compiled_run_by_default() -> None:

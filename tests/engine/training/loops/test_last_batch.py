@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,36 @@ class _Ragged(_Numbered):
         return tf.gather(tf.ones([BAD, 1]), numbers.row_lengths())  # the line that fails
 
 
+class _TableTooShort(_Numbered):
+    """A table by the number of the step, which does not depend on the batch."""
+
+    def factor(self, numbers: Any) -> Any:
+        if not hasattr(self, "steps"):
+            self.steps = tf.Variable(0, trainable=False)
+        factor = tf.gather(tf.ones([BAD // 4]), self.steps)  # the line that fails
+        self.steps.assign_add(1)
+        return factor
+
+
+class _FailsBeforeItsBatch(Trainer):
+    def next_train_inputs(self, iterator: Any) -> Any:
+        tf.debugging.check_numerics(1 / tf.cast(self.global_step, tf.float32), "the first step has the number 0")
+        return next(iterator)
+
+
+class _ReadsInAFunction(Trainer):
+    def next_train_inputs(self, iterator: Any) -> Any:
+        tf.function(lambda: next(iterator))()
+        return next(iterator)
+
+
+class _Branches(Trainer):
+    def train_step(self, iterator: Any) -> None:
+        if self.global_step > 1000:
+            self.global_step.assign(0)
+        super().train_step(iterator)
+
+
 class _TwoBatches(Trainer):
     def next_train_inputs(self, iterator: Any) -> Any:
         next(iterator)
@@ -89,6 +120,40 @@ def test_an_error_on_one_thread_names_the_users_line(task: type[TinyTask]) -> No
     assert int(trainer.global_step.numpy()) in (BAD // 4, BAD // 4 + 1)  # the step that failed may have counted itself
 
 
+def test_an_error_without_the_batch_is_none_of_the_data() -> None:
+    trainer = _trainer(_TableTooShort)
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        trainer.train(tf.constant(10))
+    assert trainer.executor == "single_threaded"
+    assert "the line that fails" in user_frames(error.value)[-1].code
+
+
+def test_no_operation_that_can_fail_runs_while_a_step_waits() -> None:
+    trainer = _trainer(_TableTooShort)
+    trainer.train(tf.constant(2))
+    functions = trainer.current_loop.newest_graph.as_graph_def().library.function
+    body = next(one.node_def for one in functions if any(node.op == "IteratorGetNext" for node in one.node_def))
+    after = {node.name for node in body if node.op == "IteratorGetNext"}
+    for _ in body:
+        after |= {node.name for node in body if any(re.sub("[:].*|^\\^", "", name) in after for name in node.input)}
+    assert any(node.op == "GatherV2" for node in body)
+    assert all(node.name in after for node in body if node.op in ("GatherV2", "ResourceGather"))
+
+
+def test_an_error_before_the_first_batch_is_none_of_the_data() -> None:
+    trainer = _trainer(_Numbered, _FailsBeforeItsBatch, executor="single_threaded")
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        trainer.train(tf.constant(10))
+    assert UNNAMED in error.value.__notes__
+
+
+def test_the_repeated_step_is_converted_as_that_of_the_loop() -> None:
+    trainer = _trainer(_GathersTooFar, _Branches, executor="single_threaded")
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        trainer.train(tf.constant(10))
+    assert "the line that fails" in user_frames(error.value)[-1].code
+
+
 def test_unreadable_data_on_one_thread_are_a_data_error() -> None:
     trainer = _trainer(_CannotRead)
     with pytest.raises(DataError, match="the data cannot be read"):
@@ -103,8 +168,9 @@ def test_an_error_that_does_not_come_again_gets_a_note() -> None:
     assert UNNAMED in error.value.__notes__
 
 
-def test_a_step_of_two_batches_runs_by_default() -> None:
-    trainer = _trainer(_Numbered, _TwoBatches)
+@pytest.mark.parametrize("kind", [_TwoBatches, _ReadsInAFunction])
+def test_a_step_of_two_batches_runs_by_default(kind: type[Trainer]) -> None:
+    trainer = _trainer(_Numbered, kind)
     trainer.train(tf.constant(2))
     assert trainer.executor == "default"
 
