@@ -193,7 +193,7 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
 
 def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
     sidecar = _sidecar(tmp_path)
-    assert not sidecar.alive() and "this is the right folder" in sidecar.trainer()
+    assert not sidecar.alive() and "no run has begun there" in sidecar.trainer()
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.alive()
         assert sidecar.trainer().endswith(f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)")

@@ -69,7 +69,7 @@ def test_without_flags_of_that_kind_nothing_is_overridden() -> None:
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="did you mean model_dir"):
+    with pytest.raises(UsageError, match="did you mean --model_dir"):
         parse_flags(["train", "--modeldir=a"])
 
 
