@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import keras
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
-from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.learning_rate import create_learning_rate

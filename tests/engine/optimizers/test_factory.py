@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import Clipping, apply_gradients

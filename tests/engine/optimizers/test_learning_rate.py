@@ -13,7 +13,8 @@ from official.modeling.optimization import ExponentialMovingAverage, OptimizerFa
 from official.modeling.optimization import OptimizationConfig as GardenConfig
 
 from trainer_kit.config.registration import register_schedule
-from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.learning_rate import (

@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.schema.base import Config
-from trainer_kit.config.schema.optimization import (
-    AdafactorConfig,
-    AdamConfig,
-    EMAConfig,
-    LAMBConfig,
-    LrConfig,
-    OptimizationConfig,
-    OptimizerConfig,
-    SGDConfig,
-    StepCosineLrConfig,
-    StepwiseLrConfig,
-    WarmupConfig,
-)
+from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
+from trainer_kit.config.schema.optimizers import AdafactorConfig, AdamConfig, LAMBConfig, OptimizerConfig, SGDConfig
+from trainer_kit.config.schema.schedules import LrConfig, StepCosineLrConfig, StepwiseLrConfig
+from trainer_kit.config.schema.warmups import WarmupConfig
 from trainer_kit.errors import ConfigError
 
 

@@ -1,0 +1,243 @@
+"""Configs of learning-rate schedules: a section for each, and the choice between them.
+
+Names and defaults are those of TF Model Garden 2.20. A "oneof" names its chosen branch in `type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.number_types import Fraction, Rate, SomeSteps, Steps
+from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
+
+
+@configclass
+class ConstantLrConfig(Config):
+    """The same learning rate at every step.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      learning_rate: The learning rate of every step.
+    """
+
+    name: str = "Constant"
+    learning_rate: Rate = 0.1
+
+
+@configclass
+class _PiecewiseConfig(Config):
+    """Learning rates and the steps between them.
+
+    Attributes:
+      boundaries: The steps at which the learning rate changes, in increasing order.
+      values: The learning rates between or at the boundaries.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    boundaries: tuple[Steps, ...] | None = None
+    values: tuple[Rate, ...] | None = None
+    offset: int = 0
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        if self.boundaries is not None and list(self.boundaries) != sorted(set(self.boundaries)):
+            yield "boundaries", f"{list(self.boundaries)} does not increase from one to the next"
+
+
+@configclass
+class StepwiseLrConfig(_PiecewiseConfig):
+    """`values[i]` until step `boundaries[i]`; one more value than boundaries.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      values: The learning rates, one more than boundaries: values[i] is used up to step boundaries[i].
+    """
+
+    name: str = "PiecewiseConstantDecay"
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there is one more value than boundaries."""
+        yield from super().rules()
+        if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries) + 1:
+            needed = len(self.boundaries) + 1
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}"
+
+
+@configclass
+class StepCosineLrConfig(_PiecewiseConfig):
+    """Cosine from `values[i]` at `boundaries[i]`, of which the first is usually 0, to the next; then the last value.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      values: The learning rates at the boundaries, as many as there are boundaries; the rate follows half a cosine
+        between two of them.
+    """
+
+    name: str = "StepCosineDecayWithOffset"
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there are as many values as boundaries."""
+        yield from super().rules()
+        if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries):
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need as many"
+
+
+@configclass
+class ExponentialLrConfig(Config):
+    """initial_learning_rate * decay_rate ** ((step - offset) / decay_steps).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps in which the learning rate is multiplied by decay_rate once.
+      decay_rate: The factor of the learning rate for each decay_steps steps.
+      staircase: Whether the learning rate changes only every decay_steps steps; unset means false, which changes it at
+        each step.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "ExponentialDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    decay_rate: Rate | None = None
+    staircase: bool | None = None
+    offset: int = 0
+
+
+@configclass
+class PolynomialLrConfig(Config):
+    """From initial_learning_rate to end_learning_rate in decay_steps, by a power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps until the learning rate is end_learning_rate.
+      end_learning_rate: The learning rate at the end of the schedule.
+      power: The exponent of the polynomial; 1 is a straight line.
+      cycle: Whether the schedule starts over with more steps when it has ended.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "PolynomialDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    end_learning_rate: Rate = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+    offset: int = 0
+
+
+@configclass
+class CosineLrConfig(Config):
+    """Half a cosine from initial_learning_rate to alpha times it in decay_steps.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps until the learning rate is at its lowest.
+      alpha: The lowest learning rate, as a share of initial_learning_rate.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "CosineDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    alpha: Rate = 0.0
+    offset: int = 0
+
+
+@configclass
+class DirectPowerLrConfig(Config):
+    """initial_learning_rate * step ** power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at step 1.
+      power: The exponent of the step.
+    """
+
+    name: str = "DirectPowerDecay"
+    initial_learning_rate: Rate | None = None
+    power: float = -0.5
+
+
+@configclass
+class PowerAndLinearDecayLrConfig(Config):
+    """initial_learning_rate * step ** power, times a linear way down to 0 over the last part of total_decay_steps.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at step 1.
+      total_decay_steps: The step at which the learning rate reaches 0.
+      power: The exponent of the step.
+      linear_decay_fraction: The last share of total_decay_steps, in which the learning rate also falls to 0 in a
+        straight line.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "PowerAndLinearDecay"
+    initial_learning_rate: Rate | None = None
+    total_decay_steps: SomeSteps | None = None
+    power: float = -0.5
+    linear_decay_fraction: Fraction = 0.1
+    offset: int = 0
+
+
+@configclass
+class PowerDecayWithOffsetLrConfig(Config):
+    """pre_offset_learning_rate up to `offset`, then initial_learning_rate * (step - offset) ** power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The factor of the power of the step: the learning rate one step after `offset`, if that is
+        below pre_offset_learning_rate.
+      power: The exponent of the step, which is counted from `offset`.
+      offset: The step at which the power begins to apply.
+      pre_offset_learning_rate: The learning rate up to step `offset`, and the upper bound after it.
+    """
+
+    name: str = "PowerDecayWithOffset"
+    initial_learning_rate: Rate | None = None
+    power: float = -0.5
+    offset: Steps = 0
+    pre_offset_learning_rate: Rate = 1.0e6
+
+
+@configclass
+class LrConfig(OpenOneOfConfig):
+    """Which learning-rate schedule. `trainer_kit.register_schedule` adds one.
+
+    Attributes:
+      type: Which of the learning-rate schedules below is used; an optimizer needs one.
+      constant: The settings of a learning rate that never changes.
+      stepwise: The settings of a learning rate that changes at given steps.
+      exponential: The settings of an exponential decay.
+      polynomial: The settings of a polynomial decay.
+      cosine: The settings of a decay by half a cosine.
+      power: The settings of a decay by a power of the step.
+      power_linear: The settings of a decay by a power of the step that ends in a straight line to 0.
+      power_with_offset: The settings of a decay by a power of the step that begins at a given step.
+      step_cosine_with_offset: The settings of half cosines between given steps.
+    """
+
+    registry: ClassVar[Registry[Branch]] = Registry("learning-rate schedule")
+
+    type: str | None = None
+    constant: ConstantLrConfig | None = None
+    stepwise: StepwiseLrConfig | None = None
+    exponential: ExponentialLrConfig | None = None
+    polynomial: PolynomialLrConfig | None = None
+    cosine: CosineLrConfig | None = None
+    power: DirectPowerLrConfig | None = None
+    power_linear: PowerAndLinearDecayLrConfig | None = None
+    power_with_offset: PowerDecayWithOffsetLrConfig | None = None
+    step_cosine_with_offset: StepCosineLrConfig | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that the chosen schedule has all the numbers that it needs."""
+        chosen = self.get()
+        for name in ("initial_learning_rate", "decay_steps", "decay_rate", "total_decay_steps", "boundaries", "values"):
+            if chosen is not None and getattr(chosen, name, 0) is None:
+                yield f"{self.type}.{name}", f"is needed by the schedule {self.type}; give it a number"
