@@ -1,16 +1,19 @@
 """Configs of learning-rate schedules: a section for each, and the choice between them.
 
-Names and defaults are those of TF Model Garden 2.20. A "oneof" names its chosen branch in `type`.
+Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not have. A "oneof" names
+its chosen branch in `type`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Fraction, Rate, SomeSteps, Steps
+from trainer_kit.config.schema.number_types import Above0, Fraction, Rate, SomeSteps, Steps
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -149,6 +152,79 @@ class CosineLrConfig(Config):
 
 
 @configclass
+class CosineRestartsLrConfig(Config):
+    """Half cosines from a high rate to a low one, each longer than the last; after each, the rate jumps up (SGDR).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      first_decay_steps: The number of steps of the first half cosine.
+      t_mul: The factor of the number of steps from one half cosine to the next.
+      m_mul: The factor of the highest learning rate from one half cosine to the next.
+      alpha: The lowest learning rate, as a share of initial_learning_rate.
+      offset: The number of steps by which the schedule starts later; before that, the rate is initial_learning_rate.
+    """
+
+    name: str = "SGDRDecay"
+    initial_learning_rate: Rate | None = None
+    first_decay_steps: SomeSteps | None = None
+    t_mul: Annotated[float, Field(ge=1)] = 2.0
+    m_mul: Rate = 1.0
+    alpha: Rate = 0.0
+    offset: int = 0
+
+
+@configclass
+class OneCycleLrConfig(Config):
+    """The 1cycle policy (Smith, arXiv 1803.09820): the rate rises to max_learning_rate, then falls lower than it began.
+
+    With peak = pct_start * total_steps, first = max_learning_rate / div_factor and last = first / final_div_factor, the
+    rate goes from first at step 0 to max_learning_rate at step `peak`, by half a cosine or in a straight line. From
+    there it goes by half a cosine to last at step total_steps, and stays.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      max_learning_rate: The highest learning rate.
+      total_steps: The number of steps of the rise and the fall together.
+      pct_start: The share of total_steps in which the rate rises.
+      rise: The form of the rise: half a cosine, or a straight line.
+      div_factor: The learning rate of step 0 is max_learning_rate divided by this number.
+      final_div_factor: The last learning rate is that of step 0 divided by this number.
+      offset: The number of steps by which the schedule starts later; before that, the rate is that of step 0.
+    """
+
+    name: str = "OneCycle"
+    max_learning_rate: Rate | None = None
+    total_steps: SomeSteps | None = None
+    pct_start: Fraction = 0.3
+    rise: Literal["cosine", "linear"] = "cosine"
+    div_factor: Above0 = 25.0
+    final_div_factor: Above0 = 10000.0
+    offset: int = 0
+
+
+@configclass
+class InverseTimeLrConfig(Config):
+    """initial_learning_rate / (1 + decay_rate * (step - offset) / decay_steps).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps in which the divisor grows by decay_rate.
+      decay_rate: The growth of the divisor in decay_steps steps.
+      staircase: Whether the learning rate changes only every decay_steps steps; false changes it at each step.
+      offset: The number of steps by which the schedule starts later; before that, the rate is initial_learning_rate.
+    """
+
+    name: str = "InverseTimeDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    decay_rate: Rate | None = None
+    staircase: bool = False
+    offset: int = 0
+
+
+@configclass
 class DirectPowerLrConfig(Config):
     """initial_learning_rate * step ** power.
 
@@ -205,6 +281,12 @@ class PowerDecayWithOffsetLrConfig(Config):
     pre_offset_learning_rate: Rate = 1.0e6
 
 
+_NEEDED = (
+    "initial_learning_rate", "max_learning_rate", "decay_rate", "boundaries", "values",
+    "decay_steps", "first_decay_steps", "total_decay_steps", "total_steps",
+)  # fmt: skip
+
+
 @configclass
 class LrConfig(OpenOneOfConfig):
     """Which learning-rate schedule. `trainer_kit.register_schedule` adds one.
@@ -220,6 +302,9 @@ class LrConfig(OpenOneOfConfig):
       power_linear: The settings of a decay by a power of the step that ends in a straight line to 0.
       power_with_offset: The settings of a decay by a power of the step that begins at a given step.
       step_cosine_with_offset: The settings of half cosines between given steps.
+      cosine_restarts: The settings of half cosines with restarts.
+      one_cycle: The settings of the 1cycle policy, one rise and one fall.
+      inverse_time: The settings of a decay by the inverse of the step.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("learning-rate schedule")
@@ -234,10 +319,13 @@ class LrConfig(OpenOneOfConfig):
     power_linear: PowerAndLinearDecayLrConfig | None = None
     power_with_offset: PowerDecayWithOffsetLrConfig | None = None
     step_cosine_with_offset: StepCosineLrConfig | None = None
+    cosine_restarts: CosineRestartsLrConfig | None = None
+    one_cycle: OneCycleLrConfig | None = None
+    inverse_time: InverseTimeLrConfig | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""
         chosen = self.get()
-        for name in ("initial_learning_rate", "decay_steps", "decay_rate", "total_decay_steps", "boundaries", "values"):
+        for name in _NEEDED:
             if chosen is not None and getattr(chosen, name, 0) is None:
                 yield f"{self.type}.{name}", f"is needed by the schedule {self.type}; give it a number"

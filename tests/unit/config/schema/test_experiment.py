@@ -26,6 +26,7 @@ ADDITIONS = {
         "intra_op_threads",
         "executor",
     },
+    "LrConfig": {"cosine_restarts", "one_cycle", "inverse_time"},
     "TrainerConfig": {
         "best_checkpoints",
         "callbacks",
@@ -46,7 +47,10 @@ NEW_CLASSES = {
     "BestCheckpointConfig",
     "CallbackConfig",
     "ContinuousEvalConfig",
+    "CosineRestartsLrConfig",
     "EarlyStoppingConfig",
+    "InverseTimeLrConfig",
+    "OneCycleLrConfig",
     "ValidationSetConfig",
 }
 REFUSED_CLASSES = {

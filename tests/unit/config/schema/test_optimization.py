@@ -60,6 +60,9 @@ def test_there_is_one_way_of_clipping() -> None:
         ("power", {"initial_learning_rate"}),
         ("power_linear", {"initial_learning_rate", "total_decay_steps"}),
         ("power_with_offset", {"initial_learning_rate"}),
+        ("cosine_restarts", {"initial_learning_rate", "first_decay_steps"}),
+        ("one_cycle", {"max_learning_rate", "total_steps"}),
+        ("inverse_time", {"initial_learning_rate", "decay_steps", "decay_rate"}),
     ],
 )
 def test_a_schedule_names_all_the_numbers_that_it_lacks(name: str, missing: set[str]) -> None:
