@@ -27,6 +27,7 @@ ADDITIONS = {
         "executor",
     },
     "LrConfig": {"cosine_restarts", "one_cycle", "inverse_time"},
+    "OptimizerConfig": {"nadam", "adamax", "adadelta", "ftrl", "lion", "muon", "schedule_free_adamw"},
     "TrainerConfig": {
         "best_checkpoints",
         "callbacks",
@@ -42,19 +43,27 @@ ADDITIONS = {
         "require_exact_resume",
     },
 }
-REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
+REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "slide", "adafactor_keras"}
 NEW_CLASSES = {
+    "AdadeltaConfig",
+    "AdamaxConfig",
     "BestCheckpointConfig",
     "CallbackConfig",
     "ContinuousEvalConfig",
     "CosineRestartsLrConfig",
+    "DecayingOptimizerConfig",
     "EarlyStoppingConfig",
+    "FtrlConfig",
     "InverseTimeLrConfig",
+    "LionConfig",
+    "MuonConfig",
+    "NadamConfig",
     "OneCycleLrConfig",
+    "ScheduleFreeAdamWConfig",
     "ValidationSetConfig",
 }
 REFUSED_CLASSES = {
-    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
+    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "SLIDEConfig",
     "AdafactorKerasConfig",
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ def test_every_optimizer_can_be_chosen_by_its_name(name: str) -> None:
     assert type(config.get()) is OptimizerConfig.branches()[name]
 
 
-@pytest.mark.parametrize("name", ["lars", "slide", "adafactor_keras", "sgd_experimental", "Adam"])
+@pytest.mark.parametrize("name", ["slide", "adafactor_keras", "sgd_experimental", "Adam"])
 def test_other_optimizers_are_refused_with_those_that_exist(name: str) -> None:
     with pytest.raises(ConfigError, match="is not one of sgd, adam, adamw"):
         OptimizerConfig(type=name)  # type: ignore[arg-type]
