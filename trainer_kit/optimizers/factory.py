@@ -17,6 +17,7 @@ from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
+from trainer_kit.optimizers.rate_groups import RateGroups, with_rate_groups
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
 from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
 
@@ -37,7 +38,8 @@ def create_optimizer(
     used. Build it with all the model's trainable variables before the first step.
 
     Args:
-      config: optimizer, learning rate and warm-up; its `ema` is for moving_average.MovingAverage.
+      config: optimizer, learning rate, warm-up, and groups of variables with rates of their own; its `ema` is for
+        moving_average.MovingAverage.
       mixed_precision_dtype: for float16 the optimizer is wrapped in a loss_scale.LossScaleOptimizer.
       loss_scale: 'dynamic' (also None) or a number above 0; only for float16.
 
@@ -48,7 +50,7 @@ def create_optimizer(
         raise UsageError(
             f"no optimizer was chosen; set optimizer.type to one of {', '.join(OptimizerConfig.branches())}"
         )
-    optimizer = _build(config)
+    optimizer = with_rate_groups(_build(config), RateGroups.from_config(config))
     optimizer.clipping = Clipping.from_config(config)
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)

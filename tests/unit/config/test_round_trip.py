@@ -24,6 +24,7 @@ from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
+from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
@@ -52,7 +53,12 @@ WORDS = st.sampled_from(
     ]
 )
 SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "power_with_offset", "linear"}
-NEEDED = {BestCheckpointConfig: {"metric": "loss"}, CallbackConfig: {"name": "samples"}}  # what has no default
+NEEDED: dict[type[Config], dict[str, Any]] = {  # what has no default
+    BestCheckpointConfig: {"metric": "loss"},
+    CallbackConfig: {"name": "samples"},
+    LayerDecayConfig: {"decay": 0.5, "layers": ("block",)},
+    RateMultiplierConfig: {"variables": "bias", "multiplier": 0.5},
+}
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
@@ -108,7 +114,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
             several = st.dictionaries(SET_NAMES, configs(present), min_size=1, max_size=2) if named else st.nothing()
             values[name] = draw(configs(present) | several)
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
-            values[name] = draw(st.none() | configs(inner()))
+            values[name] = draw(st.none() | configs(inner(**NEEDED.get(inner, {}))))
         elif items is not None:
             drawn = configs(items(**NEEDED.get(items, {})))
             values[name] = draw(st.dictionaries(SET_NAMES, drawn, max_size=2) if named else st.lists(drawn, max_size=2))

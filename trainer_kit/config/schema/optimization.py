@@ -1,6 +1,7 @@
 """Config of optimization as a whole: optimizer, learning rate, warm-up and the moving average of weights.
 
-The sections are in optimizers.py, schedules.py and warmups.py. Names and defaults are those of TF Model Garden 2.20.
+The sections are in optimizers.py, schedules.py, warmups.py and rate_groups.py. Names and defaults are those of TF Model
+Garden 2.20.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.number_types import Fraction, Steps
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
+from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.schema.warmups import WarmupConfig
 
@@ -43,14 +45,23 @@ class OptimizationConfig(Config):
       ema: The exponential moving average of the weights; unset means that evaluations use the weights themselves.
       learning_rate: The learning-rate schedule and its settings.
       warmup: The warm-up of the learning rate and its settings.
+      learning_rate_multipliers: Factors of the learning rate for variables by patterns; of several patterns that are
+        found in the path of a variable, the first one counts.
+      layer_decay: Learning rates that become smaller from the output of the model to its input; unset means no such
+        decay. A variable that also has a multiplier has both factors.
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()
     ema: EMAConfig | None = None
     learning_rate: LrConfig = LrConfig()
     warmup: WarmupConfig = WarmupConfig()
+    learning_rate_multipliers: tuple[RateMultiplierConfig, ...] = ()
+    layer_decay: LayerDecayConfig | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that an optimizer has a learning rate."""
+        """Checks that an optimizer has a learning rate, and that groups of learning rates have an optimizer."""
         if self.optimizer.type and not self.learning_rate.type:
             yield "learning_rate.type", "is needed when an optimizer is set; the simplest is constant"
+        for name in ("learning_rate_multipliers", "layer_decay"):
+            if getattr(self, name) and not self.optimizer.type:
+                yield name, "has no effect on the optimizer of the task; set optimizer.type"

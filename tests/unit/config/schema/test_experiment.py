@@ -27,6 +27,7 @@ ADDITIONS = {
         "executor",
     },
     "LrConfig": {"cosine_restarts", "one_cycle", "inverse_time"},
+    "OptimizationConfig": {"learning_rate_multipliers", "layer_decay"},
     "OptimizerConfig": {"nadam", "adamax", "adadelta", "ftrl", "lion", "muon", "schedule_free_adamw"},
     "TrainerConfig": {
         "best_checkpoints",
@@ -55,10 +56,12 @@ NEW_CLASSES = {
     "EarlyStoppingConfig",
     "FtrlConfig",
     "InverseTimeLrConfig",
+    "LayerDecayConfig",
     "LionConfig",
     "MuonConfig",
     "NadamConfig",
     "OneCycleLrConfig",
+    "RateMultiplierConfig",
     "ScheduleFreeAdamWConfig",
     "ValidationSetConfig",
 }
