@@ -65,13 +65,16 @@ class Lars(DecayRates, _Lars):
             super().build(variables)
             paths = [variable_path(variable) for variable in variables]
             self.adapted = PerVariable(tuple(map(self.adaptation_rule.decays, paths)))
+            if not self.weight_decay or self.adaptation_rule != self.decay_rule:
+                self.adaptation_rule.warn_of_idle_patterns(paths, "layer adaptation")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable; on each replica, with gradients that are summed over them."""
         (slot,) = self.slots_of(variable)
         rate, velocity = tf.cast(learning_rate, variable.dtype), tf.convert_to_tensor(slot)
         added = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
-        added += self.decay_rates.of(self, variable) * variable
+        if weight_decay := self.decay_rates.of(self, variable):
+            added += weight_decay * variable
         if self.classic_momentum:
             added *= rate * self._trust(variable, added)
         velocity = self.momentum * velocity + added

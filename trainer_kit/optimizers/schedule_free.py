@@ -69,7 +69,10 @@ class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
         mean = (weight - (1.0 - self.beta_1) * before) / self.beta_1
         self.assign_add(velocity, (tf.square(gradient) - velocity) * (1.0 - self.beta_2))
         size = tf.sqrt(velocity / (1.0 - tf.cast(self.beta_2, dtype) ** step)) + self.epsilon
-        after = before - rate * (gradient / size + self.decay_rates.of(self, variable) * weight)
+        direction = gradient / size
+        if weight_decay := self.decay_rates.of(self, variable):
+            direction += weight_decay * weight
+        after = before - rate * direction
         mean += (after - mean) / step
         self.assign(fast, after)
         self.assign(variable, (1.0 - self.beta_1) * after + self.beta_1 * mean)

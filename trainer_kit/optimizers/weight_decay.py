@@ -56,12 +56,12 @@ class DecayRule:
             return True
         return self.rest and not any(re.search(pattern, path) for pattern in self.exclude)
 
-    def warn_of_idle_patterns(self, paths: Sequence[str]) -> None:
+    def warn_of_idle_patterns(self, paths: Sequence[str], subject: str = "weight decay") -> None:
         """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
                 shown = ", ".join(paths[:8])
-                _log.warning("weight decay: the pattern %r matches none of the variables %s", pattern, shown)
+                _log.warning("%s: the pattern %r matches none of the variables %s", subject, pattern, shown)
 
 
 class DecayRates:

@@ -47,6 +47,16 @@ def test_a_gradient_of_zeros_moves_nothing() -> None:
     assert weights.numpy().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_pattern_that_finds_nothing_is_named_once(weight_decay: float, caplog: pytest.LogCaptureFixture) -> None:
+    rule = DecayRule(exclude=("biass",))
+    Lars(0.3, weight_decay=weight_decay, decay_rule=rule, adaptation_rule=rule).build(
+        [keras.Variable(1.0, name="bias")]
+    )
+    subject = "weight decay" if weight_decay else "layer adaptation"
+    assert caplog.messages == [f"{subject}: the pattern 'biass' matches none of the variables bias"]
+
+
 def test_keras_can_save_and_load_it() -> None:
     optimizer = Lars(0.3, eeta=0.05, weight_decay=0.1, adaptation_rule=DecayRule(exclude=("bias",)))
     loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
