@@ -5,7 +5,6 @@ Without weight decay each does exactly what Keras' class of the same name does.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +13,6 @@ import tensorflow as tf
 
 from trainer_kit.optimizers.per_variable import variable_path
 from trainer_kit.optimizers.weight_decay import DecaysByRule
-
-
-class _DenseGradients:
-    """A base of optimizers that cannot train on sparse gradients, in all cases or with XLA: it makes them dense."""
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(tf.convert_to_tensor(gradient), variable, learning_rate)  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -38,9 +30,14 @@ class Adamax(DecaysByRule, keras.optimizers.Adamax):
     """Keras' Adamax with a rule for which variables decay."""
 
 
+class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(tf.convert_to_tensor(gradient), variable, learning_rate)
+
+
 @keras.saving.register_keras_serializable("trainer_kit")
-class Adadelta(DecaysByRule, _DenseGradients, keras.optimizers.Adadelta):
-    """Keras' Adadelta with a rule for which variables decay."""
+class Adadelta(DecaysByRule, _AdadeltaOfAnyGradient):
+    """Keras' Adadelta with a rule for which variables decay, and for sparse gradients with XLA, where Keras' fails."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -72,37 +69,8 @@ class Adafactor(DecaysByRule, _AdafactorOfAnyModel):
     """Keras' Adafactor with a rule for which variables decay, and for variables of tf_keras models too."""
 
 
-class _MuonOfAnyModel(keras.optimizers.Muon):
-    def build(self, variables: Sequence[Any]) -> None:
-        super().build([_with_path(variable) for variable in variables])
-
-
-@keras.saving.register_keras_serializable("trainer_kit")
-class Muon(DecaysByRule, _DenseGradients, _MuonOfAnyModel):
-    """Keras' Muon with a rule for which variables decay, and for variables of tf_keras models and of tf.Modules too.
-
-    Variables that Muon leaves to Adam decay by `adam_weight_decay`.
-    """
-
-    def decay_rate(self, index: int) -> float:
-        """Returns the weight decay of the variable at `index`, if the rule says that it decays; after `build`."""
-        updated_by_adam = self.adam_velocities[index] is not None
-        return float((self.adam_weight_decay if updated_by_adam else self.weight_decay) or 0.0)
-
-
 def _flat_name(variable: Any) -> Any:
     """Wraps a tf.Variable called "a/b:0", as tf_keras has them: Adafactor names its own after it, and refuses "/"."""
     if isinstance(variable, tf.Variable) and "/" in variable.name:
         return keras.Variable(variable, name=variable_path(variable).replace("/", "_"), trainable=variable.trainable)
     return variable
-
-
-def _with_path(variable: Any) -> Any:
-    """Wraps a tf.Variable in a variable of Keras with the same path, which Muon compares with its patterns."""
-    if not isinstance(variable, tf.Variable):
-        return variable
-    *scopes, name = variable_path(variable).split("/")
-    with contextlib.ExitStack() as stack:
-        for scope in scopes:
-            stack.enter_context(keras.name_scope(scope))
-        return keras.Variable(variable, name=name, trainable=variable.trainable)

@@ -12,11 +12,12 @@ from keras.optimizers.schedules import LearningRateSchedule as Schedule
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.decaying import Adadelta, Adafactor, Adamax, AdamW, Ftrl, Lamb, Lion, Muon, Nadam
+from trainer_kit.optimizers.decaying import Adadelta, Adafactor, Adamax, AdamW, Ftrl, Lamb, Lion, Nadam
 from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
+from trainer_kit.optimizers.muon import Muon
 from trainer_kit.optimizers.rate_groups import RateGroups, with_rate_groups
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
 from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule

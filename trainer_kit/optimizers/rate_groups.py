@@ -98,10 +98,8 @@ class _GroupedRates:
         self.taken_decays = PerVariable(tuple(decays))
         self.rate_factors = PerVariable(tuple(factors))
         self.rate_groups.warn_of_idle_patterns(paths)
-        counts = sorted(Counter(factors).items())
-        _log.info(
-            "learning rates: %s", ", ".join(f"{factor:g} times for {count} variables" for factor, count in counts)
-        )
+        counts = [f"{factor:g} times for {count}" for factor, count in sorted(Counter(factors).items())]
+        _log.info("learning rates: %s of %s variables", ", ".join(counts), len(paths))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         factor = self.rate_factors.of(self, variable)
