@@ -20,7 +20,7 @@ _HOME = {
     "TaskConfig": "config.schema.experiment",
     "TrainerConfig": "config.schema.experiment",
     "OptimizationConfig": "config.schema.optimization",
-    "BaseOptimizerConfig": "config.schema.optimization",
+    "BaseOptimizerConfig": "config.schema.optimizers",
     "Callback": "callbacks.base",
     "register_callback": "callbacks.configured_callbacks",
     "DataError": "errors",
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema.experiment import ExperimentConfig as ExperimentConfig
     from trainer_kit.config.schema.experiment import TaskConfig as TaskConfig
     from trainer_kit.config.schema.experiment import TrainerConfig as TrainerConfig
-    from trainer_kit.config.schema.optimization import BaseOptimizerConfig as BaseOptimizerConfig
     from trainer_kit.config.schema.optimization import OptimizationConfig as OptimizationConfig
+    from trainer_kit.config.schema.optimizers import BaseOptimizerConfig as BaseOptimizerConfig
     from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.errors import DataError as DataError
     from trainer_kit.errors import StopTraining as StopTraining

@@ -18,7 +18,8 @@ from trainer_kit.config.field_docs import first_sentence, summary
 from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
-from trainer_kit.config.schema.optimization import LrConfig, OptimizerConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import ExitCode
 
 EXPERIMENTS = "experiments"

@@ -14,7 +14,8 @@ from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.metrics import MetricConfig
 from trainer_kit.config.schema.open_choice import register_branch
-from trainer_kit.config.schema.optimization import BaseOptimizerConfig, LrConfig, OptimizerConfig
+from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
+from trainer_kit.config.schema.schedules import LrConfig
 
 Builder = TypeVar("Builder", bound=Callable[..., object])
 

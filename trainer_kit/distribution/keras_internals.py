@@ -65,3 +65,21 @@ def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
         return False
     optimizer._learning_rate = rate
     return True
+
+
+def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
+    """Returns the position of a variable among those that an optimizer was built with.
+
+    Keras' guide for own optimizers calls this method in `update_step`, where `variable` is a replica's part of a
+    variable and no public attribute tells which one it belongs to. Without the name a step ends with an AttributeError.
+    """
+    return int(optimizer._get_variable_index(variable))
+
+
+def keras_decays(optimizer: keras.Optimizer, variable: Any) -> bool:
+    """Whether Keras applies the `weight_decay` of an optimizer to a variable, as `exclude_from_weight_decay` has set.
+
+    Keras has a public way to exclude variables and none to read which are. Without the name the answer is True.
+    """
+    decays = getattr(optimizer, "_use_weight_decay", None)
+    return True if decays is None else bool(decays(variable))

@@ -1,4 +1,4 @@
-"""From config to optimizer: Keras 3's own classes with Model Garden's values."""
+"""From config to optimizer: Keras 3's classes and our own, with Model Garden's values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any, TypeAlias
 import keras
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
-from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.decaying import Adadelta, Adafactor, Adamax, AdamW, Ftrl, Lamb, Lion, Nadam
 from trainer_kit.optimizers.gradients import Clipping
+from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
-from trainer_kit.optimizers.weight_decay import Adafactor, AdamW, DecayRule, Lamb
+from trainer_kit.optimizers.muon import Muon
+from trainer_kit.optimizers.rate_groups import RateGroups, with_rate_groups
+from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
+from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +39,8 @@ def create_optimizer(
     used. Build it with all the model's trainable variables before the first step.
 
     Args:
-      config: optimizer, learning rate and warm-up; its `ema` is for moving_average.MovingAverage.
+      config: optimizer, learning rate, warm-up, and groups of variables with rates of their own; its `ema` is for
+        moving_average.MovingAverage.
       mixed_precision_dtype: for float16 the optimizer is wrapped in a loss_scale.LossScaleOptimizer.
       loss_scale: 'dynamic' (also None) or a number above 0; only for float16.
 
@@ -44,7 +51,7 @@ def create_optimizer(
         raise UsageError(
             f"no optimizer was chosen; set optimizer.type to one of {', '.join(OptimizerConfig.branches())}"
         )
-    optimizer = _build(config)
+    optimizer = with_rate_groups(_build(config), RateGroups.from_config(config))
     optimizer.clipping = Clipping.from_config(config)
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
@@ -55,9 +62,16 @@ def create_optimizer(
 
 def _build(config: OptimizationConfig) -> keras.Optimizer:
     kind, rate = str(config.optimizer.type), create_learning_rate(config)
-    if kind not in OptimizerConfig.registry:
-        return _BUILDERS[kind](config.optimizer.get(), rate)
-    optimizer = OptimizerConfig.registry.lookup(kind).build(config.optimizer.get(), rate)
+    chosen = config.optimizer.get()
+    if kind in _CLASSES:
+        optimizer, names = _CLASSES[kind]
+        return optimizer(rate, **_arguments(optimizer, names, chosen))
+    if kind in _BUILDERS:
+        return _BUILDERS[kind](chosen, rate)
+    return _registered(kind, OptimizerConfig.registry.lookup(kind).build(chosen, rate))
+
+
+def _registered(kind: str, optimizer: Any) -> keras.Optimizer:
     if not isinstance(optimizer, keras.Optimizer):
         raise UsageError(
             f"the registered optimizer {kind!r} built a {type(optimizer).__module__}.{type(optimizer).__name__}; "
@@ -86,34 +100,6 @@ def _with_loss_scale(optimizer: keras.Optimizer, loss_scale: str | float | None)
     return LossScaleOptimizer(optimizer, initial_scale=float(loss_scale), dynamic=False)
 
 
-def _sgd(config: Any, rate: Rate) -> keras.Optimizer:
-    return keras.optimizers.SGD(rate, momentum=config.momentum, nesterov=config.nesterov, name=config.name)
-
-
-def _adam(config: Any, rate: Rate) -> keras.Optimizer:
-    return keras.optimizers.Adam(rate, **_fields(config, "beta_1", "beta_2", "epsilon", "amsgrad", "name"))
-
-
-def _adamw(config: Any, rate: Rate) -> keras.Optimizer:
-    rule = DecayRule(config.include_in_weight_decay or (), config.exclude_from_weight_decay or ())
-    same = _fields(config, "beta_1", "beta_2", "epsilon", "amsgrad", "name")
-    return AdamW(rate, weight_decay=config.weight_decay_rate, decay_rule=rule, **same)
-
-
-def _lamb(config: Any, rate: Rate) -> keras.Optimizer:
-    rule = DecayRule(exclude=config.exclude_from_weight_decay or ())
-    same = _fields(config, "beta_1", "beta_2", "epsilon", "name")
-    return Lamb(rate, weight_decay=config.weight_decay_rate, decay_rule=rule, **same)
-
-
-def _rmsprop(config: Any, rate: Rate) -> keras.Optimizer:
-    return keras.optimizers.RMSprop(rate, **_fields(config, "rho", "momentum", "epsilon", "centered", "name"))
-
-
-def _adagrad(config: Any, rate: Rate) -> keras.Optimizer:
-    return keras.optimizers.Adagrad(rate, **_fields(config, "initial_accumulator_value", "epsilon", "name"))
-
-
 def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
     only = config.include_in_weight_decay
     return Adafactor(
@@ -128,16 +114,43 @@ def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
     )
 
 
-def _fields(config: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in names}
+def _lars(config: Any, rate: Rate) -> keras.Optimizer:
+    unadapted = config.exclude_from_layer_adaptation or config.exclude_from_weight_decay or ()
+    names = "momentum eeta nesterov classic_momentum weight_decay=weight_decay_rate name"
+    return Lars(rate, adaptation_rule=DecayRule(exclude=unadapted), **_arguments(Lars, names, config))
 
 
-_BUILDERS: dict[str, Callable[[Any, Rate], keras.Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adamw,
-    "lamb": _lamb,
-    "rmsprop": _rmsprop,
-    "adagrad": _adagrad,
-    "adafactor": _adafactor,
+def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dict[str, Any]:
+    """Returns the arguments of an optimizer; "a=b" in `names` is the argument a with the value of the field b."""
+    pairs = [name.split("=") for name in names.split()]
+    arguments = {pair[0]: getattr(config, pair[-1]) for pair in pairs}
+    if issubclass(optimizer, DecayRates):
+        include = getattr(config, "include_in_weight_decay", None) or ()
+        arguments["decay_rule"] = DecayRule(include, config.exclude_from_weight_decay or ())
+    return arguments
+
+
+_ADAM = "beta_1 beta_2 epsilon name"
+_FTRL = "learning_rate_power initial_accumulator_value l1_regularization_strength l2_regularization_strength"
+_MUON = (
+    "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings weight_decay "
+    "adam_beta_1 adam_beta_2 epsilon adam_lr_ratio adam_weight_decay name"
+)
+
+# The class of each optimizer, and its arguments: those have the names of the config's fields, but for "argument=field".
+_CLASSES: dict[str, tuple[type[keras.Optimizer], str]] = {
+    "sgd": (keras.optimizers.SGD, "momentum nesterov name"),
+    "adam": (keras.optimizers.Adam, f"{_ADAM} amsgrad"),
+    "adamw": (AdamW, f"{_ADAM} amsgrad weight_decay=weight_decay_rate"),
+    "lamb": (Lamb, f"{_ADAM} weight_decay=weight_decay_rate"),
+    "rmsprop": (keras.optimizers.RMSprop, "rho momentum epsilon centered name"),
+    "adagrad": (keras.optimizers.Adagrad, "initial_accumulator_value epsilon name"),
+    "nadam": (Nadam, f"{_ADAM} weight_decay"),
+    "adamax": (Adamax, f"{_ADAM} weight_decay"),
+    "adadelta": (Adadelta, "rho epsilon weight_decay name"),
+    "ftrl": (Ftrl, f"{_FTRL} l2_shrinkage_regularization_strength beta weight_decay name"),
+    "lion": (Lion, "beta_1 beta_2 weight_decay name"),
+    "muon": (Muon, _MUON),
+    "schedule_free_adamw": (ScheduleFreeAdamW, f"{_ADAM} warmup_steps weight_decay"),
 }
+_BUILDERS: dict[str, Callable[[Any, Rate], keras.Optimizer]] = {"adafactor": _adafactor, "lars": _lars}

@@ -18,9 +18,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.optimization import AdamWeightDecayConfig, BaseOptimizerConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import AdamWeightDecayConfig, BaseOptimizerConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.weight_decay import variable_path
+from trainer_kit.optimizers.per_variable import variable_path
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 

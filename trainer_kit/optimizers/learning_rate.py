@@ -1,4 +1,4 @@
-"""From config to learning rate: the nine schedules and the two warm-ups, and what an optimizer's rate is right now."""
+"""From config to learning rate: the schedules and the warm-ups, and what an optimizer's rate is right now."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.optimizers.schedules import CosineDecay, ExponentialDecay, PiecewiseConstantDecay, PolynomialDecay
+from keras.optimizers.schedules import (
+    CosineDecay,
+    CosineDecayRestarts,
+    ExponentialDecay,
+    InverseTimeDecay,
+    PiecewiseConstantDecay,
+    PolynomialDecay,
+)
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
-from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig, WarmupConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.schedules import LrConfig
+from trainer_kit.config.schema.warmups import WarmupConfig
 from trainer_kit.distribution.keras_internals import learning_rate_of, replace_learning_rate
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
     FunctionOfStep,
+    OneCycle,
     PowerAndLinearDecay,
     PowerDecay,
     PowerDecayWithOffset,
@@ -40,7 +50,17 @@ _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
         c.initial_learning_rate, c.power, c.offset, c.pre_offset_learning_rate
     ),
     "step_cosine_with_offset": lambda c: StepCosineDecay(c.boundaries, c.values),
+    "cosine_restarts": lambda c: CosineDecayRestarts(
+        c.initial_learning_rate, c.first_decay_steps, t_mul=c.t_mul, m_mul=c.m_mul, alpha=c.alpha, name=c.name
+    ),
+    "one_cycle": lambda c: OneCycle(
+        c.max_learning_rate, c.total_steps, c.pct_start, c.rise, c.div_factor, c.final_div_factor
+    ),
+    "inverse_time": lambda c: InverseTimeDecay(
+        c.initial_learning_rate, c.decay_steps, c.decay_rate, staircase=c.staircase, name=c.name
+    ),
 }
+_WAITING = ("cosine_restarts", "one_cycle", "inverse_time")  # before `offset` they have the rate of their step 0
 
 
 def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
@@ -158,7 +178,7 @@ def _schedule(config: LrConfig) -> float | Schedule:
     schedule = _SCHEDULES[str(config.type)](chosen)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
     offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)
-    return WithOffset(schedule, offset) if offset else schedule
+    return WithOffset(schedule, offset, waits=config.type in _WAITING) if offset else schedule
 
 
 def _registered(name: str, built: Any) -> float | Schedule:

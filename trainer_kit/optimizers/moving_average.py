@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.weight_decay import variable_path
+from trainer_kit.optimizers.per_variable import variable_path
 
 
 def averaged_variables(model: Any, config: EMAConfig) -> list[Any]:

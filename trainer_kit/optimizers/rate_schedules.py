@@ -1,4 +1,4 @@
-"""Learning-rate schedules that Keras does not have; values as in TF Model Garden's lr_schedule.
+"""Learning-rate schedules that Keras does not have; values as in TF Model Garden's lr_schedule where that has them.
 
 Each is a function of the step, eager or in graph, on host or replica: an integer (tensor, variable or Python number)
 in, a float32 scalar tensor out. None branches in graph, so they compile with XLA.
@@ -35,25 +35,35 @@ class FunctionOfStep(Schedule):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class WithOffset(Schedule):
-    """Another schedule, started `offset` steps later: schedule(step - offset). Before that, its values below step 0."""
+    """Another schedule, started `offset` steps later: schedule(step - offset).
 
-    def __init__(self, schedule: Schedule, offset: int) -> None:
+    Args:
+      schedule: The other schedule.
+      offset: The number of steps.
+      waits: Whether the rate before step `offset` is that of the schedule's step 0, for schedules that are infinite or
+        no number below step 0. Otherwise it is what the formula of the schedule gives there, as in Model Garden.
+    """
+
+    def __init__(self, schedule: Schedule, offset: int, waits: bool = False) -> None:
         super().__init__()
         self.schedule = schedule
         self.offset = offset
+        self.waits = waits
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        return self.schedule(tf.convert_to_tensor(step) - self.offset)
+        since = tf.convert_to_tensor(step) - self.offset
+        return self.schedule(tf.maximum(since, 0) if self.waits else since)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "offset": self.offset}
+        schedule = keras.optimizers.schedules.serialize(self.schedule)
+        return {"schedule": schedule, "offset": self.offset, "waits": self.waits}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WithOffset:
         """Returns the schedule that `get_config` describes."""
-        return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["offset"])
+        return cls(**{**config, "schedule": keras.optimizers.schedules.deserialize(config["schedule"])})
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -175,6 +185,54 @@ class StepCosineDecay(Schedule):
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {"boundaries": self.boundaries, "values": self.values}
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class OneCycle(Schedule):
+    """The 1cycle policy (Smith, arXiv 1803.09820): one rise to max_learning_rate and one fall, then a constant.
+
+    With peak = pct_start * total_steps, first = max_learning_rate / div_factor, last = first / final_div_factor:
+
+        step <= peak:  first + (max_learning_rate - first) * r(step / peak)
+        after it:      last + (max_learning_rate - last) * (1 + cos(pi * (step - peak) / (total_steps - peak))) / 2
+
+    r(x) is (1 - cos(pi * x)) / 2, or x for a linear rise. From total_steps on the rate is last.
+    """
+
+    def __init__(
+        self,
+        max_learning_rate: float,
+        total_steps: int,
+        pct_start: float = 0.3,
+        rise: str = "cosine",
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+    ) -> None:
+        super().__init__()
+        self.max_learning_rate = max_learning_rate
+        self.total_steps = total_steps
+        self.pct_start = pct_start
+        self.rise = rise
+        self.div_factor = div_factor
+        self.final_div_factor = final_div_factor
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate at `step`."""
+        step = tf.clip_by_value(tf.cast(step, tf.float32), 0.0, float(self.total_steps))
+        highest, peak = self.max_learning_rate, self.pct_start * self.total_steps
+        first = highest / self.div_factor
+        last = first / self.final_div_factor
+        risen = step / peak if peak > 0 else tf.ones_like(step)
+        if self.rise == "cosine":
+            risen = (1.0 - tf.cos(math.pi * risen)) / 2.0
+        fallen = (step - peak) / max(self.total_steps - peak, 1e-9)
+        falling = last + (highest - last) * (1.0 + tf.cos(math.pi * fallen)) / 2.0
+        return tf.where(step <= peak, first + (highest - first) * risen, falling)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("max_learning_rate", "total_steps", "pct_start", "rise", "div_factor", "final_div_factor")
+        return {name: getattr(self, name) for name in names}
 
 
 def _power(step: tf.Tensor, power: float) -> tf.Tensor:

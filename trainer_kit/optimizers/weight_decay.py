@@ -2,6 +2,9 @@
 
 Keras matches only the last part of a Keras 3 variable's path ("kernel"), so that a pattern like "layer_norm" finds
 nothing. Here patterns are searched in the whole path ("encoder/layer_norm/gamma"), or in the name of a tf.Variable.
+
+Keras decays all variables at the learning rate of the optimizer. Here a variable is decayed in its `update_step`, at
+the learning rate that this gets: the groups of rate_groups.py have rates of their own.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.per_variable import PerVariable, variable_path
 
 _log = logging.getLogger(__name__)
 
@@ -53,21 +56,16 @@ class DecayRule:
             return True
         return self.rest and not any(re.search(pattern, path) for pattern in self.exclude)
 
-    def warn_of_idle_patterns(self, paths: Sequence[str]) -> None:
+    def warn_of_idle_patterns(self, paths: Sequence[str], subject: str = "weight decay") -> None:
         """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
                 shown = ", ".join(paths[:8])
-                _log.warning("weight decay: the pattern %r matches none of the variables %s", pattern, shown)
+                _log.warning("%s: the pattern %r matches none of the variables %s", subject, pattern, shown)
 
 
-def variable_path(variable: Any) -> str:
-    """Returns the path of a Keras 3 variable, or the name of a tf.Variable without its ":0"."""
-    return str(getattr(variable, "path", None) or variable.name.split(":")[0])
-
-
-class _DecaysByRule:
-    """Applies a DecayRule when the optimizer learns which variables it has.
+class DecayRates:
+    """A base of optimizers that finds out which variables decay, and by how much. Keras itself decays none of them.
 
     Args:
       *args: Arguments of the Keras class.
@@ -82,45 +80,35 @@ class _DecaysByRule:
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer's variables for `variables`; in strategy scope."""
-        if not self.built:  # type: ignore[attr-defined]
-            paths = [variable_path(variable) for variable in variables]
-            decaying = set(filter(self.decay_rule.decays, paths)) if self.weight_decay else set()  # type: ignore[attr-defined]
-            kept = [variable for variable, path in zip(variables, paths, strict=True) if path not in decaying]
-            self.exclude_from_weight_decay(var_list=kept)  # type: ignore[attr-defined]
-            if self.weight_decay:  # type: ignore[attr-defined]
-                self.decay_rule.warn_of_idle_patterns(paths)
+        if self.built:  # type: ignore[attr-defined]
+            return
+        self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]
         super().build(variables)  # type: ignore[misc]
+        paths = [variable_path(variable) for variable in variables]
+        rates = [self.decay_rate(i) if self.decay_rule.decays(path) else 0.0 for i, path in enumerate(paths)]
+        self.decay_rates = PerVariable(tuple(rates))
+        if any(self.decay_rate(i) for i in range(len(paths))):
+            self.decay_rule.warn_of_idle_patterns(paths)
+
+    def decay_rate(self, index: int) -> float:
+        """Returns the weight decay of the variable at `index`, if the rule says that it decays; after `build`."""
+        return float(self.weight_decay or 0.0)  # type: ignore[attr-defined]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {**super().get_config(), "decay_rule": dataclasses.asdict(self.decay_rule)}  # type: ignore[misc]
 
 
-@keras.saving.register_keras_serializable("trainer_kit")
-class AdamW(_DecaysByRule, keras.optimizers.AdamW):
-    """Keras' AdamW with a rule for which variables decay."""
+class DecaysByRule(DecayRates):
+    """A base of optimizers that subtracts weight decay * learning rate * weight from a weight before its update."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Decays and updates one variable; on each replica, with gradients that are summed over them."""
+        decay(variable, self.decay_rates.of(self, variable), learning_rate)
+        super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
 
-@keras.saving.register_keras_serializable("trainer_kit")
-class Lamb(_DecaysByRule, keras.optimizers.Lamb):
-    """Keras' Lamb with a rule for which variables decay.
-
-    Keras decays a weight beside the update; the paper (arXiv 1904.00962) and Model Garden inside it, before the trust
-    ratio. They are equal without weight decay.
-    """
-
-
-@keras.saving.register_keras_serializable("trainer_kit")
-class Adafactor(_DecaysByRule, keras.optimizers.Adafactor):
-    """Keras' Adafactor with a rule for which variables decay, and for variables of tf_keras models too."""
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Creates the optimizer's variables for `variables`; in strategy scope."""
-        super().build([_named_for_keras(variable) for variable in variables])
-
-
-def _named_for_keras(variable: Any) -> Any:
-    """Wraps a tf.Variable called "a/b:0", as tf_keras has them: Adafactor names its own after it, and refuses "/"."""
-    if isinstance(variable, tf.Variable) and "/" in variable.name:
-        return keras.Variable(variable, name=variable_path(variable).replace("/", "_"), trainable=variable.trainable)
-    return variable
+def decay(variable: Any, rate: float, learning_rate: Any) -> None:
+    """Subtracts rate * learning_rate * weight from a weight; with a rate of 0 it does nothing."""
+    if rate:
+        variable.assign_sub(variable * tf.cast(rate, variable.dtype) * tf.cast(learning_rate, variable.dtype))

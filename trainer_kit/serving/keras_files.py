@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer_kit.checkpoints.state.strict_restore import differences_table
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.optimizers.weight_decay import variable_path
+from trainer_kit.optimizers.per_variable import variable_path
 
 _ENDINGS = (".keras", ".h5", ".hdf5")
 

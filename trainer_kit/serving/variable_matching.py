@@ -21,7 +21,7 @@ from trainer_kit.checkpoints.state.variable_names import canonical_paths, model_
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.optimizers.moving_average import averaged_variables, unique_names
-from trainer_kit.optimizers.weight_decay import variable_path
+from trainer_kit.optimizers.per_variable import variable_path
 
 _DEPTH = 3  # attributes between the root and the model
 _AVERAGE = "average"

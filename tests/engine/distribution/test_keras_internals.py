@@ -79,3 +79,19 @@ def test_without_the_name_the_public_rate_is_returned() -> None:
     assert internals.learning_rate_of(optimizer) == 0.25
     assert not internals.replace_learning_rate(optimizer, _schedule())
     assert optimizer.learning_rate == 0.25
+
+
+def test_a_variable_is_known_by_its_position_in_the_optimizer() -> None:
+    one, two = keras.Variable(1.0), tf.Variable(2.0)
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build([one, two])
+    found = [internals.variable_index(optimizer, variable) for variable in (one, one.value, two)]
+    assert found == [0, 0, 1]
+
+
+def test_an_optimizer_tells_which_variables_keras_decays() -> None:
+    one, two = keras.Variable(1.0, name="one"), keras.Variable(2.0, name="two")
+    optimizer = keras.optimizers.AdamW(0.5)
+    optimizer.exclude_from_weight_decay(var_names=["two"])
+    assert [internals.keras_decays(optimizer, variable) for variable in (one, two)] == [True, False]
+    assert internals.keras_decays(object(), one)  # type: ignore[arg-type]

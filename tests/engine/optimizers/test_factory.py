@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,127 +12,79 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from trainer_kit.config.schema.optimization import OptimizationConfig, OptimizerConfig
+from tests.engine.optimizers import numpy_optimizers
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import Clipping, apply_gradients
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 
-RATE = 0.1
 START = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.5]])
-GRADIENTS = (
-    np.array([[0.1, -0.2, 0.3], [0.4, 0.5, -0.6]]),
-    np.array([[-0.3, 0.1, 0.2], [0.1, -0.4, 0.2]]),
-    np.array([[0.2, 0.2, -0.1], [0.0, 0.3, 0.1]]),
-)
-Reference = Callable[..., np.ndarray]
+GRADIENTS = np.random.default_rng(7).normal(0.0, 0.3, (10, 2, 3)).astype(np.float32).astype(np.float64)
 
-
-def sgd(w: np.ndarray, gradients: Iterable[np.ndarray], momentum: float = 0.0, nesterov: bool = False) -> np.ndarray:
-    velocity = np.zeros_like(w)
-    for g in gradients:
-        velocity = momentum * velocity - RATE * g
-        w = w + (momentum * velocity - RATE * g if nesterov else velocity)
-    return w
-
-
-def adam(
-    w: np.ndarray,
-    gradients: Iterable[np.ndarray],
-    beta_1: float = 0.9,
-    beta_2: float = 0.999,
-    epsilon: float = 1e-7,
-    amsgrad: bool = False,
-    weight_decay_rate: float = 0.0,
-) -> np.ndarray:
-    m, v, largest = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
-    for t, g in enumerate(gradients, start=1):
-        w = w - RATE * weight_decay_rate * w
-        m, v = beta_1 * m + (1 - beta_1) * g, beta_2 * v + (1 - beta_2) * g**2
-        largest = np.maximum(largest, v)
-        alpha = RATE * np.sqrt(1 - beta_2**t) / (1 - beta_1**t)
-        w = w - alpha * m / (np.sqrt(largest if amsgrad else v) + epsilon)
-    return w
-
-
-def adamw(w: np.ndarray, gradients: Iterable[np.ndarray], gradient_clip_norm: float = 1.0, **fields: Any) -> np.ndarray:
-    bound = gradient_clip_norm or np.inf
-    return adam(w, [g * min(1.0, bound / np.linalg.norm(g)) for g in gradients], **fields)
-
-
-def lamb(w: np.ndarray, gradients: Iterable[np.ndarray], weight_decay_rate: float = 0.0) -> np.ndarray:
-    m, v = np.zeros_like(w), np.zeros_like(w)
-    for t, g in enumerate(gradients, start=1):
-        w = w - RATE * weight_decay_rate * w
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        update = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
-        w = w - RATE * np.linalg.norm(w) / np.linalg.norm(update) * update
-    return w
-
-
-def rmsprop(
-    w: np.ndarray, gradients: Iterable[np.ndarray], rho: float = 0.9, momentum: float = 0.0, centered: bool = False
-) -> np.ndarray:
-    square, mean, velocity = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
-    for g in gradients:
-        square, mean = rho * square + (1 - rho) * g**2, rho * mean + (1 - rho) * g
-        variance = square - mean**2 if centered else square
-        velocity = momentum * velocity + RATE * g / np.sqrt(variance + 1e-7)
-        w = w - velocity
-    return w
-
-
-def adagrad(w: np.ndarray, gradients: Iterable[np.ndarray], initial_accumulator_value: float = 0.1) -> np.ndarray:
-    total = np.full_like(w, initial_accumulator_value)
-    for g in gradients:
-        total = total + g**2
-        w = w - RATE * g / np.sqrt(total + 1e-7)
-    return w
-
-
-def adafactor(
-    w: np.ndarray, gradients: Iterable[np.ndarray], decay_rate: float = 0.8, clipping_threshold: float = 1.0
-) -> np.ndarray:
-    rows, columns = np.zeros(w.shape[0]), np.zeros(w.shape[1])
-    for t, g in enumerate(gradients, start=1):
-        keep = 1 - t**-decay_rate
-        rows = keep * rows + (1 - keep) * np.mean(g**2 + 1e-30, axis=1)
-        columns = keep * columns + (1 - keep) * np.mean(g**2 + 1e-30, axis=0)
-        update = g / np.sqrt(np.outer(rows / rows.mean(), columns))
-        update /= max(1.0, float(np.sqrt(np.mean(update**2))) / clipping_threshold)
-        w = w - max(1e-3, float(np.sqrt(np.mean(w**2)))) * min(RATE, 1 / np.sqrt(t)) * update
-    return w
-
-
-CASES: dict[str, tuple[Reference, dict[str, Any]]] = {
-    "sgd": (sgd, {}),
-    "sgd momentum": (sgd, {"momentum": 0.9}),
-    "sgd nesterov": (sgd, {"momentum": 0.9, "nesterov": True}),
-    "adam": (adam, {}),
-    "adam other values": (adam, {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3}),
-    "adam amsgrad": (adam, {"amsgrad": True, "beta_2": 0.5}),
-    "adamw": (adamw, {"weight_decay_rate": 0.05}),
-    "adamw tight clip": (adamw, {"weight_decay_rate": 0.05, "gradient_clip_norm": 0.3, "epsilon": 0.1}),
-    "adamw no clip": (adamw, {"gradient_clip_norm": 0.0}),
-    "lamb": (lamb, {}),
-    "lamb decay": (lamb, {"weight_decay_rate": 0.05}),
-    "rmsprop": (rmsprop, {}),
-    "rmsprop centered momentum": (rmsprop, {"centered": True, "momentum": 0.5, "rho": 0.7}),
-    "adagrad": (adagrad, {}),
-    "adagrad other start": (adagrad, {"initial_accumulator_value": 0.5}),
-    "adafactor": (adafactor, {}),
-    "adafactor other values": (adafactor, {"decay_rate": 0.5, "clipping_threshold": 0.4}),
+# The first word is the type, and the name of the formula.
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "sgd momentum": {"momentum": 0.9},
+    "sgd nesterov": {"momentum": 0.9, "nesterov": True},
+    "adam": {},
+    "adam other values": {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3},
+    "adam amsgrad": {"amsgrad": True, "beta_2": 0.5},
+    "adamw": {"weight_decay_rate": 0.05},
+    "adamw tight clip": {"weight_decay_rate": 0.05, "gradient_clip_norm": 0.3, "epsilon": 0.1},
+    "adamw no clip": {"gradient_clip_norm": 0.0},
+    "lamb": {},
+    "lamb decay": {"weight_decay_rate": 0.05},
+    "rmsprop": {},
+    "rmsprop centered momentum": {"centered": True, "momentum": 0.5, "rho": 0.7},
+    "adagrad": {},
+    "adagrad other start": {"initial_accumulator_value": 0.5},
+    "adafactor": {},
+    "adafactor other values": {"decay_rate": 0.5, "clipping_threshold": 0.4},
+    "lars": {},
+    "lars decay": {"weight_decay_rate": 0.05, "eeta": 0.1, "momentum": 0.8},
+    "lars nesterov": {"nesterov": True, "weight_decay_rate": 0.05, "eeta": 0.1},
+    "lars popular": {"classic_momentum": False, "weight_decay_rate": 0.05, "eeta": 0.1},
+    "lars popular nesterov": {"classic_momentum": False, "nesterov": True, "eeta": 0.1},
+    "lars not adapted": {"exclude_from_layer_adaptation": ("weights",), "weight_decay_rate": 0.05},
+    "nadam": {},
+    "nadam other values": {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "weight_decay": 0.05},
+    "adamax": {},
+    "adamax other values": {"beta_1": 0.8, "beta_2": 0.9, "weight_decay": 0.05},
+    "adadelta": {},
+    "adadelta other values": {"rho": 0.8, "epsilon": 1e-3, "weight_decay": 0.05},
+    "ftrl": {},
+    "ftrl penalties": {"l1_regularization_strength": 0.5, "l2_regularization_strength": 0.1, "beta": 0.2},
+    "ftrl other values": {
+        "learning_rate_power": -0.7,
+        "initial_accumulator_value": 0.3,
+        "l2_shrinkage_regularization_strength": 0.05,
+        "weight_decay": 0.05,
+    },
+    "lion": {},
+    "lion other values": {"beta_1": 0.7, "beta_2": 0.8, "weight_decay": 0.05},
+    "muon": {},
+    "muon other values": {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "rms_rate": None, "weight_decay": 0.05},
+    "muon by adam": {"exclude_layers": ("^weights",), "adam_weight_decay": 0.05},
+    "schedule_free_adamw": {},
+    "schedule_free_adamw other values": {"beta_1": 0.8, "beta_2": 0.95, "warmup_steps": 4, "weight_decay": 0.05},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_follow_the_formula(case: str, optimization: Callable[..., OptimizationConfig]) -> None:
-    reference, fields = CASES[case]
-    optimizer = create_optimizer(optimization(case.split()[0], RATE, **fields))
-    weights = keras.Variable(START, dtype="float32")
+def test_ten_steps_follow_the_formula(case: str, optimization: Callable[..., OptimizationConfig]) -> None:
+    kind, fields = case.split()[0], CASES[case]
+    optimizer = create_optimizer(optimization(kind, numpy_optimizers.RATE, **fields))
+    weights = keras.Variable(START, dtype="float32", name="weights")
     for gradient in GRADIENTS:
         apply_gradients(optimizer, [(tf.constant(gradient, tf.float32), weights)])
-    np.testing.assert_allclose(weights.numpy(), reference(START, GRADIENTS, **fields), rtol=2e-5, atol=2e-6)
+    expected, slots = getattr(numpy_optimizers, kind)(START, GRADIENTS, **fields)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=2e-5, atol=2e-6)
+    given = [variable.numpy() for variable in optimizer.variables[2:]]  # after iterations and learning rate
+    assert len(given) == len(slots)
+    for one, wanted in zip(given, slots, strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-6)
 
 
 def test_every_type_of_the_config_has_a_case() -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import Clipping, apply_gradients, clip, scale_loss
@@ -104,12 +105,21 @@ def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> l
     return [value.numpy() for value in values]
 
 
+DECAY = {"weight_decay": 0.1, "exclude_from_weight_decay": ("bias",)}
 TRAINING: dict[str, dict[str, Any]] = {
     "sgd": {"type": "sgd", "clipvalue": 0.2},
     "sgd momentum": {"type": "sgd", "momentum": 0.9, "clipnorm": 0.5},
     "adam": {"type": "adam", "epsilon": 1e-3},
     "adam clipped": {"type": "adam", "epsilon": 1e-3, "global_clipnorm": 0.3},
     "adamw": {"type": "adamw", "epsilon": 1e-3, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)},
+    "lars": {"type": "lars", "eeta": 0.1, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)},
+    "nadam": {"type": "nadam", "epsilon": 1e-3, **DECAY},
+    "adamax": {"type": "adamax", "epsilon": 1e-3, **DECAY},
+    "adadelta": {"type": "adadelta", "epsilon": 1e-3, **DECAY},
+    "ftrl": {"type": "ftrl", **DECAY},
+    "lion": {"type": "lion", "clipnorm": 0.5, **DECAY},
+    "muon": {"type": "muon", "exclude_embeddings": False, "epsilon": 1e-3, **DECAY},
+    "schedule_free_adamw": {"type": "schedule_free_adamw", "epsilon": 1e-3, **DECAY},
 }
 
 
@@ -132,7 +142,7 @@ def test_keras_clip_arguments_bound_the_sum_over_replicas(replicas: StrategyMake
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kind", ["sgd", "adam", "adagrad", "rmsprop", "lamb", "adafactor"])
+@pytest.mark.parametrize("kind", OptimizerConfig.branches())
 def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(
     kind: str, compiled: bool, optimization: ConfigMaker
 ) -> None:
@@ -170,7 +180,7 @@ def tf_keras_model() -> Any:
 
 
 @pytest.mark.parametrize("make_model", [Module, tf_keras_model])
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "adafactor"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "adafactor", "lars", "nadam", "muon", "schedule_free_adamw"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
     make_model: Callable[[], Any], kind: str, count: int, optimization: ConfigMaker, replicas: StrategyMaker

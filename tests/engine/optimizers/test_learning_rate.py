@@ -13,7 +13,8 @@ from official.modeling.optimization import ExponentialMovingAverage, OptimizerFa
 from official.modeling.optimization import OptimizationConfig as GardenConfig
 
 from trainer_kit.config.registration import register_schedule
-from trainer_kit.config.schema.optimization import LrConfig, OptimizationConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.learning_rate import (
@@ -22,6 +23,7 @@ from trainer_kit.optimizers.learning_rate import (
     current_learning_rate,
     scale_learning_rate,
 )
+from trainer_kit.optimizers.rate_schedules import OneCycle
 
 STEPS = (0, 1, 4, 5, 6, 19, 20, 21, 49, 50, 51, 99, 100, 101, 1000)
 
@@ -68,6 +70,43 @@ def test_values_equal_those_of_model_garden(variant: str, warmup: str) -> None:
     expected = [float(theirs(tf.constant(step, tf.int64))) for step in STEPS]
     given = [float(ours(tf.constant(step, tf.int64))) for step in STEPS]
     np.testing.assert_allclose(given, expected, rtol=5e-6, atol=1e-8)
+
+
+OF_KERAS: dict[str, tuple[dict[str, Any], Any]] = {
+    "cosine_restarts": (
+        {"initial_learning_rate": 0.4, "first_decay_steps": 20, "t_mul": 1.5, "m_mul": 0.8, "alpha": 0.1},
+        keras.optimizers.schedules.CosineDecayRestarts(0.4, 20, 1.5, 0.8, 0.1),
+    ),
+    "inverse_time": (
+        {"initial_learning_rate": 0.4, "decay_steps": 20, "decay_rate": 0.9},
+        keras.optimizers.schedules.InverseTimeDecay(0.4, 20, 0.9),
+    ),
+    "inverse_time staircase": (
+        {"initial_learning_rate": 0.4, "decay_steps": 20, "decay_rate": 0.9, "staircase": True},
+        keras.optimizers.schedules.InverseTimeDecay(0.4, 20, 0.9, staircase=True),
+    ),
+    "one_cycle": ({"max_learning_rate": 0.4, "total_steps": 100}, OneCycle(0.4, 100)),
+    "one_cycle linear": (
+        {"max_learning_rate": 0.4, "total_steps": 60, "pct_start": 0.5, "rise": "linear", "final_div_factor": 10.0},
+        OneCycle(0.4, 60, 0.5, "linear", final_div_factor=10.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("offset", [0, 30])
+@pytest.mark.parametrize("case", OF_KERAS)
+def test_schedules_that_model_garden_lacks_have_all_their_fields(case: str, offset: int) -> None:
+    fields, wanted = OF_KERAS[case]
+    kind = case.split()[0]
+    section = {"type": kind, kind: {**fields, "offset": offset}}
+    ours: Any = create_learning_rate(OptimizationConfig(learning_rate=section))  # type: ignore[arg-type]
+    expected = [float(wanted(max(step - offset, 0))) for step in STEPS]
+    assert np.all(np.isfinite(expected))
+    np.testing.assert_allclose([float(ours(tf.constant(step, tf.int64))) for step in STEPS], expected, rtol=1e-6)
+
+
+def test_every_schedule_has_a_case() -> None:
+    assert {*SCHEDULES, *(case.split()[0] for case in OF_KERAS), "constant"} == set(LrConfig.branches())
 
 
 def test_a_constant_is_a_float_and_with_a_warmup_a_schedule() -> None:

@@ -14,9 +14,11 @@ import tf_keras
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.decaying import AdamW
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients
-from trainer_kit.optimizers.weight_decay import AdamW, DecayRule, variable_path
+from trainer_kit.optimizers.per_variable import variable_path
+from trainer_kit.optimizers.weight_decay import DecayRule
 
 ConfigMaker = Callable[..., OptimizationConfig]
 
@@ -42,6 +44,17 @@ def decayed(optimizer: Any, model: Any) -> set[str]:
     return changed
 
 
+DECAYING: dict[str, dict[str, Any]] = {
+    "adamw": {"weight_decay_rate": 0.5},
+    "lamb": {"weight_decay_rate": 0.5},
+    "lars": {"weight_decay_rate": 0.5},
+    "nadam": {"weight_decay": 0.5},
+    "adamax": {"weight_decay": 0.5},
+    "adadelta": {"weight_decay": 0.5},
+    "lion": {"weight_decay": 0.5},
+    "muon": {"weight_decay": 0.5, "adam_weight_decay": 0.5},
+    "schedule_free_adamw": {"weight_decay": 0.5},
+}
 RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "all": ({}, {"dense/kernel", "dense/bias", "layer_norm/gamma", "layer_norm/beta"}),
     "by layer and by name": ({"exclude_from_weight_decay": ("layer_norm", "bias")}, {"dense/kernel"}),
@@ -54,17 +67,18 @@ RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("kind", DECAYING)
+def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any, optimization: ConfigMaker) -> None:
+    fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
+    assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {"dense/kernel"}
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 @pytest.mark.parametrize("rule", RULES)
 def test_adamw_decays_what_the_patterns_say(rule: str, library: Any, optimization: ConfigMaker) -> None:
     fields, expected = RULES[rule]
     optimizer = create_optimizer(optimization("adamw", weight_decay_rate=0.5, **fields))
     assert decayed(optimizer, layers(library)) == expected
-
-
-@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
-def test_lamb_leaves_excluded_variables_alone(library: Any, optimization: ConfigMaker) -> None:
-    fields = {"weight_decay_rate": 0.5, "exclude_from_weight_decay": ("layer_norm", "bias")}
-    assert decayed(create_optimizer(optimization("lamb", **fields)), layers(library)) == {"dense/kernel"}
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
@@ -74,9 +88,15 @@ def test_adafactor_decays_only_what_is_included(library: Any, optimization: Conf
     assert len(decayed(create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library))) == 4
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb", "adafactor"])
+@pytest.mark.parametrize("kind", [*DECAYING, "adafactor"])
 def test_without_weight_decay_zero_gradients_change_nothing(kind: str, optimization: ConfigMaker) -> None:
-    assert decayed(create_optimizer(optimization(kind)), layers(keras)) == set()
+    fields = {"weight_decay": None, "adam_weight_decay": 0.0} if kind == "muon" else {}
+    assert decayed(create_optimizer(optimization(kind, **fields)), layers(keras)) == set()
+
+
+def test_muon_decays_what_adam_updates_by_a_rate_of_its_own(optimization: ConfigMaker) -> None:
+    optimizer = create_optimizer(optimization("muon", weight_decay=0.0, adam_weight_decay=0.5))
+    assert decayed(optimizer, layers(keras)) == {"dense/bias", "layer_norm/gamma", "layer_norm/beta"}
 
 
 def test_the_rule_holds_when_a_loss_scale_wraps_the_optimizer(optimization: ConfigMaker) -> None:

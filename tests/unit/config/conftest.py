@@ -12,12 +12,9 @@ from pydantic import Field
 from trainer_kit.config.experiments import register_experiment
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig, TrainerConfig
-from trainer_kit.config.schema.optimization import (
-    ConstantLrConfig,
-    LrConfig,
-    OptimizationConfig,
-    OptimizerConfig,
-)
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
 
 _numbers = itertools.count()
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from trainer_kit.config.allowed_values import describe, hint, show
-from trainer_kit.config.schema.optimization import AdamConfig
+from trainer_kit.config.schema.optimizers import AdamConfig
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from trainer_kit.config.fields import (
 )
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
-from trainer_kit.config.schema.optimization import AdamConfig, EMAConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import EMAConfig
+from trainer_kit.config.schema.optimizers import AdamConfig, OptimizerConfig
 
 
 @configclass

@@ -142,7 +142,7 @@ def test_unknown_keys_name_the_nearest_or_those_that_exist(default: ExperimentCo
     mistakes = refused(
         default,
         {
-            "trainer": {"train_step": 5, "zzz": 1, "optimizer_config": {"optimizer": {"lars": {}}}},
+            "trainer": {"train_step": 5, "zzz": 1, "optimizer_config": {"optimizer": {"lambda": {}}}},
             "train_steps": 5,
             "trainer.max_to_keep": 3,
             5: 6,
@@ -150,7 +150,7 @@ def test_unknown_keys_name_the_nearest_or_those_that_exist(default: ExperimentCo
     )
     assert "trainer.train_steps" in mistakes["trainer.train_step"].advice
     assert "there are:" in mistakes["trainer.zzz"].advice
-    assert "lamb" in mistakes["trainer.optimizer_config.optimizer.lars"].advice
+    assert "lamb" in mistakes["trainer.optimizer_config.optimizer.lambda"].advice
     assert "trainer.train_steps" in mistakes["train_steps"].advice
     assert "a.b=c" in mistakes["trainer.max_to_keep"].advice
     assert "task" in mistakes["5"].advice

@@ -16,7 +16,9 @@ from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.dataset import DatasetConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.metrics import MetricConfig
-from trainer_kit.config.schema.optimization import BaseOptimizerConfig, LrConfig, OptimizationConfig, OptimizerConfig
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
+from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.config_files import read_params_override
 from trainer_kit.config.sources.gin_source import gin_first_pass

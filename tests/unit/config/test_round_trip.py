@@ -25,6 +25,7 @@ from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
 from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
+from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError
@@ -58,6 +59,8 @@ NEEDED: dict[type, dict[str, Any]] = {  # what has no default
     CallbackConfig: {"name": "samples"},
     KerasMetricConfig: {"metric": "Mean"},
     MetricConfig: {"type": "keras", "keras": {"metric": "Mean"}},
+    LayerDecayConfig: {"decay": 0.5, "layers": ("block",)},
+    RateMultiplierConfig: {"variables": "bias", "multiplier": 0.5},
 }
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
@@ -114,7 +117,7 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
             several = st.dictionaries(SET_NAMES, configs(present), min_size=1, max_size=2) if named else st.nothing()
             values[name] = draw(configs(present) | several)
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
-            values[name] = draw(st.none() | configs(inner()))
+            values[name] = draw(st.none() | configs(inner(**NEEDED.get(inner, {}))))
         elif items is not None:
             drawn = configs(items(**NEEDED.get(items, {})))
             values[name] = draw(st.dictionaries(SET_NAMES, drawn, max_size=2) if named else st.lists(drawn, max_size=2))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.fields import fields_of, section_class
-from trainer_kit.config.schema import evaluation, optimization
+from trainer_kit.config.schema import evaluation, optimization, optimizers, schedules, warmups
 from trainer_kit.config.schema import experiment as schema
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
@@ -27,6 +27,9 @@ ADDITIONS = {
         "executor",
     },
     "DataConfig": {"dataset"},
+    "LrConfig": {"cosine_restarts", "one_cycle", "inverse_time"},
+    "OptimizationConfig": {"learning_rate_multipliers", "layer_decay"},
+    "OptimizerConfig": {"nadam", "adamax", "adadelta", "ftrl", "lion", "muon", "schedule_free_adamw"},
     "TrainerConfig": {
         "metrics",
         "best_checkpoints",
@@ -43,18 +46,31 @@ ADDITIONS = {
         "require_exact_resume",
     },
 }
-REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "lars", "slide", "adafactor_keras"}
+REFUSED_OPTIMIZERS = {"sgd_experimental", "adam_experimental", "adamw_experimental", "slide", "adafactor_keras"}
 NEW_CLASSES = {
+    "AdadeltaConfig",
+    "AdamaxConfig",
     "BestCheckpointConfig",
     "CallbackConfig",
     "ContinuousEvalConfig",
     "DatasetConfig",
     "EarlyStoppingConfig",
     "MetricConfig",
+    "CosineRestartsLrConfig",
+    "DecayingOptimizerConfig",
+    "FtrlConfig",
+    "InverseTimeLrConfig",
+    "LayerDecayConfig",
+    "LionConfig",
+    "MuonConfig",
+    "NadamConfig",
+    "OneCycleLrConfig",
+    "RateMultiplierConfig",
+    "ScheduleFreeAdamWConfig",
     "ValidationSetConfig",
 }
 REFUSED_CLASSES = {
-    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "LARSConfig", "SLIDEConfig",
+    "SGDExperimentalConfig", "AdamExperimentalConfig", "AdamWeightDecayExperimentalConfig", "SLIDEConfig",
     "AdafactorKerasConfig",
 }  # fmt: skip
 
@@ -99,7 +115,7 @@ def default_of(node: ast.expr) -> Any:
 THEIRS = model_garden()
 OURS = {
     name: found
-    for module in (schema, evaluation, optimization)
+    for module in (schema, evaluation, optimization, optimizers, schedules, warmups)
     for name, found in vars(module).items()
     if isinstance(found, type) and issubclass(found, Config) and fields_of(found) and not name.startswith("_")
     if found is not OpenOneOfConfig

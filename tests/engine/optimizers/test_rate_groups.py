@@ -1,0 +1,152 @@
+"""Groups of variables with learning rates of their own: with each optimizer, on replicas, with loss scaling and XLA."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit as tk
+from tests.engine.optimizers.test_gradients import train
+from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradients import apply_gradients
+from trainer_kit.optimizers.rate_groups import RateGroups
+
+ConfigMaker = Callable[..., OptimizationConfig]
+StrategyMaker = Callable[[int], Any]
+
+START = np.array([[1.0, -2.0, 0.5], [0.25, 3.0, -1.5]], np.float32)
+GRADIENTS = np.random.default_rng(3).normal(0.0, 0.3, (5, 2, 3)).astype(np.float32)
+PATHS = ("net/embedding/table", "net/block_1/kernel", "net/block_2/kernel", "net/block_2/bias", "net/head/kernel")
+
+
+def multiplied(config: OptimizationConfig, **factors: float) -> OptimizationConfig:
+    """The config with a multiplier for each variable whose path has the given name in it."""
+    groups = [{"variables": name, "multiplier": factor} for name, factor in factors.items()]
+    return config.replace(learning_rate_multipliers=groups)
+
+
+def moved(config: OptimizationConfig, *names: str, dtype: str | None = None, steps: int = 5) -> list[np.ndarray]:
+    """Variables of the given names, with equal values and gradients, after some steps in a compiled function."""
+    variables = [keras.Variable(START, name=name) for name in names]
+    optimizer = create_optimizer(config, mixed_precision_dtype=dtype, loss_scale=1.0 if dtype else None)
+    optimizer.build(variables)
+
+    @functools.partial(tf.function, jit_compile=True)
+    def step(gradient: tf.Tensor) -> None:
+        apply_gradients(optimizer, [(gradient, variable) for variable in variables])
+
+    for gradient in GRADIENTS[:steps]:
+        step(tf.constant(gradient))
+    return [variable.numpy() for variable in variables]
+
+
+def test_the_first_multiplier_and_the_first_layer_count() -> None:
+    config = OptimizationConfig(
+        optimizer={"type": "sgd"},  # type: ignore[arg-type]
+        learning_rate={"type": "constant"},  # type: ignore[arg-type]
+        learning_rate_multipliers=[
+            {"variables": "bias$", "multiplier": 2.0},
+            {"variables": "block_2", "multiplier": 5.0},
+        ],  # type: ignore[arg-type]
+        layer_decay={"decay": 0.5, "layers": ["embedding", "block_1", "block_2"]},  # type: ignore[arg-type]
+    )
+    assert [RateGroups.from_config(config).factor(path) for path in PATHS] == [0.25, 0.5, 5.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_two_groups_move_by_the_ratio_of_their_rates(kind: str, optimization: ConfigMaker) -> None:
+    one, two = moved(multiplied(optimization(kind), encoder=0.25), "encoder", "head", steps=1)
+    np.testing.assert_allclose(START - one, 0.25 * (START - two), rtol=1e-4)
+    assert np.all(one != START)
+
+
+DECAY: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9},
+    "adam": {},
+    "adamw": {"weight_decay_rate": 0.2, "gradient_clip_norm": 0.0},
+    "lamb": {"weight_decay_rate": 0.2},
+    "rmsprop": {},
+    "adagrad": {},
+    "lars": {"weight_decay_rate": 0.2, "eeta": 0.1},
+    "muon": {"weight_decay": 0.2},
+}
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+@pytest.mark.parametrize("kind", OptimizerConfig.branches())
+def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str, dtype: str | None, optimization: ConfigMaker) -> None:
+    make = functools.partial(optimization, kind, **DECAY.get(kind, {"weight_decay": 0.2}))
+    grouped = moved(multiplied(make(0.1), encoder=0.5, frozen=0.0), "encoder", "frozen", "head", dtype=dtype)
+    expected = [*moved(make(0.05), "encoder"), START, *moved(make(0.1), "head")]
+    for given, wanted in zip(grouped, expected, strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(grouped[0], grouped[2], rtol=1e-3)
+
+
+@pytest.mark.parametrize("fields", [{"global_clipnorm": 0.3}, {}], ids=["clipped", ""])
+@pytest.mark.parametrize("kind", ["adamw", "lion"])
+def test_replicas_change_nothing(
+    kind: str, fields: dict[str, float], optimization: ConfigMaker, replicas: StrategyMaker
+) -> None:
+    weight_decay = {"adamw": {"weight_decay_rate": 0.1, "epsilon": 1e-3}, "lion": {"weight_decay": 0.1}}[kind]
+    config = multiplied(optimization(kind, **weight_decay, **fields), embeddings=0.1, bias=0.0)
+    one, two = (train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2))
+    for given, wanted in zip(two, one, strict=True):
+        np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_without_groups_the_optimizer_is_that_of_keras(optimization: ConfigMaker) -> None:
+    assert type(create_optimizer(optimization("sgd"))) is keras.optimizers.SGD
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    """The name of a user's optimizer that leaves weight decay to Keras, for all variables but the biases."""
+    name = "decayed_by_keras"
+
+    @tk.register_optimizer(name)
+    def build(config: Any, learning_rate: Any) -> keras.Optimizer:
+        optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.2)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return optimizer
+
+    yield name
+    del OptimizerConfig.registry._entries[name]
+
+
+def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str, optimization: ConfigMaker) -> None:
+    config = multiplied(optimization(registered, 0.1), encoder=0.5, frozen=0.0)
+    grouped = moved(config, "encoder", "frozen", "head", "bias")
+    half, full = optimization(registered, 0.05), optimization(registered, 0.1)
+    expected = [*moved(half, "encoder"), START, *moved(full, "head", "bias")]
+    for given, wanted in zip(grouped, expected, strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    groups = RateGroups(multipliers=(("encodr", 0.1), ("block", 0.2), ("block_2", 0.3)))
+    groups.warn_of_idle_patterns(PATHS)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"learning rates: the pattern 'encodr' matches no variable; there are: {', '.join(PATHS)}",
+        "learning rates: all variables of the pattern 'block_2' are those of patterns before it",
+    ]
+    caplog.clear()
+    RateGroups(layers=(("embeding", 0.1),)).warn_of_idle_patterns(PATHS)
+    assert caplog.messages == [
+        "learning rates: the pattern 'embeding' matches no variable; there are: net/embedding/table"
+    ]
+
+
+def test_the_groups_are_logged(optimization: ConfigMaker, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trainer_kit.optimizers.rate_groups"):
+        moved(multiplied(optimization("sgd"), head=0.1), "one", "two", "head", steps=0)
+    assert caplog.messages == ["learning rates: 0.1 times for 1, 1 times for 2 of 3 variables"]

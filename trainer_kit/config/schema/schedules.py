@@ -1,0 +1,331 @@
+"""Configs of learning-rate schedules: a section for each, and the choice between them.
+
+Names and defaults are those of TF Model Garden 2.20, and of Keras for what Model Garden does not have. A "oneof" names
+its chosen branch in `type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from trainer_kit.config.registry import Registry
+from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.number_types import Above0, Fraction, Rate, SomeSteps, Steps
+from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
+
+
+@configclass
+class ConstantLrConfig(Config):
+    """The same learning rate at every step.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      learning_rate: The learning rate of every step.
+    """
+
+    name: str = "Constant"
+    learning_rate: Rate = 0.1
+
+
+@configclass
+class _PiecewiseConfig(Config):
+    """Learning rates and the steps between them.
+
+    Attributes:
+      boundaries: The steps at which the learning rate changes, in increasing order.
+      values: The learning rates between or at the boundaries.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    boundaries: tuple[Steps, ...] | None = None
+    values: tuple[Rate, ...] | None = None
+    offset: int = 0
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        if self.boundaries is not None and list(self.boundaries) != sorted(set(self.boundaries)):
+            yield "boundaries", f"{list(self.boundaries)} does not increase from one to the next"
+
+
+@configclass
+class StepwiseLrConfig(_PiecewiseConfig):
+    """`values[i]` until step `boundaries[i]`; one more value than boundaries.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      values: The learning rates, one more than boundaries: values[i] is used up to step boundaries[i].
+    """
+
+    name: str = "PiecewiseConstantDecay"
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there is one more value than boundaries."""
+        yield from super().rules()
+        if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries) + 1:
+            needed = len(self.boundaries) + 1
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}"
+
+
+@configclass
+class StepCosineLrConfig(_PiecewiseConfig):
+    """Cosine from `values[i]` at `boundaries[i]`, of which the first is usually 0, to the next; then the last value.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      values: The learning rates at the boundaries, as many as there are boundaries; the rate follows half a cosine
+        between two of them.
+    """
+
+    name: str = "StepCosineDecayWithOffset"
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there are as many values as boundaries."""
+        yield from super().rules()
+        if self.boundaries is not None and self.values is not None and len(self.values) != len(self.boundaries):
+            yield "values", f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need as many"
+
+
+@configclass
+class ExponentialLrConfig(Config):
+    """initial_learning_rate * decay_rate ** ((step - offset) / decay_steps).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps in which the learning rate is multiplied by decay_rate once.
+      decay_rate: The factor of the learning rate for each decay_steps steps.
+      staircase: Whether the learning rate changes only every decay_steps steps; unset means false, which changes it at
+        each step.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "ExponentialDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    decay_rate: Rate | None = None
+    staircase: bool | None = None
+    offset: int = 0
+
+
+@configclass
+class PolynomialLrConfig(Config):
+    """From initial_learning_rate to end_learning_rate in decay_steps, by a power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps until the learning rate is end_learning_rate.
+      end_learning_rate: The learning rate at the end of the schedule.
+      power: The exponent of the polynomial; 1 is a straight line.
+      cycle: Whether the schedule starts over with more steps when it has ended.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "PolynomialDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    end_learning_rate: Rate = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+    offset: int = 0
+
+
+@configclass
+class CosineLrConfig(Config):
+    """Half a cosine from initial_learning_rate to alpha times it in decay_steps.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps until the learning rate is at its lowest.
+      alpha: The lowest learning rate, as a share of initial_learning_rate.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "CosineDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    alpha: Rate = 0.0
+    offset: int = 0
+
+
+@configclass
+class CosineRestartsLrConfig(Config):
+    """Half cosines from a high rate to a low one, each longer than the last; after each, the rate jumps up (SGDR).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      first_decay_steps: The number of steps of the first half cosine.
+      t_mul: The factor of the number of steps from one half cosine to the next.
+      m_mul: The factor of the highest learning rate from one half cosine to the next.
+      alpha: The lowest learning rate, as a share of initial_learning_rate.
+      offset: The number of steps by which the schedule starts later; before that, the rate is initial_learning_rate.
+    """
+
+    name: str = "SGDRDecay"
+    initial_learning_rate: Rate | None = None
+    first_decay_steps: SomeSteps | None = None
+    t_mul: Annotated[float, Field(ge=1)] = 2.0
+    m_mul: Rate = 1.0
+    alpha: Rate = 0.0
+    offset: int = 0
+
+
+@configclass
+class OneCycleLrConfig(Config):
+    """The 1cycle policy (Smith, arXiv 1803.09820): the rate rises to max_learning_rate, then falls lower than it began.
+
+    With peak = pct_start * total_steps, first = max_learning_rate / div_factor and last = first / final_div_factor, the
+    rate goes from first at step 0 to max_learning_rate at step `peak`, by half a cosine or in a straight line. From
+    there it goes by half a cosine to last at step total_steps, and stays.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      max_learning_rate: The highest learning rate.
+      total_steps: The number of steps of the rise and the fall together.
+      pct_start: The share of total_steps in which the rate rises.
+      rise: The form of the rise: half a cosine, or a straight line.
+      div_factor: The learning rate of step 0 is max_learning_rate divided by this number.
+      final_div_factor: The last learning rate is that of step 0 divided by this number.
+      offset: The number of steps by which the schedule starts later; before that, the rate is that of step 0.
+    """
+
+    name: str = "OneCycle"
+    max_learning_rate: Rate | None = None
+    total_steps: SomeSteps | None = None
+    pct_start: Fraction = 0.3
+    rise: Literal["cosine", "linear"] = "cosine"
+    div_factor: Above0 = 25.0
+    final_div_factor: Above0 = 10000.0
+    offset: int = 0
+
+
+@configclass
+class InverseTimeLrConfig(Config):
+    """initial_learning_rate / (1 + decay_rate * (step - offset) / decay_steps).
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at which the schedule starts.
+      decay_steps: The number of steps in which the divisor grows by decay_rate.
+      decay_rate: The growth of the divisor in decay_steps steps.
+      staircase: Whether the learning rate changes only every decay_steps steps; false changes it at each step.
+      offset: The number of steps by which the schedule starts later; before that, the rate is initial_learning_rate.
+    """
+
+    name: str = "InverseTimeDecay"
+    initial_learning_rate: Rate | None = None
+    decay_steps: SomeSteps | None = None
+    decay_rate: Rate | None = None
+    staircase: bool = False
+    offset: int = 0
+
+
+@configclass
+class DirectPowerLrConfig(Config):
+    """initial_learning_rate * step ** power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at step 1.
+      power: The exponent of the step.
+    """
+
+    name: str = "DirectPowerDecay"
+    initial_learning_rate: Rate | None = None
+    power: float = -0.5
+
+
+@configclass
+class PowerAndLinearDecayLrConfig(Config):
+    """initial_learning_rate * step ** power, times a linear way down to 0 over the last part of total_decay_steps.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The learning rate at step 1.
+      total_decay_steps: The step at which the learning rate reaches 0.
+      power: The exponent of the step.
+      linear_decay_fraction: The last share of total_decay_steps, in which the learning rate also falls to 0 in a
+        straight line.
+      offset: The number of steps by which the schedule starts later.
+    """
+
+    name: str = "PowerAndLinearDecay"
+    initial_learning_rate: Rate | None = None
+    total_decay_steps: SomeSteps | None = None
+    power: float = -0.5
+    linear_decay_fraction: Fraction = 0.1
+    offset: int = 0
+
+
+@configclass
+class PowerDecayWithOffsetLrConfig(Config):
+    """pre_offset_learning_rate up to `offset`, then initial_learning_rate * (step - offset) ** power.
+
+    Attributes:
+      name: The name of the schedule; it changes nothing in training.
+      initial_learning_rate: The factor of the power of the step: the learning rate one step after `offset`, if that is
+        below pre_offset_learning_rate.
+      power: The exponent of the step, which is counted from `offset`.
+      offset: The step at which the power begins to apply.
+      pre_offset_learning_rate: The learning rate up to step `offset`, and the upper bound after it.
+    """
+
+    name: str = "PowerDecayWithOffset"
+    initial_learning_rate: Rate | None = None
+    power: float = -0.5
+    offset: Steps = 0
+    pre_offset_learning_rate: Rate = 1.0e6
+
+
+_NEEDED = (
+    "initial_learning_rate", "max_learning_rate", "decay_rate", "boundaries", "values",
+    "decay_steps", "first_decay_steps", "total_decay_steps", "total_steps",
+)  # fmt: skip
+
+
+@configclass
+class LrConfig(OpenOneOfConfig):
+    """Which learning-rate schedule. `trainer_kit.register_schedule` adds one.
+
+    Attributes:
+      type: Which of the learning-rate schedules below is used; an optimizer needs one.
+      constant: The settings of a learning rate that never changes.
+      stepwise: The settings of a learning rate that changes at given steps.
+      exponential: The settings of an exponential decay.
+      polynomial: The settings of a polynomial decay.
+      cosine: The settings of a decay by half a cosine.
+      power: The settings of a decay by a power of the step.
+      power_linear: The settings of a decay by a power of the step that ends in a straight line to 0.
+      power_with_offset: The settings of a decay by a power of the step that begins at a given step.
+      step_cosine_with_offset: The settings of half cosines between given steps.
+      cosine_restarts: The settings of half cosines with restarts.
+      one_cycle: The settings of the 1cycle policy, one rise and one fall.
+      inverse_time: The settings of a decay by the inverse of the step.
+    """
+
+    registry: ClassVar[Registry[Branch]] = Registry("learning-rate schedule")
+
+    type: str | None = None
+    constant: ConstantLrConfig | None = None
+    stepwise: StepwiseLrConfig | None = None
+    exponential: ExponentialLrConfig | None = None
+    polynomial: PolynomialLrConfig | None = None
+    cosine: CosineLrConfig | None = None
+    power: DirectPowerLrConfig | None = None
+    power_linear: PowerAndLinearDecayLrConfig | None = None
+    power_with_offset: PowerDecayWithOffsetLrConfig | None = None
+    step_cosine_with_offset: StepCosineLrConfig | None = None
+    cosine_restarts: CosineRestartsLrConfig | None = None
+    one_cycle: OneCycleLrConfig | None = None
+    inverse_time: InverseTimeLrConfig | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that the chosen schedule has all the numbers that it needs."""
+        chosen = self.get()
+        for name in _NEEDED:
+            if chosen is not None and getattr(chosen, name, 0) is None:
+                yield f"{self.type}.{name}", f"is needed by the schedule {self.type}; give it a number"

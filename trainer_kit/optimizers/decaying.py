@@ -1,0 +1,76 @@
+"""Keras' optimizers with a rule for which variables decay.
+
+Without weight decay each does exactly what Keras' class of the same name does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.optimizers.per_variable import variable_path
+from trainer_kit.optimizers.weight_decay import DecaysByRule
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class AdamW(DecaysByRule, keras.optimizers.AdamW):
+    """Keras' AdamW with a rule for which variables decay."""
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Nadam(DecaysByRule, keras.optimizers.Nadam):
+    """Keras' Nadam with a rule for which variables decay."""
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Adamax(DecaysByRule, keras.optimizers.Adamax):
+    """Keras' Adamax with a rule for which variables decay."""
+
+
+class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(tf.convert_to_tensor(gradient), variable, learning_rate)
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Adadelta(DecaysByRule, _AdadeltaOfAnyGradient):
+    """Keras' Adadelta with a rule for which variables decay, and for sparse gradients with XLA, where Keras' fails."""
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Ftrl(DecaysByRule, keras.optimizers.Ftrl):
+    """Keras' FTRL with a rule for which variables decay."""
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Lion(DecaysByRule, keras.optimizers.Lion):
+    """Keras' Lion with a rule for which variables decay."""
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Lamb(DecaysByRule, keras.optimizers.Lamb):
+    """Keras' Lamb with a rule for which variables decay.
+
+    Keras decays a weight beside the update; the paper (arXiv 1904.00962) and Model Garden inside it, before the trust
+    ratio. They are equal without weight decay.
+    """
+
+
+class _AdafactorOfAnyModel(keras.optimizers.Adafactor):
+    def build(self, variables: Sequence[Any]) -> None:
+        super().build([_flat_name(variable) for variable in variables])
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Adafactor(DecaysByRule, _AdafactorOfAnyModel):
+    """Keras' Adafactor with a rule for which variables decay, and for variables of tf_keras models too."""
+
+
+def _flat_name(variable: Any) -> Any:
+    """Wraps a tf.Variable called "a/b:0", as tf_keras has them: Adafactor names its own after it, and refuses "/"."""
+    if isinstance(variable, tf.Variable) and "/" in variable.name:
+        return keras.Variable(variable, name=variable_path(variable).replace("/", "_"), trainable=variable.trainable)
+    return variable

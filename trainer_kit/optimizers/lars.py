@@ -1,0 +1,98 @@
+"""LARS: stochastic gradient descent with a learning rate for each layer, for large batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.optimizers.per_variable import PerVariable, variable_path
+from trainer_kit.optimizers.slots import SlotOptimizer
+from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
+
+
+class _Lars(SlotOptimizer):
+    """LARS without weight decay; see Lars."""
+
+    slot_names = ("momentum",)
+    argument_names = ("momentum", "eeta", "nesterov", "classic_momentum")
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: float = 0.9,
+        eeta: float = 0.001,
+        nesterov: bool = False,
+        classic_momentum: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, **kwargs)
+        self.momentum = momentum
+        self.eeta = eeta
+        self.nesterov = nesterov
+        self.classic_momentum = classic_momentum
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class Lars(DecayRates, _Lars):
+    """LARS (You, Gitman and Ginsburg, arXiv 1708.03888), with the arguments and formulas of TF Model Garden's class.
+
+    With g = gradient + weight_decay * weight and trust(x) = eeta * |weight| / |x| (1 where a norm is 0):
+
+        classic momentum:  velocity = momentum * velocity + learning_rate * trust(g) * g;  update = velocity
+        otherwise:         velocity = momentum * velocity + g;  update = learning_rate * trust(velocity) * velocity
+
+    The update is subtracted from the weight. With `nesterov`, momentum * (new velocity) + (what was added to it) takes
+    the place of the velocity in the update.
+
+    Args:
+      *args: The learning rate, and arguments of the same names as fields of `LARSConfig`.
+      adaptation_rule: The rule for which variables are adapted: others have a trust of 1. Also as a dict.
+      **kwargs: Further arguments, among them `weight_decay` and `decay_rule`.
+    """
+
+    def __init__(self, *args: Any, adaptation_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given = adaptation_rule or {}
+        self.adaptation_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the slots for `variables`; in strategy scope."""
+        if not self.built:
+            super().build(variables)
+            paths = [variable_path(variable) for variable in variables]
+            self.adapted = PerVariable(tuple(map(self.adaptation_rule.decays, paths)))
+            if not self.weight_decay or self.adaptation_rule != self.decay_rule:
+                self.adaptation_rule.warn_of_idle_patterns(paths, "layer adaptation")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable; on each replica, with gradients that are summed over them."""
+        (slot,) = self.slots_of(variable)
+        rate, velocity = tf.cast(learning_rate, variable.dtype), tf.convert_to_tensor(slot)
+        added = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        if weight_decay := self.decay_rates.of(self, variable):
+            added += weight_decay * variable
+        if self.classic_momentum:
+            added *= rate * self._trust(variable, added)
+        velocity = self.momentum * velocity + added
+        update = self.momentum * velocity + added if self.nesterov else velocity
+        if not self.classic_momentum:
+            update *= rate * self._trust(variable, update)
+        self.assign(slot, velocity)
+        self.assign_sub(variable, update)
+
+    def _trust(self, variable: Any, step: tf.Tensor) -> Any:
+        """Returns the trust ratio: how far the step may go, as a share of the length of the weight."""
+        if not self.adapted.of(self, variable):
+            return 1.0
+        weight_norm, step_norm = tf.norm(tf.convert_to_tensor(variable)), tf.norm(step)
+        return tf.where(
+            (weight_norm > 0) & (step_norm > 0), self.eeta * tf.math.divide_no_nan(weight_norm, step_norm), 1.0
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "adaptation_rule": dataclasses.asdict(self.adaptation_rule)}

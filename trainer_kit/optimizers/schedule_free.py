@@ -1,0 +1,78 @@
+"""Schedule-free AdamW, which needs no decay of the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.optimizers.slots import SlotOptimizer
+from trainer_kit.optimizers.weight_decay import DecayRates
+
+
+class _ScheduleFree(SlotOptimizer):
+    """Schedule-free Adam without weight decay; see ScheduleFreeAdamW."""
+
+    slot_names = ("momentum", "velocity")
+    argument_names = ("beta_1", "beta_2", "epsilon", "warmup_steps")
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        warmup_steps: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, **kwargs)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.warmup_steps = warmup_steps
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the slots for `variables`, and starts the fast weights at their values; in strategy scope."""
+        if not self.built:
+            super().build(variables)
+            for slot, variable in zip(self.slots[0], variables, strict=True):
+                self.assign(slot, tf.convert_to_tensor(variable))
+
+
+@keras.saving.register_keras_serializable("trainer_kit")
+class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
+    """Schedule-free AdamW (Defazio et al., arXiv 2405.15682), with the arguments of Keras' class.
+
+    It has three weights for each one: fast weights z (the slot "momentum"), their mean x, and the weights of the model
+    y = (1 - beta_1) * z + beta_1 * x, at which the gradient is taken. Step t, with the velocity v of Adam:
+
+        z = z - learning_rate * (gradient / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * y)
+        x = (1 - 1 / t) * x + z / t
+
+    Keras' own class (3.15) has three faults on TensorFlow. It reads the fast weights after it has changed them where
+    the formula needs those before. It starts at the weights as they were when the optimizer was built, before a
+    checkpoint was loaded into the model. It decays the mean and never the fast weights.
+    """
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable; on each replica, with gradients that are summed over them."""
+        dtype = variable.dtype
+        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        step, rate = tf.cast(self.iterations + 1, dtype), tf.cast(learning_rate, dtype)
+        if self.warmup_steps:
+            rate *= tf.minimum(step / self.warmup_steps, 1.0)
+        fast, velocity = self.slots_of(variable)
+        weight = tf.convert_to_tensor(variable)
+        before = tf.where(step == 1.0, weight, tf.convert_to_tensor(fast))  # weights may be loaded after `build`
+        mean = (weight - (1.0 - self.beta_1) * before) / self.beta_1
+        self.assign_add(velocity, (tf.square(gradient) - velocity) * (1.0 - self.beta_2))
+        size = tf.sqrt(velocity / (1.0 - tf.cast(self.beta_2, dtype) ** step)) + self.epsilon
+        direction = gradient / size
+        if weight_decay := self.decay_rates.of(self, variable):
+            direction += weight_decay * weight
+        after = before - rate * direction
+        mean += (after - mean) / step
+        self.assign(fast, after)
+        self.assign(variable, (1.0 - self.beta_1) * after + self.beta_1 * mean)
