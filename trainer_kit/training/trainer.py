@@ -29,10 +29,7 @@ from trainer_kit.optimizers.moving_average import create_average
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
-from trainer_kit.training.checks.model_and_config import (
-    check_model,
-    check_sections,
-)
+from trainer_kit.training.checks.model_and_config import check_model, check_sections
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.finite_weights import FiniteWeights, pop_finite
 from trainer_kit.training.loops.fused_loop import FusedLoop, reporting_refusal
@@ -41,6 +38,7 @@ from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
 from trainer_kit.training.task import step_loss
+from trainer_kit.training.trainer_parts.accumulation import Accumulation
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -71,6 +69,7 @@ class Trainer(Evaluator):
       data: The training data.
       new_loops: Creates the training loops.
       loop_parts: Runs the loops, and splits them where work has to be done between two steps.
+      accumulation: Splits batches into micro-batches, if trainer.accumulate_steps asks for it.
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
@@ -138,6 +137,7 @@ class Trainer(Evaluator):
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
+        self.accumulation = Accumulation(self, self._replica_train_step, self._train_set.variables, fuse_steps > 1)
         parts = (self._train_set.reset, self.train_step, self._train_results, self.stop_flag)
         self.new_loops = NewLoops(config, *parts, self._global_step, lambda: self.model.trainable_variables, fuse_steps)
 
@@ -272,6 +272,7 @@ class Trainer(Evaluator):
         """
         self.train_loop_begin()
         iterator = self.data.iterator()
+        self.accumulation.prepare(iterator)
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = self.reached = None
         self._task_attributes.look()  # for values that actions have changed
@@ -350,19 +351,22 @@ class Trainer(Evaluator):
         """Runs one training step on every replica with the next element of the iterator; in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
         with writes_after(local_tensors(inputs, self._strategy)):
-            self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+            if self.accumulation.steps == 1:
+                self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+            else:
+                self.accumulation.train(inputs, self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any) -> None:
+    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
         step = converted(self.task.train_step)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
-        logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
-        self._train_set.update_loss(step_loss(self.task, logs))
+        logs = step(inputs, model=self.model, optimizer=optimizer or self.optimizer, metrics=self.train_metrics)
+        self._train_set.update_loss(step_loss(self.task, logs), share=share)
 
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it; eager, on the host."""
@@ -421,14 +425,11 @@ class Trainer(Evaluator):
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
         metrics += self.validation.metric_variables()
         last_batch = getattr(self.current_loop, "last_batch", None)
-        return [
-            *metrics,
-            *self.stop_flag.variables,
-            self.evaluated_batches,
-            *(last_batch.variables if last_batch else ()),
-        ]
+        metrics += [*self.stop_flag.variables, self.evaluated_batches, *self.accumulation.variables]
+        return [*metrics, *(last_batch.variables if last_batch else ())]
 
     def _first_step_done(self) -> None:
+        self.accumulation.check_used()
         self._search.first_step_done()
         self._task_attributes.first_step_done()
 
