@@ -61,6 +61,7 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
         ("task.train_data.deterministic", True),
         ("runtime.random_seed", 5),
         ("trainer.fuse_steps", 5),
+        ("trainer.accumulate_steps", 4),
         ("runtime.mixed_precision_dtype", "bfloat16"),
         ("runtime.executor", "single_threaded"),
     ],
@@ -92,6 +93,15 @@ def test_fuse_steps_auto_means_the_number_chosen_earlier(default: ExperimentConf
     assert check_resume(old, five, [], None) == check_resume(old, one, [], None) == []  # it had not chosen yet
     with pytest.raises(ConfigError, match=r"trainer\.fuse_steps: was 5 when this run began and is 1 now"):
         check_resume(old, one, [], 5)
+
+
+def test_accumulate_steps_auto_means_the_number_of_the_run(default: ExperimentConfig) -> None:
+    auto, four, two = (changed(default, "trainer.accumulate_steps", steps) for steps in ("auto", 4, 2))
+    old = to_yaml(auto)
+    assert check_resume(old, auto, [], None, None, 4) == check_resume(old, four, [], None, None, 4) == []
+    assert check_resume(old, two, []) == []  # it had not chosen yet
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: was 4 when this run began and is 2 now"):
+        check_resume(old, two, [], None, None, 4)
 
 
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:
