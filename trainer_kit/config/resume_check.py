@@ -26,6 +26,7 @@ _KINDS: dict[str, Kind] = {
     "": "dangerous",
     "trainer": "safe",
     "trainer.fuse_steps": "dangerous",
+    "trainer.accumulate_steps": "dangerous",
     "trainer.optimizer_config.optimizer": "dangerous",
     "trainer.optimizer_config.ema": "dangerous",
     "runtime": "safe",
@@ -107,6 +108,7 @@ def check_resume(
     allowed_paths: Sequence[str],
     chosen_fuse_steps: int | None = None,
     kept_executor: str | None = None,
+    kept_accumulate_steps: int | None = None,
 ) -> list[Change]:
     """Returns the changes since a run began that do not prevent a resume: the safe ones and those allowed.
 
@@ -117,6 +119,8 @@ def check_resume(
       chosen_fuse_steps: the number that trainer.fuse_steps=auto, a value of earlier releases, stands for in the old
         config; None: not known, so that any number fits.
       kept_executor: the executor that runtime.executor=auto stands for in the old config; None: not known.
+      kept_accumulate_steps: the number that trainer.accumulate_steps=auto stands for in the old config; None: the run
+        had not chosen yet, so that any number fits.
 
     Raises:
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow it.
@@ -126,6 +130,7 @@ def check_resume(
         raise ConfigError([Mistake("", "holds no config", "restore it, or start in another model_dir", "params.yaml")])
     replace_auto_fuse_steps(old, chosen_fuse_steps or new.trainer.fuse_steps)
     _replace_executor(old, new.runtime.executor, kept_executor)
+    _replace_accumulate_steps(old, new.trainer.accumulate_steps, kept_accumulate_steps)
     changes = compare(old, new)
     refused = [
         change
@@ -160,6 +165,13 @@ def _replace_executor(old: dict[str, Any], new: str, kept: str | None) -> None:
         runtime["executor"] = "auto"
     elif new != "auto" and runtime["executor"] == "auto" and kept:
         runtime["executor"] = kept
+
+
+def _replace_accumulate_steps(old: dict[str, Any], new: int | str, kept: int | None) -> None:
+    """Replaces the old value auto by the number that the run keeps, where the new value is a number."""
+    trainer = old.get("trainer")
+    if isinstance(trainer, dict) and trainer.get("accumulate_steps") == "auto" and new != "auto":
+        trainer["accumulate_steps"] = kept or new
 
 
 def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = "") -> list[Mistake]:

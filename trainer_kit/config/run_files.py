@@ -40,7 +40,8 @@ RUN_FILES: tuple[RunFile, ...] = (
     RunFile("params.yaml", _TRAINER, _START, "The whole config. `--config_file=params.yaml` runs the same again."),
     RunFile(
         "manifest.json", _TRAINER, _START,
-        "The run's identity, experiment, command, starts, versions, platform, thread counts and seed.",
+        "The run's identity, experiment, command, starts, versions, platform, thread counts and seed, and what `auto` "
+        "has chosen.",
     ),
     RunFile("operative_config.<mode>.gin", _TRAINER, _START, "The gin bindings that were used, as gin lists them."),
     RunFile(

@@ -116,6 +116,9 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     pairs = list(gradients_and_variables)
     if tf.distribute.get_replica_context() is None:
         raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
+    if (add_gradients := getattr(optimizer, "add_gradients", None)) is not None:  # of a GradientAccumulator
+        add_gradients(pairs)
+        return
     present = _with_gradient(pairs)
     if not getattr(optimizer, "built", True):  # with all variables, so that one frozen for now can join later
         with tf.init_scope():

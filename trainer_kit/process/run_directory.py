@@ -99,6 +99,7 @@ class RunDirectory:
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
             "executor": _executor(before, config),
+            "accumulate_steps": _accumulate_steps(before, config),
         }
         _warn_of_differences(before, record)
         files.write_json(self.manifest, record, point="manifest")
@@ -107,7 +108,11 @@ class RunDirectory:
 
     def keep_executor(self, name: str) -> None:
         """Writes to the manifest which executor runtime.executor=auto means in this run."""
-        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), "executor": name}, point="manifest")
+        self._keep(executor=name)
+
+    def keep_accumulate_steps(self, steps: int) -> None:
+        """Writes to the manifest which number trainer.accumulate_steps=auto means in this run."""
+        self._keep(accumulate_steps=steps)
 
     def is_recorded(self) -> bool:
         """Whether a run is recorded here, which can be resumed."""
@@ -117,6 +122,9 @@ class RunDirectory:
         """Returns the missing ones of the files that write_record writes, with the further files `names`."""
         records = (self.params, self.manifest, *(os.path.join(self.path, name) for name in names))
         return [path for path in records if not os.path.exists(path)]
+
+    def _keep(self, **choice: Any) -> None:
+        files.write_json(self.manifest, {**(files.read_json(self.manifest) or {}), **choice}, point="manifest")
 
     def withdraw_record(self, paths: Iterable[str]) -> None:
         """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
@@ -205,7 +213,7 @@ def check_model_dir(
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    kept = (kept_fuse_steps(directory.path), kept_executor(directory.path))
+    kept = (kept_fuse_steps(directory.path), kept_executor(directory.path), kept_accumulate_steps(directory.path))
     return check_resume(_read_params(directory.params), config, tuple(allowed), *kept)
 
 
@@ -254,6 +262,19 @@ def kept_executor(model_dir: str) -> str | None:
     """Returns the executor that the run in `model_dir` uses; None when it has not chosen one."""
     name = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("executor")
     return name if name in ("default", "single_threaded") else None
+
+
+def kept_accumulate_steps(model_dir: str) -> int | None:
+    """Returns the number of micro-batches that the run in `model_dir` uses; None when it has not chosen one."""
+    steps = (files.read_json(os.path.join(model_dir, "manifest.json")) or {}).get("accumulate_steps")
+    return steps if type(steps) is int and steps > 0 else None
+
+
+def _accumulate_steps(before: Mapping[str, Any], config: ExperimentConfig) -> int | str:
+    """Returns the number of micro-batches for the manifest; auto until a run has chosen one."""
+    steps = config.trainer.accumulate_steps
+    chosen = before.get("accumulate_steps", "auto")
+    return chosen if steps == "auto" and isinstance(chosen, int) else steps
 
 
 def _executor(before: Mapping[str, Any], config: ExperimentConfig) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
+from trainer_kit.callbacks.keep_accumulation import KeepAccumulation
 from trainer_kit.callbacks.keep_executor import KeepExecutor
 from trainer_kit.callbacks.orbit_action_checks import checked_actions
 from trainer_kit.callbacks.orbit_actions import Actions, keep_states
@@ -36,7 +37,13 @@ from trainer_kit.run.orbit_controller import OrbitController
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import early_stopping_mistakes
 from trainer_kit.telemetry.report_writers import ReportWriters
-from trainer_kit.training.trainer_creation import check_best_metric, check_trainer, create_exporter, create_trainer
+from trainer_kit.training.trainer_creation import (
+    check_accumulation,
+    check_best_metric,
+    check_trainer,
+    create_exporter,
+    create_trainer,
+)
 
 
 def build_trainer(plan: RunPlan, task: Any) -> Any:
@@ -52,6 +59,7 @@ def build_trainer(plan: RunPlan, task: Any) -> Any:
     check_trainer(trainer)
     check_best_metric(trainer, wanted=best is not None)
     if plan.trains:
+        check_accumulation(trainer, config.trainer.accumulate_steps)
         _check_controller(plan)
         if early := config.trainer.early_stopping:
             if mistakes := early_stopping_mistakes(config.trainer, plan.mode):
@@ -157,9 +165,8 @@ def build_controller(
 ) -> Any:
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options, directory, kind = plan.config.trainer, plan.directory, plan.options.controller_cls
-    keeps_executor = plan.trains and plan.config.runtime.executor == "auto"
     run = Run(trainer, directory.path, plan.chief)
-    users = [*([KeepExecutor(directory)] if keeps_executor else []), *plan.callbacks]
+    users = [*_keepers(plan), *plan.callbacks]
     actions = build_actions(plan, trainer, manager)
     arguments = _common_arguments(plan, trainer, manager, writers, stopping)
     if not issubclass(kind, Controller):
@@ -181,6 +188,16 @@ def build_controller(
         times=writers.times,
         **arguments,
     )
+
+
+def _keepers(plan: RunPlan) -> list[Callback]:
+    """Returns the callbacks that make a resumed run keep to what `auto` has chosen."""
+    executor = plan.trains and plan.config.runtime.executor == "auto"
+    accumulation = plan.trains and plan.config.trainer.accumulate_steps == "auto"
+    return [
+        *([KeepExecutor(plan.directory)] if executor else []),
+        *([KeepAccumulation(plan.directory)] if accumulation else []),
+    ]
 
 
 def _common_arguments(

@@ -27,6 +27,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       input_seconds: The seconds that the last loop waited for batches; None if not known.
       loop_parts: A LoopParts, which runs loops in parts; None: loops run only as a whole.
       current_loop: The training loop that runs now or ran last; None if not known.
+      accumulation: Splits batches into micro-batches; its `steps` is their number. None: the trainer cannot do that.
       evaluated_batches: A counter of evaluated batches, for the watchdog; None: there is no counter.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       batch_spec: The spec of a replica's training batch; None before it is known.
@@ -45,11 +46,17 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     input_seconds: float | None = None
     loop_parts: Any = None
     current_loop: Any = None
+    accumulation: Any = None
     evaluated_batches: Any = None
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
     executor: str = "default"
     best_is_kept_by_run: bool = False
+
+    @property
+    def class_name(self) -> str:
+        """The name of the trainer's class, for messages."""
+        return type(self).__name__
 
     @property
     def saves_position(self) -> bool:
@@ -155,7 +162,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     def problem_of_fusing(self) -> str:
         """Returns why training steps cannot be fused in one XLA program; "" if they can."""
-        return f"{type(self).__name__} builds its own training loops"
+        return f"{self.class_name} builds its own training loops"
 
     def evaluation_batches(self) -> int | None:
         """Returns the number of batches of an evaluation; None if not known."""

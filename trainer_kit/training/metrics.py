@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.telemetry.scalars import flat_scalars
 from trainer_kit.training.step_values import StepValues
-from trainer_kit.training.task import Task
+from trainer_kit.training.task import Task, step_loss
 
 
 class _Loss(keras.metrics.Mean):
@@ -48,21 +48,45 @@ class MetricSet:
         self._step_values = StepValues(names, "float64" if exact else "float32")
 
     @tf.autograph.experimental.do_not_convert
-    def update_loss(self, loss: tf.Tensor, inputs: Any = None) -> None:
+    def update_with_step(self, task: Any, logs: Any, inputs: Any, share: Any = None) -> None:
+        """Adds the loss and the other scalars of one training step; in graph, on a replica.
+
+        Args:
+          task: The task of the step.
+          logs: What the step returned.
+          inputs: The batch, or micro-batch.
+          share: See `update_loss`.
+        """
+        self.update_loss(step_loss(task, logs), share=share)
+        self.update_step_values(task, logs, inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def update_loss(self, loss: tf.Tensor, inputs: Any = None, share: Any = None) -> None:
         """Adds the loss of one batch; in graph, on a replica.
 
         Args:
           loss: The mean loss over the batch.
           inputs: The batch; its number of examples is the weight of the loss, so that ragged and empty batches count
             correctly. None: every batch has the same weight.
+          share: The micro-batch's share of its batch, a float32 scalar, for the loss of one; without `inputs`.
         """
-        if inputs is None:
+        if inputs is None and share is None:
             self.loss.update_state(loss)
+            return
+        if inputs is None:
+            self._update_loss_of_part(tf.convert_to_tensor(loss), share)
             return
         examples = _examples(inputs)
         loss = tf.cast(loss, self.loss.dtype)
         mean = tf.where(examples > 0, loss, tf.zeros_like(loss))  # the mean of no examples is NaN
         self.loss.update_state(mean, sample_weight=examples)
+
+    def _update_loss_of_part(self, loss: tf.Tensor, share: tf.Tensor) -> None:
+        """Adds the loss of a micro-batch, so that the losses of a batch count as one; in graph, on a replica."""
+        if loss.shape.rank != 0:  # a loss for each example, each of which counts as one
+            self.loss.update_state(loss)
+        else:
+            self.loss.update_state(tf.where(share > 0, loss, tf.zeros_like(loss)), sample_weight=share)
 
     @tf.autograph.experimental.do_not_convert
     def update_step_values(self, task: Any, logs: Mapping[Any, Any], inputs: Any) -> None:

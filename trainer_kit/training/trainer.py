@@ -38,7 +38,7 @@ from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
-from trainer_kit.training.task import step_loss
+from trainer_kit.training.trainer_parts.accumulation import Accumulation
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
@@ -70,6 +70,7 @@ class Trainer(Evaluator):
       data: The training data.
       new_loops: Creates the training loops.
       loop_parts: Runs the loops, and splits them where work has to be done between two steps.
+      accumulation: Splits batches into micro-batches, if trainer.accumulate_steps asks for it.
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
@@ -137,6 +138,7 @@ class Trainer(Evaluator):
         fuse_steps = getattr(config.trainer, "fuse_steps", 1) if self.trains else 1
         check_fusing(fuse_steps, self.problem_of_fusing())
         self.data.put_in_stacks(fuse_steps)
+        self.accumulation = Accumulation(self, self._replica_train_step, self._train_set.variables, fuse_steps > 1)
         self.new_loops = NewLoops(
             config, self._train_set.reset, self.train_step, self._train_results, self.stop_flag, self._global_step,
             lambda: self.model.trainable_variables, fuse_steps, own_loop=self.has_own_loop,
@@ -273,6 +275,7 @@ class Trainer(Evaluator):
         """
         self.train_loop_begin()
         iterator = self.data.iterator()
+        self.accumulation.prepare(iterator)
         loop = self._train_loop = self._train_loop or self.create_train_loop_fn()
         self.loop_steps = self.input_seconds = self.reached = None
         self._task_attributes.look()  # for values that actions have changed
@@ -351,20 +354,22 @@ class Trainer(Evaluator):
         """Runs one training step on every replica with the next element of the iterator; in graph."""
         inputs = converted(self.next_train_inputs)(iterator)
         with writes_after(local_tensors(inputs, self._strategy)):
-            self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+            if self.accumulation.steps == 1:
+                self._strategy.run(self._replica_train_step, args=(inputs,), options=self._run_options)
+            else:
+                self.accumulation.train(inputs, self._run_options)
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_train_step(self, inputs: Any) -> None:
+    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
         step = converted(self.task.train_step)
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
-        logs = step(inputs, model=self.model, optimizer=self.optimizer, metrics=self.train_metrics)
-        self._train_set.update_loss(step_loss(self.task, logs))
-        self._train_set.update_step_values(self.task, logs, inputs)
+        logs = step(inputs, model=self.model, optimizer=optimizer or self.optimizer, metrics=self.train_metrics)
+        self._train_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:
         """Takes the next batch from the training data and returns it; eager, on the host."""
@@ -421,16 +426,12 @@ class Trainer(Evaluator):
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
         of_model = [variable for metric in getattr(self.model, "metrics", None) or [] for variable in metric.variables]
         metrics = [*of_model, *self._train_set.variables(), *self._validation_set.variables()]
-        metrics += self.validation.metric_variables()
+        metrics += [*self.validation.metric_variables(), *self.stop_flag.variables, self.evaluated_batches]
         last_batch = getattr(self.current_loop, "last_batch", None)
-        return [
-            *metrics,
-            *self.stop_flag.variables,
-            self.evaluated_batches,
-            *(last_batch.variables if last_batch else ()),
-        ]
+        return [*metrics, *self.accumulation.variables, *(last_batch.variables if last_batch else ())]
 
     def _first_step_done(self) -> None:
+        self.accumulation.check_used()
         self._search.first_step_done()
         self._task_attributes.first_step_done()
 

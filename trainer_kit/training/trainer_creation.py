@@ -65,6 +65,18 @@ def check_trainer(trainer: Any) -> None:
         )
 
 
+def check_accumulation(trainer: Any, steps: int | str) -> None:
+    """Raises UsageError when a trainer cannot split batches into `steps` micro-batches, because its loops are its own.
+
+    A Trainer of trainer_kit checks more when it is created.
+    """
+    if steps != 1 and trainer.accumulation is None:
+        raise UsageError(
+            f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own, which do not split "
+            "batches; set it to 1, or inherit from the Trainer of trainer_kit"
+        )
+
+
 def check_best_metric(trainer: Any, wanted: bool) -> None:
     """Checks, before the first step, that the best checkpoint will be kept if it is `wanted`; on every worker.
 

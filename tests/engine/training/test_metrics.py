@@ -127,3 +127,20 @@ def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str
 
     with pytest.raises(UsageError, match=rf"^Wrong\.build_metrics returned .*{told}"):
         task_metrics(Wrong(TinyConfig()), True)
+
+
+def test_the_losses_of_micro_batches_count_as_one_batch() -> None:
+    whole, split = MetricSet("loss", []), MetricSet("loss", [])
+    for losses in ([1.0, 3.0, 5.0, 7.0], [2.0, 2.0, 2.0, 4.0]):
+        whole.update_loss(tf.reduce_mean(losses))
+        split.update_loss(tf.reduce_mean(losses[:3]), share=tf.constant(0.75))
+        split.update_loss(tf.reduce_mean(losses[3:]), share=tf.constant(0.25))
+        split.update_loss(tf.constant(float("nan")), share=tf.constant(0.0))
+    assert float(split.results()["loss"]) == pytest.approx(float(whole.results()["loss"])) == 3.25
+
+
+def test_losses_of_single_examples_need_no_share() -> None:
+    split = MetricSet("loss", [])
+    split.update_loss(tf.constant([1.0, 3.0]), share=tf.constant(0.5))
+    split.update_loss(tf.constant([5.0]), share=tf.constant(0.5))
+    assert float(split.results()["loss"]) == 3.0

@@ -61,6 +61,7 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
         ("task.train_data.deterministic", True),
         ("runtime.random_seed", 5),
         ("trainer.fuse_steps", 5),
+        ("trainer.accumulate_steps", 4),
         ("runtime.mixed_precision_dtype", "bfloat16"),
         ("runtime.executor", "single_threaded"),
     ],
@@ -102,6 +103,15 @@ def test_a_run_that_began_before_there_was_a_choice_of_executors(default: Experi
     assert check_resume(old, by_default, [], kept_executor="default") == []
     with pytest.raises(ConfigError, match=r"runtime\.executor: was 'default' when this run began"):
         check_resume(old, single, [])
+
+
+def test_accumulate_steps_auto_means_the_number_of_the_run(default: ExperimentConfig) -> None:
+    auto, four, two = (changed(default, "trainer.accumulate_steps", steps) for steps in ("auto", 4, 2))
+    old = to_yaml(auto)
+    assert check_resume(old, auto, [], None, None, 4) == check_resume(old, four, [], None, None, 4) == []
+    assert check_resume(old, two, []) == []  # it had not chosen yet
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: was 4 when this run began and is 2 now"):
+        check_resume(old, two, [], None, None, 4)
 
 
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:

@@ -180,6 +180,9 @@ class TrainerConfig(Config):
         steps of a loop. Small dense models train several times as fast, convolutions on a CPU slower; `trainer-kit
         doctor fuse` measures what is fastest. It is for one replica. Results equal those of separate steps to the last
         digits of float32, but dropout draws other masks. A stop waits for the end of a program.
+      accumulate_steps: The number of micro-batches that a batch is split into, for batches that do not fit into memory:
+        global_batch_size is the batch of one update, and each replica adds up the gradients of this number of parts of
+        its share. auto finds the smallest number that fits into memory before the first step, and the run keeps it.
       summary_interval: Steps between the summaries that the task itself writes.
       checkpoint_interval: Steps between checkpoints.
       max_to_keep: How many of the newest checkpoints are kept.
@@ -228,6 +231,7 @@ class TrainerConfig(Config):
     allow_tpu_summary: Literal[False] = False
     steps_per_loop: PositiveInt = 1000
     fuse_steps: PositiveInt = 1
+    accumulate_steps: PositiveInt | Literal["auto"] = 1
     summary_interval: PositiveInt = 1000
     checkpoint_interval: PositiveInt = 1000
     max_to_keep: PositiveInt = 5
@@ -269,6 +273,8 @@ class TrainerConfig(Config):
             yield "train_tf_while_loop", "needs train_tf_function; set both to false, or neither"
         if self.fuse_steps > 1 and not self.train_tf_while_loop:
             yield "fuse_steps", "needs train_tf_while_loop; set it to true, or fuse_steps to 1"
+        if self.accumulate_steps == "auto" and not self.train_tf_function:
+            yield "accumulate_steps", "auto needs train_tf_function; set it to true, or accumulate_steps to a number"
         if self.eval_tf_while_loop and not self.eval_tf_function:
             yield "eval_tf_while_loop", "needs eval_tf_function; set eval_tf_while_loop to false"
         if not self.eval_recreate_iterator and self.validation_steps == -1:
@@ -330,6 +336,7 @@ class ExperimentConfig(Config):
         The replicas of other strategies are known only on the machine.
         """
         yield from self._set_rules()
+        yield from self._accumulation_rules()
         runtime = self.runtime
         if runtime.run_eagerly and self.trainer.fuse_steps > 1:
             yield (
@@ -353,6 +360,19 @@ class ExperimentConfig(Config):
                     f"batch {batch} on {replicas} replicas (runtime.virtual_cpus) leaves {batch % replicas} over; "
                     f"the nearest that can be shared equally: {' or '.join(nearest)}",
                 )
+
+    def _accumulation_rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that a batch has an example for each micro-batch, and that the trials of auto run as a graph."""
+        steps, data = self.trainer.accumulate_steps, getattr(self.task, "train_data", None)
+        batch = getattr(data, "global_batch_size", 0)
+        if steps == "auto" and self.runtime.run_eagerly:
+            yield "trainer.accumulate_steps", "auto needs steps that run as a graph; set runtime.run_eagerly=false"
+        if steps != "auto" and batch and steps > batch:
+            yield (
+                "trainer.accumulate_steps",
+                f"{steps} micro-batches need as many examples in a batch, and task.train_data.global_batch_size is "
+                f"{batch}; set at most {batch}",
+            )
 
     def _set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""

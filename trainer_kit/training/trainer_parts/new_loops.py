@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.errors import add_note
 from trainer_kit.inputs.fused_batches import tell_of_stacks
 from trainer_kit.training.checks.model_and_config import problem_of_one_thread, tell_dropped_assertions
 from trainer_kit.training.loops.executor_choice import ExecutorChoice, executor_by_graph, executor_by_weights
@@ -19,6 +20,10 @@ from trainer_kit.training.trainer_parts.stop_flag import StopFlag
 
 _LOG = logging.getLogger(__name__)
 _ONE_THREAD = "single_threaded"
+_LESS_MEMORY = (
+    "trainer.accumulate_steps=auto trains on each batch in parts that fit into memory, with one update; a larger "
+    "number needs less memory"
+)
 
 
 class NewLoops:
@@ -57,8 +62,9 @@ class NewLoops:
         self._stop_flag, self._global_step = stop_flag, global_step
         self.fuse_steps, self.stack = fuse_steps, Stack()
         self.executor: str = getattr(config.runtime, "executor", "default")
-        one_thread = fuse_steps == 1 and not own_loop and not problem_of_one_thread(tf.distribute.get_strategy())
-        if self.executor == "auto" and not one_thread:
+        parts = getattr(config.trainer, "accumulate_steps", 1)  # of a step; those of several are for several threads
+        one_thread = fuse_steps == parts == 1 and not own_loop
+        if self.executor == "auto" and not (one_thread and not problem_of_one_thread(tf.distribute.get_strategy())):
             self.executor = "default"
 
     def make(self, batch_spec: Any) -> TrainLoop | FusedLoop:
@@ -130,12 +136,17 @@ class NewLoops:
 
     @contextlib.contextmanager
     def explained_errors(self, loop: TrainLoop | FusedLoop) -> Iterator[None]:
-        """A context in which errors of a loop on one thread name the operation that failed. Eager, on the host."""
+        """A context in which errors of a loop on one thread name the operation that failed. Eager, on the host.
+
+        Where memory runs out, a note names the setting that needs less.
+        """
         try:
             yield
         except tf.errors.OutOfRangeError:
             raise
         except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.ResourceExhaustedError):
+                add_note(error, _LESS_MEMORY)
             if loop.last_batch is None:
                 raise
             reached = self._global_step.numpy()

@@ -100,6 +100,11 @@ class AdoptedTrainer(BaseTrainer):
         return getattr(self._inner, name)
 
     @property
+    def class_name(self) -> str:
+        """The name of the wrapped trainer's class, for messages."""
+        return type(self._inner).__name__
+
+    @property
     def strategy(self) -> tf.distribute.Strategy:
         """The strategy in whose scope the trainer was created."""
         return self._strategy

@@ -168,6 +168,12 @@ def test_steps_are_not_fused(tasks: multitask.MultiTask) -> None:
         MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
 
 
+def test_batches_of_several_tasks_are_not_split(tasks: multitask.MultiTask) -> None:
+    config = tiny_experiment(accumulate_steps=4)
+    with pytest.raises(UsageError, match=r"=4: MultiTaskBaseTrainer has a training step of its own on each replica"):
+        MultiTaskBaseTrainer(tasks, multi_task.model(), sgd(), config=config)
+
+
 def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> None:
     model, step = multi_task.model(), tf.Variable(7, dtype=tf.int64)
     given = (list(tasks.tasks.values()), model, step, {"sum": 1})

@@ -161,3 +161,13 @@ def test_going_back_beyond_the_best_keeps_the_one_before(average: bool, tmp_path
 def test_what_cannot_be_driven_is_told() -> None:
     with pytest.raises(UsageError, match="SimpleNamespace has no model, optimizer, global_step, checkpoint; pass a"):
         adopted(SimpleNamespace(strategy=None))
+
+
+def test_batches_of_a_trainer_with_own_loops_are_not_split(tmp_path: Path) -> None:
+    config = convert(_with_steps(2)).replace(trainer={"accumulate_steps": 2})
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        task = task_factory.get_task(small_config().task)
+        trainer = adopted(theirs.create_trainer(small_config(), task, train=True, evaluate=True, trainer_cls=Counting))
+    with pytest.raises(UsageError, match=r"accumulate_steps=2: Counting has training loops of its own, .* set it to 1"):
+        runner.run_experiment(strategy, task, "train", config, str(tmp_path), trainer=trainer)

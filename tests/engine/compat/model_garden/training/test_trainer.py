@@ -29,10 +29,12 @@ from tests.engine.compat.model_garden.garden_task import (
     small_trainer,
 )
 from trainer_kit.checkpoints.state.strict_restore import saved_shapes
+from trainer_kit.compat.model_garden.config.config_classes import original
 from trainer_kit.compat.model_garden.config.conversion import convert
 from trainer_kit.compat.model_garden.training.adopted_trainer import AdoptedTrainer
 from trainer_kit.compat.model_garden.training.trainer import Trainer, create_trainer
 from trainer_kit.config.experiments import task_class, trainer_class
+from trainer_kit.errors import UsageError
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training import trainer_creation
 
@@ -320,3 +322,37 @@ def test_a_config_without_a_section_is_an_error_in_their_words(path: str) -> Non
     for cls in (base_trainer.Trainer, Trainer):
         with pytest.raises(AttributeError, match=rf"requires the configuration contains an attribute `{path}`\."):
             cls(given, task, task.build_model(), None)
+
+
+@pytest.mark.parametrize("optimization", [{}, AVERAGING, {"optimizer": {"type": "adamw"}}])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_micro_batches_train_tasks_of_model_garden(optimization: dict[str, Any], replicas: int) -> None:
+    strategy = _mirrored() if replicas == 2 else tf.distribute.get_strategy()
+    split, whole = (_splitting(steps, strategy, **optimization) for steps in (2, 1))
+    logs, expected = split.train(tf.constant(4)), whole.train(tf.constant(4))
+    assert {name: pytest.approx(float(value), abs=1e-6) for name, value in expected.items()} == dict(logs)
+    assert split.optimizer.iterations.numpy() == whole.optimizer.iterations.numpy() == 4
+    averages = [trainer._average._averages if trainer._average else [] for trainer in (split, whole)]
+    pairs = [*zip(_weights(split), _weights(whole), strict=True), *zip(*averages, strict=True)]
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def _splitting(steps: int, strategy: tf.distribute.Strategy, **optimization: Any) -> Trainer:
+    config = convert(small_config(**optimization)).replace(trainer={"accumulate_steps": steps})
+    return _of_our_config(config, strategy)
+
+
+def _of_our_config(config: Any, strategy: tf.distribute.Strategy) -> Trainer:
+    with strategy.scope():
+        made: Trainer = create_trainer(config, task_factory.get_task(original(config.task)), True, False)
+    return made
+
+
+def test_micro_batches_refuse_loss_scales_of_tf_keras() -> None:
+    config = small_config()
+    config.runtime.mixed_precision_dtype = "float16"
+    config.runtime.loss_scale = "dynamic"
+    half_precision()
+    with pytest.raises(UsageError, match=r"LossScaleOptimizer\w* scales the loss in the way of tf_keras"):
+        _of_our_config(convert(config).replace(trainer={"accumulate_steps": 2}), tf.distribute.get_strategy())

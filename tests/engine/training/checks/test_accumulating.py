@@ -1,0 +1,115 @@
+"""Which trainers cannot split their batches, and which layers get a warning."""
+
+from __future__ import annotations
+
+import logging
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.checks import accumulating
+from trainer_kit.training.checks.accumulating import check_accumulating, warn_of_batch_normalization
+from trainer_kit.training.trainer import Trainer
+
+
+class _OwnLoop(Trainer):
+    def create_train_loop_fn(self) -> Any:
+        return super().create_train_loop_fn()
+
+
+class _OwnReplicaStep(Trainer):
+    def _replica_train_step(self, inputs: Any, optimizer: Any = None, share: Any = None) -> None:
+        super()._replica_train_step(inputs, optimizer, share)
+
+
+def _made(cls: type[Trainer], steps: int | str = 2, **trainer: Any) -> Trainer:
+    config = tiny_experiment(accumulate_steps=steps, **trainer)
+    task = TinyTask(config.task)
+    return cls(config, task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
+
+
+@pytest.mark.parametrize(
+    ("cls", "told"),
+    [
+        (_OwnLoop, "=2: _OwnLoop builds its own training loop in create_train_loop_fn; set it to 1"),
+        (_OwnReplicaStep, "=2: _OwnReplicaStep has a training step of its own on each replica, .* set it to 1"),
+    ],
+)
+def test_own_loops_and_replica_steps_are_refused(cls: type[Trainer], told: str) -> None:
+    with pytest.raises(UsageError, match=rf"trainer\.accumulate_steps{told}"):
+        _made(cls)
+    assert _made(cls, 1).accumulation.steps == 1
+
+
+class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):
+    def __init__(self) -> None:
+        """Does nothing: the check looks at the class only."""
+
+
+def test_asynchronous_training_is_refused() -> None:
+    trainer = SimpleNamespace(strategy=_ParameterServers(), class_name="Trainer")
+    with pytest.raises(UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"):
+        check_accumulating(trainer, Trainer.train_step, 4)
+
+
+def test_auto_is_refused_with_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulating, "worker_count", lambda strategy: 3)
+    with pytest.raises(UsageError, match=r"=auto: each of the 3 workers would choose .*; set a number"):
+        _made(Trainer, "auto")
+    assert _made(Trainer, 2).accumulation.steps == 2
+
+
+def test_auto_is_refused_when_functions_run_eagerly() -> None:
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(UsageError, match=r"=auto: the trial of a number needs .* run eagerly; set a number"):
+            _made(Trainer, "auto")
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def test_more_micro_batches_than_examples_are_a_config_mistake() -> None:
+    trainer = _made(Trainer, 8)
+    with pytest.raises(ConfigError, match=r"a replica gets 8 of a batch \(.*size=8, 1 replica\); set at"):
+        check_accumulating(trainer, Trainer.train_step, 9)
+
+
+class _Block(keras.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {"norm": [keras.layers.BatchNormalization(name="inner")]}
+
+
+class _Module(tf.Module):
+    def __init__(self) -> None:
+        self.parts = [tf_keras.layers.BatchNormalization(name="of_tf_keras")]
+
+
+def _keras_2() -> Any:
+    inner = tf_keras.Sequential([tf_keras.layers.BatchNormalization(name="a"), tf_keras.layers.BatchNormalization()])
+    return tf_keras.Sequential([inner])
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (lambda: keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="one")]), "one"),
+        (lambda: keras.Sequential([_Block()]), "inner"),
+        (_Module, "of_tf_keras"),
+        (_keras_2, r"\w+ and 1 more"),
+        (lambda: keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization()]), ""),
+    ],
+)
+def test_batch_normalization_is_found_wherever_it_is(model: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_batch_normalization(model(), 4)
+    assert len(caplog.records) == bool(named)
+    if named:
+        assert caplog.records[0].levelno == logging.WARNING
+        assert re.search(rf"batch normalization \({named}\) takes mean and variance", caplog.messages[0])

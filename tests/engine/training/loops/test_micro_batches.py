@@ -1,0 +1,150 @@
+"""A batch in micro-batches: their sizes, weights and shapes, on one replica and on two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.training.loops.micro_batches import MicroBatches, batch_size, check_batch, kept_where, part_of
+
+
+class _Parts:
+    """Notes the parts that a step gets, in the graph."""
+
+    def __init__(self, parts: int, strategy: tf.distribute.Strategy | None = None, **options: Any) -> None:
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.seen: list[Any] = []
+        self.static: list[int | None] = []
+        self.updates = 0
+        self.batches = MicroBatches(parts, self.strategy, self._step, self._update, **options)
+
+    def _step(self, part: Any, share: Any, first: Any) -> None:
+        (values, *_) = tf.nest.flatten(part)
+        self.static.append(values.shape[0])
+        tf.numpy_function(self._note, [values, share, first], [])
+
+    def _note(self, values: Any, share: Any, first: Any) -> None:
+        self.seen.append((values.tolist(), round(float(share), 4), bool(first)))
+
+    def _update(self) -> None:
+        tf.numpy_function(lambda: self.seen.append("update"), [], [])
+
+
+def _run(parts: int, n: int, known: bool = True) -> _Parts:
+    noted = _Parts(parts)
+    spec = tf.TensorSpec([n if known else None], tf.int32)
+    tf.function(noted.batches, input_signature=[spec], autograph=False)(tf.range(n))
+    return noted
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 10])
+def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, known: bool) -> None:
+    noted = _run(4, n, known)
+    *parts, last = noted.seen
+    assert last == "update"
+    assert [value for values, _, _ in parts for value in values] == list(range(n))
+    assert len(parts) == min(4, n) and max(len(values) for values, _, _ in parts) == -(-n // 4)
+    assert all(share == pytest.approx(len(values) / n, abs=1e-4) and values for values, share, _ in parts)
+    assert [first for _, _, first in parts] == [True] + [False] * (len(parts) - 1)
+
+
+def test_known_sizes_give_static_shapes_the_larger_first() -> None:
+    assert _run(4, 8).static == [2]
+    noted = _run(4, 10)
+    assert noted.static == [3, 2]
+    assert [len(values) for values, _, _ in noted.seen[:-1]] == [3, 3, 2, 2]
+
+
+def test_eager_steps_are_split_too() -> None:
+    noted = _Parts(3)
+    noted.batches(tf.range(7))
+    assert [values for values, _, _ in noted.seen[:-1]] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def _totals(n: int, parts: int, in_xla: bool) -> Any:
+    total, calls = tf.Variable(0.0), tf.Variable(0)
+
+    def step(part: Any, share: Any, first: Any) -> None:
+        del first
+        total.assign_add(share * tf.reduce_mean(part))
+        calls.assign_add(1)
+
+    batches = MicroBatches(parts, tf.distribute.get_strategy(), step, lambda: None, in_xla=in_xla)
+    function = tf.function(batches, jit_compile=True, autograph=False)
+    function.get_concrete_function(tf.TensorSpec([None], tf.float32))(tf.range(float(n)))
+    return float(total.numpy()), int(calls.numpy())
+
+
+@pytest.mark.parametrize("n", [2, 4, 9])
+def test_xla_compiles_parts_of_a_batch_of_unknown_size(n: int) -> None:
+    assert _totals(n, 4, in_xla=True) == (pytest.approx((n - 1) / 2), min(4, n))
+
+
+def test_nested_features_are_split_and_scalars_passed_on() -> None:
+    ragged = tf.ragged.constant([[1], [2, 3], [], [4]])
+    sparse = tf.sparse.from_dense([[1, 0], [0, 2], [3, 0], [0, 4]])
+    inputs = (
+        {"a": tf.reshape(tf.range(12), [4, 3]), "scale": tf.constant(2.0), "ragged": ragged, "none": None},
+        sparse,
+    )
+    features, labels = part_of(inputs, tf.constant(1), 2)
+    assert features["a"].numpy().tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert features["ragged"].to_list() == [[2, 3], []]
+    assert float(features["scale"]) == 2.0 and features["none"] is None
+    assert tf.sparse.to_dense(labels).numpy().tolist() == [[0, 2], [3, 0]]
+    assert batch_size(tf.nest.flatten(inputs)) == 4
+
+
+def test_a_batch_that_cannot_be_split_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tensor of the batch has a first axis"):
+        check_batch([tf.constant(1.0)])
+    with pytest.raises(UsageError, match=r"first axes of different sizes: .*\[4, 3\].*\[8\]"):
+        check_batch([tf.zeros([4, 3]), tf.zeros([8])])
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 1)])
+def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int], mirrored: tf.distribute.Strategy) -> None:
+    with mirrored.scope():
+        mean = tf.Variable(0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=SUM)
+        metric = keras.metrics.Mean()
+
+    def step(part: Any, share: Any, first: Any) -> None:
+        del first
+        mean.assign_add(share * tf.reduce_mean(part))
+        metric.update_state(part)
+
+    batches = MicroBatches(4, mirrored, step, lambda: None, lambda: metric.variables)
+    data = iter(mirrored.distribute_datasets_from_function(lambda _: _replica_batches(sizes)))
+    tf.function(lambda: batches(next(data)), autograph=False)()
+    whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
+    found = [part.numpy() for part in mirrored.experimental_local_results(mean)]
+    np.testing.assert_allclose(found, [part.mean() for part in whole], rtol=1e-6)
+    assert float(metric.result()) == pytest.approx(np.concatenate(whole).mean())  # repeated examples count once
+
+
+SUM = tf.VariableAggregation.SUM
+
+
+def _replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
+    """Returns a dataset with a batch for each replica, of sizes that are not known before."""
+    batches = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=tf.TensorSpec([None], tf.float32))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_variables_are_kept_where_an_example_is_repeated(keep: bool) -> None:
+    variable = tf.Variable(1.0)
+    with kept_where(tf.constant(keep), [variable]):
+        variable.assign(5.0)
+    assert float(variable.numpy()) == (1.0 if keep else 5.0)

@@ -1,0 +1,362 @@
+"""Gradient accumulation in a Trainer: a batch in micro-batches trains as the whole batch does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit import apply_gradients
+from trainer_kit.callbacks.divergence_report import gradient_norms
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.errors import ConfigError, UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_arrays, tiny_experiment
+from trainer_kit.training.task import split_batch
+from trainer_kit.training.trainer import Trainer
+
+STEPS = 4
+OPTIMIZATION: dict[str, Any] = {
+    "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.1, "gradient_clip_norm": 0.3}},
+    "learning_rate": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 20}},
+    "ema": {"average_decay": 0.9},
+}
+
+
+@pytest.fixture(scope="module")
+def strategies() -> Mapping[int, tf.distribute.Strategy]:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    return {1: tf.distribute.get_strategy(), 2: mirrored}
+
+
+def _trainer(
+    task_type: type[TinyTask] = TinyTask,
+    strategy: tf.distribute.Strategy | None = None,
+    cls: type[Trainer] = Trainer,
+    task: dict[str, Any] | None = None,
+    runtime: dict[str, Any] | None = None,
+    **trainer: Any,
+) -> Trainer:
+    keras.utils.set_random_seed(3)
+    data = task or {"train_data": {"global_batch_size": 32}}
+    config = tiny_experiment(optimizer_config=OPTIMIZATION).replace(task=data, runtime=runtime or {})
+    config = config.replace(trainer=trainer)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        made = task_type(config.task)
+        optimizer = made.create_optimizer(config.trainer.optimizer_config, config.runtime)
+        return cls(config, made, made.build_model(), optimizer)
+
+
+def _assert_equal(trainer: Trainer, whole: Trainer, steps: int = STEPS, tolerance: float = 1e-6) -> None:
+    """Trains both and compares weights, averages, optimizers, logs and counts of steps."""
+    logs, expected = trainer.train(tf.constant(steps)), whole.train(tf.constant(steps))
+    assert trainer.global_step.numpy() == whole.global_step.numpy() == steps
+    for one, other in zip(tf.nest.flatten(logs), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance)
+    for one, other in zip(_state(trainer), _state(whole), strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance)
+
+
+def _state(trainer: Trainer) -> list[np.ndarray]:
+    average = trainer._average.variables.values() if trainer._average else []
+    optimizers = trainer.optimizer if isinstance(trainer.optimizer, dict) else {"": trainer.optimizer}
+    slots = [variable for one in optimizers.values() for variable in one.variables]
+    return [variable.numpy() for variable in (*trainer.model.trainable_variables, *average, *slots)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_4_times_8_examples_train_as_32_do(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
+) -> None:
+    split = _trainer(strategy=strategies[replicas], accumulate_steps=4, require_exact_resume=True)
+    _assert_equal(split, _trainer(strategy=strategies[replicas]))
+    assert not caplog.messages  # such as of state that no checkpoint holds
+    assert len(split.accumulation.variables) == 4
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "3 does not divide 32": {"accumulate_steps": 3},
+    "fused": {"accumulate_steps": 4, "fuse_steps": 2},
+    "fused, 3 parts": {"accumulate_steps": 3, "fuse_steps": 2},
+    "steps from Python": {"accumulate_steps": 4, "train_tf_while_loop": False},
+    "eager": {"accumulate_steps": 4, "train_tf_while_loop": False, "train_tf_function": False},
+    "XLA": {"accumulate_steps": 4, "runtime": {"enable_xla": True}},
+    "one thread": {"accumulate_steps": 4, "runtime": {"executor": "single_threaded"}},
+    "an example each": {"accumulate_steps": 32},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_loop_splits_batches(form: str) -> None:
+    _assert_equal(_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), _trainer())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("examples", [105, 110])
+def test_a_ragged_last_batch_counts_each_example_once(
+    examples: int, replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    data = {"global_batch_size": 32, "drop_remainder": False, "is_training": False}
+    task = {"train_data": data, "examples": examples}
+    split = _trainer(strategy=strategies[replicas], task=task, accumulate_steps=8)
+    _assert_equal(split, _trainer(strategy=strategies[replicas], task=task))
+
+
+def test_a_ragged_last_batch_of_fused_steps_is_split() -> None:
+    data = {"global_batch_size": 32, "drop_remainder": False, "is_training": False}
+    task = {"train_data": data, "examples": 101}
+    _assert_equal(_trainer(task=task, accumulate_steps=8, fuse_steps=5), _trainer(task=task))
+
+
+class _Keras(TinyTask):
+    """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and logs."""
+
+    way = "apply_gradients"
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        features, labels = split_batch(inputs)
+        with tf.GradientTape() as tape:
+            outputs = model(features, training=True)
+            loss = self.build_losses(labels, outputs)
+            share = loss / tf.distribute.get_strategy().num_replicas_in_sync
+        gradients = tape.gradient(share, model.trainable_variables)
+        if self.way == "apply":
+            optimizer.apply(gradients, model.trainable_variables)
+        else:
+            optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
+        self.process_metrics(metrics or [], labels, outputs)
+        return {self.loss: loss}
+
+
+class _Apply(_Keras):
+    way = "apply"
+
+
+@pytest.mark.parametrize("task_type", [_Keras, _Apply])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_own_train_steps_may_call_the_optimizer(
+    task_type: type[TinyTask], replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    made = [_trainer(task_type, strategies[replicas], accumulate_steps=steps) for steps in (4, 1)]
+    _assert_equal(*made)
+
+
+class _TwoOptimizers(TinyTask):
+    """Trains each layer with an optimizer of its own, and uses a third one never."""
+
+    @classmethod
+    def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> Any:
+        return {"first": keras.optimizers.Adam(0.01), "last": keras.optimizers.SGD(0.1), "idle": keras.optimizers.SGD()}
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        features, labels = split_batch(inputs)
+        with tf.GradientTape() as tape:
+            loss = self.build_losses(labels, model(features, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        pairs = list(zip(gradients, model.trainable_variables, strict=True))
+        apply_gradients(optimizer["first"], pairs[:2])
+        apply_gradients(optimizer["last"], pairs[2:])
+        return {self.loss: loss}
+
+
+def test_each_of_several_optimizers_has_its_sums() -> None:
+    options = {"optimizer_config": {**OPTIMIZATION, "ema": None}}
+    _assert_equal(_trainer(_TwoOptimizers, accumulate_steps=4, **options), _trainer(_TwoOptimizers, **options))
+
+
+class _Regularized(TinyTask):
+    """Adds the loss of a layer, takes a dict of features with a scalar, and returns a compiled model."""
+
+    def build_model(self) -> Any:
+        points, scale = keras.Input((FEATURES,), name="points"), keras.Input((), batch_size=1, name="scale")
+        hidden = keras.layers.Dense(8, kernel_regularizer="l2", activation="relu")(points)
+        return keras.Model({"points": points, "scale": scale}, keras.layers.Dense(CLASSES)(hidden))
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        points, labels = tiny_arrays(True)
+        data = tf.data.Dataset.from_tensor_slices((points, labels)).batch(params.global_batch_size, drop_remainder=True)
+        return data.map(lambda x, y: ({"points": x, "scale": tf.constant(2.0)}, y)).repeat()
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        features, labels = inputs
+        assert features["scale"].shape.rank == 0
+        return super().train_step(
+            ({"points": features["points"] * features["scale"], "scale": tf.ones([1])}, labels),
+            model,
+            optimizer,
+            metrics,
+        )
+
+
+def test_losses_of_layers_and_nested_features_count_once() -> None:
+    _assert_equal(_trainer(_Regularized, accumulate_steps=4), _trainer(_Regularized))
+
+
+class _Compiled(TinyTask):
+    """Has the loss and the metrics of `compile`, which Keras builds in the first step."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(loss=loss, metrics=["sparse_categorical_accuracy"])
+        return model
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        return tf.constant(0.0)
+
+
+def test_metrics_of_a_compiled_model_are_those_of_the_batch() -> None:
+    _assert_equal(_trainer(_Compiled, accumulate_steps=4), _trainer(_Compiled))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_float16_scales_and_skips_whole_batches(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    runtime = {"mixed_precision_dtype": "float16"}
+    set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
+    try:
+        split, whole = (
+            _trainer(_Overflowing, strategies[replicas], runtime=runtime, accumulate_steps=steps) for steps in (4, 1)
+        )
+        split.train(tf.constant(3)), whole.train(tf.constant(3))
+    finally:
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    for one in (split, whole):
+        assert float(one.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
+        assert int(one.optimizer.inner_optimizer.iterations.numpy()) == 2 and one.global_step.numpy() == 3
+    for mine, theirs in zip(split.model.trainable_variables, whole.model.trainable_variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=5e-3)  # activations are float16
+
+
+class _Overflowing(TinyTask):
+    """Has a loss whose gradient is infinite for one example of the second batch."""
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        points, labels = tiny_arrays(True)
+        points = points.copy()
+        points[40] = 1e5
+        size = input_context.get_per_replica_batch_size(32) if input_context else 32
+        return tf.data.Dataset.from_tensor_slices((points[:96], labels[:96])).batch(size, drop_remainder=True)
+
+
+class _Normalized(TinyTask):
+    """Has batch normalization inside a layer of its own."""
+
+    def build_model(self) -> Any:
+        block = keras.Sequential([keras.layers.Dense(8), keras.layers.BatchNormalization(name="norm")])
+        return keras.Sequential([keras.Input((FEATURES,)), block, keras.layers.Dense(CLASSES)])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_batch_normalization_gets_one_warning(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = _trainer(_Normalized, strategies[replicas], accumulate_steps=4)
+    logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
+    assert all(np.isfinite(one["training_loss"]) for one in logs)
+    (told,) = [text for text in caplog.messages if "batch normalization" in text]
+    assert told.startswith("trainer.accumulate_steps=4: batch normalization (norm) takes mean and variance of micro")
+    assert int(trainer.model.layers[0].layers[1].moving_mean.shape[0]) == 8
+
+
+def test_a_step_without_batch_normalization_gets_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _trainer(accumulate_steps=4).train(tf.constant(1))
+    assert not [text for text in caplog.messages if "normalization" in text]
+
+
+@pytest.mark.parametrize("fuse_steps", [1, 2])
+def test_sums_of_an_interrupted_step_do_not_count(fuse_steps: int) -> None:
+    split, whole = _trainer(accumulate_steps=4, fuse_steps=fuse_steps), _trainer()
+    split.train(tf.constant(2)), whole.train(tf.constant(2))
+    for variable in split.accumulation.variables:
+        variable.assign(np.full(variable.shape, np.nan, np.float32))
+    split.train(tf.constant(2)), whole.train(tf.constant(2))
+    for one, other in zip(_state(split), _state(whole), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
+    split, whole = gradient_norms(_trainer(accumulate_steps=4)), gradient_norms(_trainer())
+    assert split == pytest.approx(whole, abs=1e-6) and len(split) == 4
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    results = []
+    for name, stops in (("whole", (8,)), ("resumed", (4, 8))):
+        for steps in stops:
+            config = tiny_experiment(
+                optimizer_config=OPTIMIZATION, accumulate_steps=3, checkpoint_interval=4, steps_per_loop=2,
+                summary_interval=2, train_steps=steps, require_exact_resume=True,
+            ).replace(task={"dropout": 0.2})  # fmt: skip
+            model, _ = launch(config, "train", str(tmp_path / name))
+        results.append([variable.numpy() for variable in model.variables])
+    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
+    held = tf.train.list_variables(str(tmp_path / "whole" / "ckpt-8"))
+    assert not [name for name, _ in held if "accumulated" in name]
+
+
+class _OwnStep(Trainer):
+    def train_step(self, iterator: Any) -> None:
+        self.strategy.run(self._replica_train_step, args=(next(iterator),))
+        self.global_step.assign_add(1)
+
+
+class _WrappedStep(Trainer):
+    def train_step(self, iterator: Any) -> None:
+        super().train_step(iterator)
+
+
+def test_a_trainers_own_step_has_to_call_ours() -> None:
+    _trainer(cls=_WrappedStep, accumulate_steps=4).train(tf.constant(1))
+    with pytest.raises(UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"):
+        _trainer(cls=_OwnStep, accumulate_steps=4).train(tf.constant(1))
+
+
+class _OwnOptimizer(TinyTask):
+    """Updates the weights by an optimizer that it was not called with."""
+
+    def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> dict[str, Any]:
+        if not hasattr(self, "own"):
+            with tf.init_scope():
+                self.own = keras.optimizers.SGD(0.1)
+                self.own.build(model.trainable_variables)
+        return super().train_step(inputs, model, self.own, metrics)
+
+
+def test_a_step_that_applies_no_gradients_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"_OwnOptimizer\.train_step applied no gradients through the optimizer"):
+        _trainer(_OwnOptimizer, accumulate_steps=4).train(tf.constant(1))
+
+
+def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
+    trainer = _trainer(accumulate_steps=4)
+    trainer.train(tf.constant(1))
+    trainer._optimizer = optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(trainer.model.trainable_variables)
+    trainer.forget_train_loop()
+    trainer.train(tf.constant(2))
+    assert int(optimizer.iterations.numpy()) == 2
+
+
+def test_a_replica_needs_an_example_for_each_micro_batch(
+    strategies: Mapping[int, tf.distribute.Strategy],
+) -> None:
+    with pytest.raises(ConfigError, match=r"32 micro-batches need as many examples, and a replica gets 16 of a batch"):
+        _trainer(strategy=strategies[2], accumulate_steps=32)
+    assert _trainer(strategy=strategies[2], accumulate_steps=16).accumulation.steps == 16
+
+
+def test_batches_are_whole_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = _trainer()
+    trainer.train(tf.constant(1))
+    assert trainer.accumulation.steps == 1 and not trainer.accumulation.variables
+    assert not [text for text in caplog.messages if "accumulate" in text]

@@ -1,0 +1,233 @@
+"""MicroBatches: splits the batch of each replica along its first axis, and runs a step on one part after the other.
+
+The loop over the parts is outside of strategy.run, like the training loop, so that replicas can meet in each part. No
+part is empty: n examples make at most n parts. Parts whose sizes are known have static shapes, which XLA needs: the
+larger ones come first, and then those with one example less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.process.error_report import described
+
+Size: TypeAlias = Any  # an int, or an int32 scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """The parts of one size, of a batch of n examples in `parts` parts.
+
+    Attributes:
+      parts: The number of parts of the batch.
+      larger: Whether these are the parts with one example more.
+    """
+
+    parts: int
+    larger: bool
+
+    def size(self, n: Size) -> Size:
+        """Returns the number of examples in each of these parts."""
+        return n // self.parts + (1 if self.larger else 0)
+
+    def numbers(self, n: Size) -> tuple[Size, Size]:
+        """Returns the number of the first of these parts, and the number after the last."""
+        larger = n % self.parts
+        if self.larger:
+            return 0, larger
+        if isinstance(n, int):
+            return larger, self.parts if n >= self.parts else larger
+        return larger, tf.where(n >= self.parts, self.parts, larger)
+
+    def start(self, n: Size, number: Size) -> Size:
+        """Returns the index of the first example of a part."""
+        return number * self.size(n) + (0 if self.larger else n % self.parts)
+
+
+class MicroBatches:
+    """Runs a step on the parts of a batch, and then an update. Used in graph or eagerly, in cross-replica context.
+
+    Args:
+      parts: The number of parts, if the batch has as many examples.
+      strategy: The strategy of the trainer.
+      step: A function of a part, its share of the replica's batch (a float32 scalar), and whether it is the first part
+        of the batch (a bool, or a bool scalar); runs on a replica.
+      update: A function that runs on a replica after the last part.
+      metrics: A function that returns the variables of the metrics that `step` updates.
+      options: The options of strategy.run.
+      in_xla: Whether all this is part of a program of XLA.
+    """
+
+    def __init__(
+        self,
+        parts: int,
+        strategy: tf.distribute.Strategy,
+        step: Callable[[Any, Any, Any], Any],
+        update: Callable[[], Any],
+        metrics: Callable[[], Sequence[Any]] = list,
+        options: Any = None,
+        in_xla: bool = False,
+    ) -> None:
+        self._parts, self._strategy, self._step, self._update = parts, strategy, step, update
+        self._metrics, self._options, self._in_xla = metrics, options, in_xla
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, inputs: Any) -> None:
+        """Runs the step on the parts of `inputs`, and the update.
+
+        Args:
+          inputs: The batch, as strategy.run takes it. What has no first axis is passed to each part as it is.
+
+        Raises:
+          UsageError: when the batch cannot be split.
+        """
+        replicas = _by_replica(inputs, self._strategy)
+        sizes = {check_batch(leaves) for leaves in replicas}
+        if len(sizes) == 1 and None not in sizes:
+            self._of_known_sizes(inputs, sizes.pop())
+        elif self._in_xla:
+            self._of_known_sizes(inputs, batch_size(replicas[0]))
+        else:
+            several = self._strategy.num_replicas_in_sync > 1
+            count = self._parts if several else tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
+            self._loop(inputs, 0, count, functools.partial(self._part_of_any_size, count=count))
+        self._strategy.run(self._update, options=self._options)
+
+    def _of_known_sizes(self, inputs: Any, n: Size) -> None:
+        for run in (_Run(self._parts, larger=True), _Run(self._parts, larger=False)):
+            begin, end = run.numbers(n)
+            if not (isinstance(end, int) and begin == end):
+                self._loop(inputs, begin, end, functools.partial(self._part_of_size, run=run))
+
+    def _loop(self, inputs: Any, begin: Size, end: Size, step: Callable[..., None]) -> None:
+        """Runs the step on the parts from `begin` to `end` (excluded), one after the other."""
+
+        def one_part(number: Any) -> tuple[Any]:
+            with tf.name_scope(""):  # else "while/" would stand before the names of the task's summaries
+                self._strategy.run(step, args=(inputs, number), options=self._options)
+            return (number + 1,)
+
+        if isinstance(begin, int) and isinstance(end, int) and end == begin + 1:
+            self._strategy.run(functools.partial(step, number=begin), args=(inputs,), options=self._options)
+            return
+        first = tf.convert_to_tensor(begin, tf.int32)
+        # More than one iteration at a time would keep the activations of several parts in memory.
+        tf.while_loop(lambda number: number < end, one_part, (first,), parallel_iterations=1)
+
+    @tf.autograph.experimental.do_not_convert
+    def _part_of_size(self, inputs: Any, number: Any, run: _Run) -> None:
+        n = batch_size(tf.nest.flatten(inputs))
+        size = run.size(n)
+        later = isinstance(n, int) and not run.larger and n % self._parts > 0
+        first = False if later else number == 0 if isinstance(number, int) else tf.equal(number, 0)
+        self._step(part_of(inputs, run.start(n, number), size), _share(size, n), first)
+
+    @tf.autograph.experimental.do_not_convert
+    def _part_of_any_size(self, inputs: Any, number: Any, count: Size) -> None:
+        """Runs the step on a part of a batch whose size is known only then.
+
+        Replicas take the same number of parts. One with fewer examples repeats some of them, with a weight of 0.
+        """
+        n = batch_size(tf.nest.flatten(inputs))
+        start, end = number * n // count, (number + 1) * n // count
+        part = part_of(inputs, start, tf.maximum(end - start, tf.minimum(n, 1)))
+        repeats = self._strategy.num_replicas_in_sync > 1
+        with kept_where(tf.equal(start, end), self._metrics()) if repeats else contextlib.nullcontext():
+            self._step(part, _share(end - start, n), tf.equal(number, 0))
+
+
+@tf.autograph.experimental.do_not_convert
+def check_batch(leaves: Sequence[Any]) -> int | None:
+    """Returns the static number of examples in a replica's batch; None if it is not known before the step runs.
+
+    Args:
+      leaves: The tensors of the batch.
+
+    Raises:
+      UsageError: when no tensor has a first axis, or they have different sizes there.
+    """
+    split = [leaf for leaf in leaves if _has_examples(leaf)]
+    if not split:
+        raise UsageError("trainer.accumulate_steps: no tensor of the batch has a first axis, along which to split it")
+    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in split}
+    if len(sizes - {None}) > 1:
+        specs = described([tf.type_spec_from_value(leaf) for leaf in split])
+        raise UsageError(
+            f"trainer.accumulate_steps: the tensors of a batch have first axes of different sizes: {specs}; give each "
+            "tensor an entry for each example, or set trainer.accumulate_steps=1"
+        )
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+@tf.autograph.experimental.do_not_convert
+def batch_size(leaves: Sequence[Any]) -> Size:
+    """Returns the number of examples in a replica's batch: an int if it is static, else an int32 scalar."""
+    if (size := check_batch(leaves)) is not None:
+        return size
+    first = next(leaf for leaf in leaves if _has_examples(leaf))
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return tf.shape(first)[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def part_of(inputs: Any, start: Size, size: Size) -> Any:
+    """Returns `size` examples of a nested batch from `start` on; what has no first axis stays as it is."""
+    return tf.nest.map_structure(lambda value: _part(value, start, size) if _has_examples(value) else value, inputs)
+
+
+@contextlib.contextmanager
+def kept_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
+    """A context after which variables have their earlier values if `condition` is true; in graph, on a replica."""
+    native = [one.value if isinstance(one, keras.Variable) else one for one in variables]
+    before = [tf.identity(one.read_value()) for one in native]
+    yield
+    for one, value in zip(native, before, strict=True):
+        one.assign(tf.where(condition, value, one.read_value()))
+
+
+def _part(value: Any, start: Size, size: Size) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        return value[start : start + size]
+    if isinstance(value, tf.SparseTensor):
+        begin, sizes = _bounds(tf.cast(start, tf.int64), tf.cast(size, tf.int64), value.dense_shape[1:])
+        return tf.sparse.slice(value, begin, sizes)
+    known = value.shape.rank is not None and value.shape[1:].is_fully_defined()
+    others = tf.constant(value.shape[1:].as_list(), tf.int32) if known else tf.shape(value)[1:]
+    part = tf.slice(value, *_bounds(start, size, others))
+    if value.shape.rank is None:
+        return part
+    return tf.ensure_shape(part, [size if isinstance(size, int) else None, *value.shape[1:]])
+
+
+def _bounds(start: Size, size: Size, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns begin and sizes of a slice of the first axis that takes all of the `others`, whose sizes these are."""
+    return tf.concat([[start], tf.zeros_like(others)], 0), tf.concat([[size], others], 0)
+
+
+def _share(size: Size, n: Size) -> Any:
+    if isinstance(n, int):
+        return tf.constant(size / n, tf.float32)
+    return tf.cast(size, tf.float32) / tf.cast(tf.maximum(n, 1), tf.float32)
+
+
+def _has_examples(value: Any) -> bool:
+    """Whether a part of a batch has a first axis: any tensor that is no scalar."""
+    return tf.is_tensor(value) and value.shape.rank != 0
+
+
+def _by_replica(inputs: Any, strategy: tf.distribute.Strategy) -> list[list[Any]]:
+    """Returns the tensors of a distributed batch, for each replica of this worker."""
+    local = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(inputs)]
+    count = max((len(one) for one in local), default=1)
+    return [[one[min(replica, len(one) - 1)] for one in local] for replica in range(count)]
