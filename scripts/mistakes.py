@@ -74,7 +74,7 @@ def _override(name: str, value: str, expected: str) -> Mistake:
 _BOMB = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi"))
 
 MISTAKES = [
-    Mistake("unknown flag", {"experimnt": "digits"}, "did you mean experiment?"),
+    Mistake("unknown flag", {"experimnt": "digits"}, "did you mean --experiment?"),
     Mistake("an argument that is no flag", {"": "train"}, "is not a flag"),
     Mistake("flag without a value", {"debug": "maybe"}, "it is neither true nor false"),
     Mistake("no experiment", {"experiment": None}, "--experiment: is needed"),
