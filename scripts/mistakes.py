@@ -101,7 +101,7 @@ MISTAKES = [
         "trainer.summary_interval=15,trainer.steps_per_loop=10",
         "15 is not a multiple of steps_per_loop (10)",
     ),
-    _override("optimizer that is not there", "trainer.optimizer_config.optimizer.type=lars", "sgd, adam, adamw"),
+    _override("optimizer that is not there", "trainer.optimizer_config.optimizer.type=slide", "sgd, adam, adamw"),
     _override(
         "learning rate with a comma", "trainer.optimizer_config.learning_rate.constant.learning_rate=0,01",
         "'01' is not a setting; write a.b=c,d=e",

@@ -58,6 +58,11 @@ def _trainer(train: dict[str, Any], validation: dict[str, Any], strategy: Any = 
         return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
 
 
+def _mirrored() -> tf.distribute.Strategy:
+    """Two replicas that sum by copying: collective operations allow one group size in the life of a process."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
 _FIRST, _PIPED = {"type": "first", "first": {"examples": 20}}, {"type": "piped"}
 
 
@@ -76,7 +81,7 @@ def test_it_replaces_the_data_of_the_task() -> None:
 
 
 def test_a_dataset_gets_its_place_among_the_replicas() -> None:
-    trainer = _trainer(_FIRST, _PIPED, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+    trainer = _trainer(_FIRST, _PIPED, _mirrored())
     trainer.train(tf.constant(2))
     assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}
 

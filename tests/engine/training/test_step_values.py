@@ -36,6 +36,11 @@ def _trainer(strategy: Any = None, **settings: Any) -> Trainer:
         return Trainer.create(config, _Reports(config.task), train=True, evaluate=True)
 
 
+def _mirrored() -> tf.distribute.Strategy:
+    """Two replicas that sum by copying: collective operations allow one group size in the life of a process."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
 _STEPS = 13  # one pass over 103 examples in batches of 8: the last one has 7
 
 
@@ -57,7 +62,7 @@ def test_each_loop_begins_its_means_again() -> None:
 
 
 def test_replicas_report_the_mean_over_all_examples() -> None:
-    logs = _trainer(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])).train(tf.constant(5))
+    logs = _trainer(_mirrored()).train(tf.constant(5))
     assert logs["label"] == pytest.approx(tiny_arrays(False)[1][:40].mean(), rel=1e-6)
 
 

@@ -50,7 +50,8 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (["shwo"], "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'watch', 'evals', 'best', 'doctor')"),
         (["show"], "the following arguments are required: experiment"),
-        (["list", "extra"], "unrecognized arguments: extra"),
+        (["list", "extra"], "invalid choice: 'extra' (choose from 'experiments', 'optimizers', "),
+        (["list", "optimizers", "extra"], "unrecognized arguments: extra"),
         (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),  # no abbreviations
     ],
 )
