@@ -108,7 +108,9 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     lines += [verdict(_times(steps=600_000), replace(bad, can_fuse=False, can_use_one_thread=True))]
     named = {name for line in lines for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)}
     config = ExperimentConfig()
-    known = {f"{part}.{name}" for part in ("task", "trainer", "runtime") for name in fields_of(type(getattr(config, part)))}
+    known = {
+        f"{part}.{name}" for part in ("task", "trainer", "runtime") for name in fields_of(type(getattr(config, part)))
+    }
     known |= {f"task.train_data.{name}" for name in fields_of(type(config.task.train_data))}
     assert named <= known
     assert len(named) >= 11
