@@ -267,6 +267,35 @@ def test_batch_normalization_gets_one_warning(
     assert int(trainer.model.layers[0].layers[1].moving_mean.shape[0]) == 8
 
 
+class _Alive(TinyTask):
+    """Counts the forward passes whose backward pass has not run yet."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.alive: list[int] = [0]
+
+    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        def count(change: int, value: tf.Tensor) -> tf.Tensor:
+            def note(given: np.ndarray) -> np.ndarray:
+                self.alive.append(self.alive[-1] + change)
+                return given
+
+            return tf.ensure_shape(tf.numpy_function(note, [value], value.dtype), value.shape)
+
+        @tf.custom_gradient
+        def counted(outputs: tf.Tensor) -> Any:
+            return count(1, outputs), lambda gradient: count(-1, gradient)
+
+        return super().build_losses(labels, counted(model_outputs), aux_losses)
+
+
+@pytest.mark.parametrize("options", [{}, {"train_tf_while_loop": False}])
+def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -> None:
+    trainer = _trainer(_Alive, accumulate_steps=8, **options)
+    trainer.train(tf.constant(3))
+    assert trainer.task.alive == [0] + [1, 0] * 8 * 3
+
+
 def test_a_step_without_batch_normalization_gets_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     _trainer(accumulate_steps=4).train(tf.constant(1))
     assert not [text for text in caplog.messages if "normalization" in text]
