@@ -76,5 +76,5 @@ class SidecarLedger(Callback):
         """Appends the evaluation to the ledger."""
         done = run.evaluation
         assert done is not None and done.checkpoint is not None
-        self._writer.flush()  # a record never precedes what it tells of
+        self._writer.flush()  # a record never precedes what it records
         self._sidecar.record(done.step, self._logs, done.seconds_of_sets or done.seconds, done.checkpoint)

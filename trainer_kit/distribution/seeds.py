@@ -39,7 +39,7 @@ def _seed_keras_2(seed: int, keras_2: ModuleType) -> None:
 
     In a graph, TensorFlow's seed is that of the graph only.
     """
-    # Its layers then draw from generators, whose state is in checkpoints; else from ops that begin anew.
+    # Its layers then draw from generators, whose state is in checkpoints; else from ops that start again.
     keras_2.backend.experimental.enable_tf_random_generator()
     python, numpy = random.getstate(), np.random.get_state()
     with tf.Graph().as_default():

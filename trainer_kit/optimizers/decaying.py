@@ -54,8 +54,8 @@ class Lion(DecaysByRule, keras.optimizers.Lion):
 class Lamb(DecaysByRule, keras.optimizers.Lamb):
     """Keras' Lamb with a rule for which variables decay.
 
-    Keras decays a weight beside the update; the paper (arXiv 1904.00962) and Model Garden inside it, before the trust
-    ratio. They are equal without weight decay.
+    Keras subtracts the decay before the update; in the paper (arXiv 1904.00962) and in Model Garden it is part of the
+    update, and the trust ratio scales it. They are equal without weight decay.
     """
 
 

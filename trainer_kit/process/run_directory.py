@@ -38,7 +38,7 @@ class RunDirectory:
     Args:
       model_dir: The folder of the run, a local one.
       trainer: The config's section, which names the folders of the best checkpoint and of validation summaries.
-      sidecar: The name of an evaluation beside the run, which writes to a separate folder; "" for the run itself.
+      sidecar: The name of a sidecar of the run, which writes to a separate folder; "" for the run itself.
 
     Raises:
       UsageError: when model_dir is a remote folder.

@@ -1,4 +1,4 @@
-"""Leases: files in which an evaluation beside a training run (a sidecar) names the checkpoints that it needs.
+"""Leases: files in which a sidecar, an evaluation in another process, names the checkpoints that it needs.
 
 `evals/<name>.lease.json` is the sidecar's heartbeat. It adds the step that the sidecar reads, the step after which it
 needs every checkpoint, and the lineage of the run that it has followed so far. If the run was rewound since, the

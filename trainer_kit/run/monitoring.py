@@ -1,4 +1,4 @@
-"""Sets up what runs beside a run in other threads: signals, the watchdog, the shown activity, the report writers."""
+"""Sets up what other threads do during a run: signals, the watchdog, the shown activity, the report writers."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def update_step_values(self, task: Any, logs: Mapping[Any, Any], inputs: Any) -> None:
-        """Adds the scalars that a step returned beside the loss; in graph, on a replica.
+        """Adds the scalars that a step returned in addition to the loss; in graph, on a replica.
 
         Args:
           task: The task of the step. What tasks of Model Garden return is not reported.

@@ -1,4 +1,4 @@
-"""StepValues: the means of the scalars that a step returns beside its loss."""
+"""StepValues: the means of the scalars that a step returns in addition to its loss."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class StepValues:
         if name not in self._names:
             if len(self._names) == _LIMIT:
                 raise UsageError(
-                    f"the steps return more than {_LIMIT} scalars beside the loss; {name!r} is one too many: return "
-                    "tensors with an axis for values that need no curve"
+                    f"the steps return more than {_LIMIT} scalars in addition to the loss; {name!r} is one too many: "
+                    "return tensors with an axis for values that need no curve"
                 )
             self._names.append(name)
         return self._names.index(name)

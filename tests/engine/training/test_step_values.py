@@ -1,4 +1,4 @@
-"""The scalars that steps return beside the loss, in the reports of training and evaluation."""
+"""The scalars that steps return in addition to the loss, in the reports of training and evaluation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_evaluation_reports_means_over_its_examples() -> None:
 def test_too_many_scalars_are_an_error_that_names_one() -> None:
     values = StepValues([], "float32")
     values.update({f"value_{number}": 1.0 for number in range(64)}, tf.constant(1.0))
-    with pytest.raises(UsageError, match="more than 64 scalars beside the loss; 'one_more' is one too many"):
+    with pytest.raises(UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"):
         values.update({"one_more": 1.0}, tf.constant(1.0))
 
 

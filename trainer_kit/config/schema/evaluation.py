@@ -53,7 +53,7 @@ class ValidationSetConfig(Config):
 
 @configclass
 class ContinuousEvalConfig(Config):
-    """How evaluations beside a training run and the run itself get along.
+    """How a training run and the sidecars that evaluate it share checkpoints.
 
     Attributes:
       policy: Which checkpoints a sidecar evaluates: `all` takes each one in order, `latest` takes the newest one next

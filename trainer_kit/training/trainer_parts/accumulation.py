@@ -121,7 +121,7 @@ class Accumulation:
         self._step(part, parts.get("", parts), share)
 
     def _renew_sums(self) -> None:
-        """Makes the sums anew for optimizers that have been replaced."""
+        """Creates new sums for optimizers that have been replaced."""
         given = self._trainer.optimizer
         optimizers = given if isinstance(given, Mapping) else {"": given}
         known = {name: sums.optimizer for name, sums in self._sums.items()}
