@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
+from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints import commit
 from trainer_kit.checkpoints.commit import problem, read_record
@@ -22,6 +23,7 @@ from trainer_kit.checkpoints.startup_scan import (
     done_going_back,
     going_back,
     newest_whole,
+    remove_checkpoint,
     remove_debris,
     remove_saved,
     set_aside,
@@ -403,3 +405,12 @@ def test_remove_saved_keeps_newest_pinned_and_foreign_ones(folder: Path, keep: i
     own = {name for step in left for name in parts(step)}
     assert set(names(folder)) == {*own, *FOREIGN, "ckpt-2.pin", "checkpoint"}
     assert newest_whole(str(folder)) == f"{folder}/ckpt-{left[-1]}"
+
+
+def test_the_record_of_a_checkpoint_is_removed_before_its_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(files, "on_write_point", lambda point, path: removed.append(os.path.basename(path)))
+    remove_checkpoint(str(folder / "ckpt-1"))
+    of_checkpoint = [name for name in removed if name.startswith("ckpt-1.")]
+    assert of_checkpoint[0] == "ckpt-1.commit.json"
+    assert [".data-" in name for name in of_checkpoint[1:]] == sorted(".data-" in name for name in of_checkpoint[1:])

@@ -27,6 +27,7 @@ from trainer_kit.errors import (
     DataError,
     DivergedError,
     PreemptedError,
+    StopTraining,
     StorageError,
     UsageError,
 )
@@ -370,6 +371,19 @@ class _FiniteTask(TinyTask):
 def _run_finite(folder: Path, mode: str, **trainer: Any) -> Any:
     config = tiny_experiment(**trainer)
     return run_experiment(None, _FiniteTask(config.task), mode, config, str(folder))
+
+
+def test_a_stop_at_the_last_step_is_no_early_stop(tmp_path: Path) -> None:
+    loops: list[Any] = []
+
+    def stop(logs: Any) -> None:
+        loops.append(logs)
+        if len(loops) == 2:
+            raise StopTraining("enough")
+
+    _run(tmp_path, config=tiny_experiment(train_steps=10), train_actions=[stop])
+    final = json.loads((tmp_path / "final.json").read_text())
+    assert final["step"] == 10 and "stopped" not in {name for name, value in final.items() if value}
 
 
 def test_train_steps_minus_one_trains_until_the_data_ends(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from trainer_kit.distribution.global_batch import check_global_batch, tell_uneve
 from trainer_kit.errors import ExitCode, UsageError
 
 
-@pytest.mark.parametrize(("batch", "replicas", "share"), [(8, 4, 2), (7, 1, 7), (4, 4, 1)])
+@pytest.mark.parametrize(("batch", "replicas", "share"), [(8, 4, 2), (7, 1, 7), (4, 4, 1), (1, 1, 1)])
 def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int) -> None:
     assert check_global_batch(batch, replicas, "task.train_data.global_batch_size") == share
 

@@ -4,7 +4,12 @@ import keras
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.checkpoints.state.variable_names import canonical_paths, model_variables, optimizer_variables
+from trainer_kit.checkpoints.state.variable_names import (
+    canonical_paths,
+    item_variables,
+    model_variables,
+    optimizer_variables,
+)
 
 
 def _model() -> keras.Model:
@@ -55,3 +60,9 @@ def test_modules_and_keras_two_models_are_tracked_as_they_are() -> None:
     keras_two = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
     assert model_variables(module) is module
     assert model_variables(keras_two) is keras_two
+
+
+def test_what_a_checkpoint_can_hold_as_it_is_stays_so() -> None:
+    variable, keras_variable = tf.Variable(1.0), keras.Variable(2.0)
+    held = item_variables([variable, {"inner": keras_variable}])
+    assert held[0] is variable and held[1]["inner"] is keras_variable.value

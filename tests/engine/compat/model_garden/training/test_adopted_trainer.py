@@ -171,3 +171,10 @@ def test_batches_of_a_trainer_with_own_loops_are_not_split(tmp_path: Path) -> No
         trainer = adopted(theirs.create_trainer(small_config(), task, train=True, evaluate=True, trainer_cls=Counting))
     with pytest.raises(UsageError, match=r"accumulate_steps=2: Counting has training loops of its own, .* set it to 1"):
         runner.run_experiment(strategy, task, "train", config, str(tmp_path), trainer=trainer)
+
+
+def test_its_data_are_those_of_the_wrapped_trainer(tmp_path: Path) -> None:
+    trainer = _run(_with_steps(2), tmp_path)
+    assert trainer.train_dataset is not None
+    trainer.train_dataset = other = tf.data.Dataset.range(3)
+    assert trainer.train_dataset is other
