@@ -52,6 +52,7 @@ _KINDS: dict[str, Kind] = {
 
 
 _ENGINE = ("trainer.", "runtime.")
+_DATASET = ".dataset.type"  # of each section of data; None: the task makes the data, as in runs of earlier releases
 
 
 class _Absent:
@@ -92,6 +93,7 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     before, after = dict(_flat(old, "")), dict(_flat(new.as_dict(), ""))
     if before:
         defaults = {path: value for path, value in _flat(ExperimentConfig().as_dict(), "") if path.startswith(_ENGINE)}
+        defaults |= {path: None for path in after if path.endswith(_DATASET)}
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
     changes = [
         _change(path, before.get(path, ABSENT), after.get(path, ABSENT))

@@ -10,6 +10,7 @@ from trainer_kit.config.merge import apply
 from trainer_kit.config.resume_check import ABSENT, Change, check_resume, compare, kind_of
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
+from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import Layer
 from trainer_kit.errors import ConfigError, ExitCode
 
@@ -112,6 +113,14 @@ def test_accumulate_steps_auto_means_the_number_of_the_run(default: ExperimentCo
     assert check_resume(old, two, []) == []  # it had not chosen yet
     with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps: was 4 when this run began and is 2 now"):
         check_resume(old, two, [], None, None, 4)
+
+
+def test_a_run_that_began_before_datasets_had_names_goes_on(default: ExperimentConfig) -> None:
+    record = default.as_dict()
+    for section in ("train_data", "validation_data"):
+        del record["task"][section]["dataset"]
+    assert compare(record, default) == []
+    assert check_resume(yaml_loader.dump(record), default, []) == []
 
 
 def test_the_message_shows_both_values(default: ExperimentConfig) -> None:
