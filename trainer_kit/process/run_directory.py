@@ -316,7 +316,7 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     """
     import hashlib
 
-    task, steps = config.task.as_dict(), config.trainer.validation_steps
+    task, steps = _without_unnamed_datasets(config.task.as_dict()), config.trainer.validation_steps
     task.pop("train_data", None)
     if validation_set:
         if validation_set in validation_sets(config.task):
@@ -328,6 +328,15 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     if more := {name: value for name, value in config.as_dict().items() if name not in _SECTIONS}:
         values.append(more)  # such as tasks that are only evaluated
     return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
+
+
+def _without_unnamed_datasets(values: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out datasets that are not named, which configs of earlier releases did not have: the hash stays theirs."""
+    return {
+        name: _without_unnamed_datasets(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if (name, value) != ("dataset", {"type": None})
+    }
 
 
 def _read_params(path: str) -> str:

@@ -255,6 +255,10 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
     assert len(config_hash(config)) == 12
 
 
+def test_the_config_hash_is_that_of_earlier_releases() -> None:
+    assert config_hash(ExperimentConfig()) == "19d2ba3d1665"  # of a config before datasets had names in it
+
+
 @configclass
 class Evaluating(ExperimentConfig):
     """With a section of its own."""
