@@ -572,3 +572,21 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
     _, again = _run(tmp_path / "resumed", "train_and_eval", config)
     assert again == logs and compare_runs(tmp_path / "straight", tmp_path / "resumed") == []
     assert _run(tmp_path / "resumed", "eval", config)[1]["rare"] == logs["rare"]
+
+
+class _WaitsForData(TinyTask):
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        def slow(*batch: Any) -> Any:
+            tf.py_function(lambda: time.sleep(0.1), [], [])
+            return batch
+
+        points = tf.data.Dataset.from_tensor_slices(tiny_arrays(bool(params.is_training)))
+        return points.repeat().batch(8, drop_remainder=True).map(slow)
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_run_without_prefetching_is_advised_to_prefetch(tmp_path: Path, size: int) -> None:
+    config = tiny_experiment(train_steps=20).replace(task={"train_data": {"prefetch_buffer_size": size}})
+    run_experiment(None, _WaitsForData(config.task), "train", config, str(tmp_path))
+    verdict = json.loads((tmp_path / "final.json").read_text())["time"]["verdict"]
+    assert verdict.startswith("input") and ("prefetch_buffer_size" in verdict) == (size == 0)

@@ -548,3 +548,21 @@ def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
     assert type(own) is own.made_by is Own
     own.train(tf.constant(2))
     assert int(own.global_step.numpy()) == 2
+
+
+class _BeginsLoops(Trainer):
+    """Notes when loops begin, and whether the data was open by then."""
+
+    begun: tuple[bool, ...] = ()
+
+    def train_loop_begin(self) -> None:
+        assert tf.executing_eagerly()
+        self.begun = (*self.begun, self.data.made is not None)
+        super().train_loop_begin()
+
+
+def test_each_loop_begins_with_a_call_before_the_data_opens() -> None:
+    trainer = _trainer(cls=_BeginsLoops)
+    trainer.train(tf.constant(2))
+    trainer.train(tf.constant(2))
+    assert trainer.begun == (False, True)  # the second loop goes on with the iterator of the first
