@@ -20,6 +20,8 @@ _HOME = {
     "TaskConfig": "config.schema.experiment",
     "TrainerConfig": "config.schema.experiment",
     "OptimizationConfig": "config.schema.optimization",
+    "NamedOptimizerConfig": "config.schema.optimization",
+    "GanConfig": "config.schema.gan",
     "BaseOptimizerConfig": "config.schema.optimizers",
     "Callback": "callbacks.base",
     "register_callback": "callbacks.configured_callbacks",
@@ -35,9 +37,11 @@ _HOME = {
     "ArraySource": "inputs.sources.arrays",
     "TFRecordSource": "inputs.sources.tfrecords",
     "apply_gradients": "optimizers.gradients",
+    "needs_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
     "load_model": "serving.load",
     "load_weights": "serving.load",
+    "GanTask": "training.gan.task",
     "Task": "training.task",
     "Trainer": "training.trainer",
     "launch": "run.launcher",
@@ -73,12 +77,14 @@ if TYPE_CHECKING:
     from trainer_kit.inputs.sources.arrays import ArraySource as ArraySource
     from trainer_kit.inputs.sources.tfrecords import TFRecordSource as TFRecordSource
     from trainer_kit.optimizers.gradients import apply_gradients as apply_gradients
+    from trainer_kit.optimizers.gradients import needs_gradients as needs_gradients
     from trainer_kit.optimizers.gradients import scale_loss as scale_loss
     from trainer_kit.run.launcher import launch as launch
     from trainer_kit.run.runner import run_experiment as run_experiment
     from trainer_kit.run.supervisor.attempts import supervise as supervise
     from trainer_kit.serving.load import load_model as load_model
     from trainer_kit.serving.load import load_weights as load_weights
+    from trainer_kit.training.gan.task import GanTask as GanTask
     from trainer_kit.training.task import Task as Task
     from trainer_kit.training.trainer import Trainer as Trainer
 

@@ -40,11 +40,16 @@ def follow_links(folder: str) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> None:
-    """Replaces the file at `path` by `text` (UTF-8), atomically; makes the folder if it is missing.
+    """Replaces the file at `path` by `text` (UTF-8), atomically; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"), point)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes, point: str = "file") -> None:
+    """Replaces the file at `path` by `content`, atomically; makes the folder if it is missing.
 
     Args:
       path: A local path.
-      text: The new content.
+      content: The new content.
       point: The name of this write point for fault injection.
 
     Raises:
@@ -53,7 +58,7 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
     target = Path(path)
     try:
         make_folder(target.parent)
-        _replace(target, text, point)
+        _replace(target, content, point)
     except OSError as error:
         check_held(target)
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
@@ -176,12 +181,12 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         raise StorageError(f"{folder} cannot be written: {error.strerror or error} ({place})") from error
 
 
-def _replace(target: Path, text: str, point: str) -> None:
+def _replace(target: Path, content: bytes, point: str) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     reach(f"{point}.open", temporary)
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with open(temporary, "wb") as stream:
+            stream.write(content)
             reach(f"{point}.flush", temporary)
             stream.flush()
             os.fsync(stream.fileno())

@@ -33,16 +33,24 @@ class Learner:
 
     def step(self, features: Any, labels: Any) -> None:
         """Takes a training step; in graph, on a replica."""
-        weights = self.model.trainable_variables
+        self.update(self.gradients(features, labels))
+
+    def gradients(self, features: Any, labels: Any) -> list[Any]:
+        """Returns the gradients of a batch, and updates the metrics; in graph, on a replica."""
         with tf.GradientTape() as tape:
             logits = self.model(features, training=True)
             loss = nets.loss(keras, labels, logits)
             share = loss / self._replicas if self._replicas > 1 else loss  # gradients are summed over the replicas
-        self.optimizer.apply_gradients(zip(tape.gradient(share, weights), weights, strict=True))
+        gradients: list[Any] = tape.gradient(share, self.model.trainable_variables)
         mean_loss, *accuracies = self.metrics
         mean_loss.update_state(loss)
         for accuracy in accuracies:
             accuracy.update_state(labels, logits)
+        return gradients
+
+    def update(self, gradients: list[Any]) -> None:
+        """Updates the weights; in graph, on a replica."""
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
 
     def loop(self) -> Any:
         """Returns a tf.function that takes an iterator and a number of steps, and returns `results()`."""
@@ -72,7 +80,7 @@ def train(pacer: Pacer, folder: str, *, net: str, loop: int, size: int = 0, metr
     del folder
     _let_gpus_grow()
     run, iterator, steps = Learner(net, size, metrics).loop(), iter(nets.pipeline(net)), tf.constant(loop)
-    _run_loops(pacer, loop, lambda: run(iterator, steps), [Latest() for _ in range(actions)])
+    run_loops(pacer, loop, lambda: run(iterator, steps), [Latest() for _ in range(actions)])
 
 
 def train_fused(pacer: Pacer, folder: str, *, net: str, loop: int, fuse: int) -> None:
@@ -95,7 +103,7 @@ def train_fused(pacer: Pacer, folder: str, *, net: str, loop: int, fuse: int) ->
         return learner.results()
 
     iterator, programs = iter(nets.pipeline(net, stack=fuse)), tf.constant(loop // fuse)
-    _run_loops(pacer, loop, lambda: run(iterator, programs))
+    run_loops(pacer, loop, lambda: run(iterator, programs))
 
 
 def train_replicas(pacer: Pacer, folder: str, *, net: str, loop: int, replicas: int) -> None:
@@ -120,7 +128,7 @@ def train_replicas(pacer: Pacer, folder: str, *, net: str, loop: int, replicas: 
         return nets.pipeline(net, context.get_per_replica_batch_size(samples.BATCH))
 
     iterator, steps = iter(strategy.distribute_datasets_from_function(batches)), tf.constant(loop)
-    _run_loops(pacer, loop, lambda: run(iterator, steps))
+    run_loops(pacer, loop, lambda: run(iterator, steps))
 
 
 def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
@@ -143,7 +151,7 @@ def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
 
     batches = -(-examples // samples.BATCH)
     count = tf.constant(batches)
-    _run_loops(pacer, batches, lambda: run(iter(data), count))
+    run_loops(pacer, batches, lambda: run(iter(data), count))
 
 
 class Latest:
@@ -157,7 +165,7 @@ class Latest:
         self.least = min(self.least, float(logs["training_loss"]))
 
 
-def _run_loops(
+def run_loops(
     pacer: Pacer,
     count: int,
     run: Callable[[], Any],

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.orbit_action_checks import INSTEAD, keras_callback
+from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.experiment import CallbackConfig
 from trainer_kit.errors import UsageError, suggestion
@@ -17,6 +18,7 @@ from trainer_kit.errors import UsageError, suggestion
 AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
 
 _callbacks: Registry[type[Callback]] = Registry("callback")
+_callbacks.register(SamplePictures.name)(SamplePictures)
 
 
 def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -156,7 +156,7 @@ class Recovery(Callback):
         if self._factor == self._applied:
             return
         optimizer = self._trainer.optimizer
-        optimizers = optimizer.values() if isinstance(optimizer, dict) else [optimizer]
+        optimizers = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
         if not all(scale_learning_rate(one, self._factor) for one in optimizers):
             raise UsageError(
                 "trainer.recovery_policy=lower_learning_rate needs optimizers of Keras 3, whose learning rate can be "

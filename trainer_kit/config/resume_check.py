@@ -6,6 +6,7 @@ under the same name: another optimizer, another model, other batches in another 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +22,9 @@ from trainer_kit.errors import ConfigError, Mistake, suggestion
 ALLOW_FLAG = "--allow_config_change"
 Kind = Literal["safe", "dangerous"]
 
-# The longest entry that holds a path decides.
+_NAMED = re.compile(r"^(trainer\.optimizers)\.\w+")  # the name of one of several optimizers
+
+# The longest entry that holds a path decides; * stands for any name.
 _KINDS: dict[str, Kind] = {
     "": "dangerous",
     "trainer": "safe",
@@ -29,6 +32,11 @@ _KINDS: dict[str, Kind] = {
     "trainer.accumulate_steps": "dangerous",
     "trainer.optimizer_config.optimizer": "dangerous",
     "trainer.optimizer_config.ema": "dangerous",
+    "trainer.optimizers": "dangerous",
+    "trainer.optimizers.*.learning_rate": "safe",
+    "trainer.optimizers.*.warmup": "safe",
+    "trainer.optimizers.*.learning_rate_multipliers": "safe",
+    "trainer.optimizers.*.layer_decay": "safe",
     "runtime": "safe",
     "runtime.random_seed": "dangerous",
     "runtime.mixed_precision_dtype": "dangerous",
@@ -199,6 +207,7 @@ def unknown_paths(allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_
 
 def kind_of(path: str) -> Kind:
     """Returns whether a run stays the same one when the value at the dotted `path` changes."""
+    path = _NAMED.sub(r"\1.*", path)
     return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
 
 

@@ -119,6 +119,9 @@ RUN_FILES: tuple[RunFile, ...] = (
         "trainer.validation_summary_subdir",
     ),
     RunFile(
+        "samples/", _TRAINER, _EVALUATION, "Pictures of what a generator makes, of the callback sample_pictures.",
+    ),
+    RunFile(
         "errors/<time>-<pid>.txt", "any process of the run", "when an error is shown in a few lines",
         "The command and the whole traceback.",
     ),

@@ -192,6 +192,16 @@ class GradientAccumulator:
         """The variables of the optimizer."""
         return self._optimizer.variables
 
+    @property
+    def dynamic_scale(self) -> Any:
+        """The loss scale of the optimizer; None if it has none."""
+        return getattr(self._optimizer, "dynamic_scale", None)
+
+    @tf.autograph.experimental.do_not_convert
+    def needs_gradients(self) -> tf.Tensor:
+        """Returns whether the gradients of this step will be used, a bool scalar; on a replica."""
+        return updates.needs_gradients(self._optimizer)
+
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss times the optimizer's loss scale, if it has one."""

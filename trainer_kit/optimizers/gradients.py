@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -108,6 +108,7 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
 
     Args:
       optimizer: An optimizer of Keras 3, made in the scope of the strategy; its attribute `clipping` may be a Clipping.
+        Or several with variables of their own (`trainer.optimizers`): each gets the gradients of its variables.
       gradients_and_variables: Pairs; the variables are of Keras 3, of a tf_keras model or tf.Variables.
 
     Raises:
@@ -116,6 +117,9 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     pairs = list(gradients_and_variables)
     if tf.distribute.get_replica_context() is None:
         raise UsageError("apply_gradients was called in cross-replica context; call it inside strategy.run")
+    if isinstance(optimizer, Mapping):
+        _apply_to_groups(optimizer, pairs)
+        return
     if (add_gradients := getattr(optimizer, "add_gradients", None)) is not None:  # of a GradientAccumulator
         add_gradients(pairs)
         return
@@ -129,6 +133,34 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
         scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
         unscaled = gradients if scale is None else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
         on_gradients(list(zip(unscaled, variables, strict=True)))
+    update(optimizer, gradients, variables)
+
+
+@tf.autograph.experimental.do_not_convert
+def needs_gradients(optimizer: Any) -> tf.Tensor:
+    """Returns whether an optimizer will use the gradients of this step, a bool scalar; eager or in graph, in a replica.
+
+    It is false in the steps of a period whose gradients are left out (`trainer.optimizers.<name>.period`), so that a
+    training step does not have to compute them.
+    """
+    periodic = getattr(optimizer, "needs_gradients", None)
+    return tf.constant(True) if periodic is None else periodic()
+
+
+def _apply_to_groups(optimizers: Any, pairs: list[tuple[Any, Any]]) -> None:
+    if not hasattr(optimizers, "apply_gradients"):
+        raise UsageError(
+            f"apply_gradients got the dict of the optimizers {', '.join(optimizers)}; call it with one of them, or let "
+            "the task's method optimizer_variables say which variables each updates"
+        )
+    optimizers.apply_gradients(pairs)
+
+
+def update(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+    """Updates variables by gradients, none of which is None; in a replica. See `apply_gradients`, which prepares them.
+
+    An optimizer around another one (for a loss scale, or for an update in every n-th step) calls this for the other.
+    """
     if hasattr(optimizer, "inner_optimizer"):  # unscales first, then clips as its inner optimizer says
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:

@@ -89,7 +89,7 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     """
     if isinstance(optimizer, Mapping):
         return {name: current_learning_rate(one, step) for name, one in optimizer.items()}
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = innermost(optimizer)
     schedule = learning_rate_of(optimizer)
     if step is None or not isinstance(schedule, Schedule):
         schedule = getattr(optimizer, "learning_rate", None)
@@ -98,6 +98,13 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     if callable(schedule):
         schedule = schedule(optimizer.iterations if step is None else step)
     return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
+
+
+def innermost(optimizer: Any) -> Any:
+    """Returns the optimizer that updates the weights, without those around it for a loss scale or a period."""
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
 
 
 class ConfiguredRates:
@@ -112,7 +119,7 @@ class ConfiguredRates:
 
     def __init__(self, optimizer: Any) -> None:
         named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        inner = {name: getattr(one, "inner_optimizer", one) for name, one in named.items()}
+        inner = {name: innermost(one) for name, one in named.items()}
         rates = {name: learning_rate_of(one) for name, one in inner.items()}
         self._variables = {
             name: rate for name, rate in rates.items() if isinstance(rate, (keras.Variable, tf.Variable))
@@ -156,7 +163,7 @@ def scale_learning_rate(optimizer: Any, factor: float) -> bool:
 
     Takes effect in functions that are traced afterwards.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = innermost(optimizer)
     if not isinstance(optimizer, keras.Optimizer):
         return False
     rate = learning_rate_of(optimizer)

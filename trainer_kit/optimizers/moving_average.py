@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,48 @@ def averaged_variables(model: Any, config: EMAConfig) -> list[Any]:
 def create_average(model: Any, config: EMAConfig | None) -> MovingAverage | None:
     """Returns the moving average of a model's weights; None where the config asks for none. Eager, in scope."""
     return None if config is None else MovingAverage(averaged_variables(model, config), config)
+
+
+class Averages:
+    """Moving averages of groups of variables, each with its own decay, as one moving average.
+
+    Args:
+      groups: The averages by the names of the groups.
+    """
+
+    section = "average"  # of a checkpoint
+
+    def __init__(self, groups: Mapping[str, MovingAverage]) -> None:
+        self._groups = dict(groups)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The averages by group and path of their variables; for the checkpoint."""
+        return {f"{name}/{path}": one for name, group in self._groups.items() for path, one in group.variables.items()}
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the model holds the averages now, and `variables` the weights."""
+        return any(group.swapped for group in self._groups.values())
+
+    def update(self, step: Any) -> None:
+        """Moves the averages towards the variables; see MovingAverage."""
+        for group in self._groups.values():
+            group.update(step)
+
+    def begin(self) -> None:
+        """Sets the averages to the weights; called when there was no checkpoint to restore; eager."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes the averages equal to the variables; eager, on the host."""
+        for group in self._groups.values():
+            group.reset()
+
+    def swap(self) -> None:
+        """Exchanges variables and averages, on every replica; a second call undoes it; eager, on the host."""
+        for group in self._groups.values():
+            group.swap()
 
 
 class MovingAverage:

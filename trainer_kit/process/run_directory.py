@@ -324,6 +324,8 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
     average = config.trainer.optimizer_config.as_dict().get("ema")
+    if several := {name: ema for name, one in config.trainer.optimizers.items() if (ema := one.as_dict().get("ema"))}:
+        average = several
     values = [task, average, steps, config.runtime.mixed_precision_dtype]
     if more := {name: value for name, value in config.as_dict().items() if name not in _SECTIONS}:
         values.append(more)  # such as tasks that are only evaluated

@@ -71,6 +71,15 @@ class Task(abc.ABC):
             loss_scale=runtime_config.loss_scale if runtime_config else None,
         )
 
+    def optimizer_variables(self, model: Any) -> Mapping[str, Sequence[Any]]:
+        """Returns the variables that each of several optimizers updates, by the optimizer's name; none by default.
+
+        The optimizers are those of `trainer.optimizers`, whose patterns count instead where there are any, or those of
+        `create_optimizer`, if it returns a dict. Called in strategy scope, with the built model.
+        """
+        del model
+        return {}
+
     def initialize(self, model: Any) -> None:
         """Loads `task_config.init_checkpoint`, a checkpoint or a folder of them, into `model`; does nothing if empty.
 

@@ -23,9 +23,7 @@ from trainer_kit.inputs.autograph import converted
 from trainer_kit.inputs.dataset_iterator import no_batch
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.optimizers.factory import build_optimizers
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
-from trainer_kit.optimizers.moving_average import create_average
 from trainer_kit.training.checks.batch_spec import batch_described, build_model
 from trainer_kit.training.checks.fusing import check_fusing, problem_of_fusing
 from trainer_kit.training.checks.method_signatures import check_methods
@@ -40,6 +38,11 @@ from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
 from trainer_kit.training.trainer_parts.accumulation import Accumulation
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
+from trainer_kit.training.trainer_parts.named_optimizers import (
+    built_optimizers,
+    create_optimizers,
+    moving_average,
+)
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
@@ -97,10 +100,10 @@ class Trainer(Evaluator):
         check_methods(task, train, evaluate)
         build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
-        self.trains, self._optimizer = train, optimizer
-        global_step = self._global_step = self._new_global_step()
-        self._build_optimizers(model)
-        self._average = self._moving_average(config, model)
+        self.trains, global_step = train, self._new_global_step()
+        self._global_step = global_step
+        optimizer = self._optimizer = self._built_optimizers(config, task, model, optimizer)
+        self._average = self._moving_average(config, task, model)
         seed, exact = getattr(config.runtime, "random_seed", 0), getattr(config.trainer, "require_exact_resume", False)
         state = TrainState(global_step, model, optimizer, self._average, task, seed)
         state.discovered.roots["trainer"] = self
@@ -148,7 +151,7 @@ class Trainer(Evaluator):
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizer. In strategy scope."""
         model = task.build_model()
-        optimizer = task.create_optimizer(config.trainer.optimizer_config, config.runtime) if train else None
+        optimizer = create_optimizers(task, config.trainer, config.runtime) if train else None
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
     # ---- what it is made of
@@ -396,11 +399,11 @@ class Trainer(Evaluator):
     def _new_global_step(self) -> Any:
         return orbit.utils.create_global_step()
 
-    def _build_optimizers(self, model: Any) -> None:
-        build_optimizers(self._optimizer, model.trainable_variables)
+    def _built_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
+        return built_optimizers(optimizer, config.trainer, task, model)
 
-    def _moving_average(self, config: Any, model: Any) -> Any:
-        return create_average(model, config.trainer.optimizer_config.ema)
+    def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
+        return moving_average(config.trainer, task, model)
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return training_metrics(task, model, wanted=self.trains, configured=configured_metrics(config, self.trains))

@@ -6,6 +6,7 @@ their reasons, are in MODEL_GARDEN_EXCEPTIONS below and nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,7 @@ from trainer_kit.config.schema.evaluation import (
     validation_sets,
 )
 from trainer_kit.config.schema.metrics import MetricConfig
-from trainer_kit.config.schema.optimization import OptimizationConfig
+from trainer_kit.config.schema.optimization import NamedOptimizerConfig, OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import suggestion
 
@@ -163,6 +164,8 @@ class TrainerConfig(Config):
 
     Attributes:
       optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the weights.
+      optimizers: Several optimizers by name, each for variables of its own, in place of the optimizer in
+        optimizer_config. A name has no slash or dot.
       train_tf_while_loop: Whether the steps of a training loop are a loop in the graph; false calls each step from
         Python.
       train_tf_function: Whether training steps run as a tf.function; false runs them eagerly.
@@ -223,6 +226,7 @@ class TrainerConfig(Config):
     """
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
+    optimizers: dict[str, NamedOptimizerConfig] = Field(default_factory=dict)
     train_tf_while_loop: bool = True
     train_tf_function: bool = True
     eval_tf_function: bool = True
@@ -283,8 +287,22 @@ class TrainerConfig(Config):
                 "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
                 "set validation_steps to a number of batches, or eval_recreate_iterator to true",
             )
+        yield from self._optimizer_rules()
         yield from self._early_stopping_rules()
         yield from self._folder_rules()
+
+    def _optimizer_rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that there is either one optimizer or several, and that their names can be parts of paths."""
+        for name in self.optimizers:
+            if not re.fullmatch(r"\w+", name):
+                yield "optimizers", f"{name!r} cannot be a name; use letters, digits and underscores"
+        if self.optimizers and self.optimizer_config.optimizer.type:
+            names = ", ".join(self.optimizers)
+            yield "optimizers", f"{names} would train beside optimizer_config.optimizer; remove that one, or these"
+        averaged = [name for name, one in self.optimizers.items() if one.ema is not None]
+        if averaged and self.optimizer_config.ema is not None:
+            problem = f"optimizer_config.ema averages all weights already; remove it, or that of {', '.join(averaged)}"
+            yield "optimizers", problem
 
     def _early_stopping_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that early stopping has a metric, and does not wait for a sidecar where resume has to be exact."""

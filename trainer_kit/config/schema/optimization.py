@@ -7,11 +7,12 @@ Garden 2.20.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Fraction, Steps
+from trainer_kit.config.schema.number_types import Above0, Fraction, SomeSteps, Steps
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
-from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
+from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig, broken_patterns
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.schema.warmups import WarmupConfig
 
@@ -65,3 +66,32 @@ class OptimizationConfig(Config):
         for name in ("learning_rate_multipliers", "layer_decay"):
             if getattr(self, name) and not self.optimizer.type:
                 yield name, "has no effect on the optimizer of the task; set optimizer.type"
+
+
+@configclass
+class NamedOptimizerConfig(OptimizationConfig):
+    """One of several optimizers, for some of the variables.
+
+    Attributes:
+      variables: Regular expressions of the variables that this optimizer updates. Each is searched in the path of a
+        variable; a variable belongs to the first optimizer with a pattern that is found. Empty means that the task's
+        method optimizer_variables names them.
+      period: The optimizer updates its variables in every n-th step.
+      accumulate: Whether an update takes the mean of the gradients of all steps of a period; false takes those of the
+        last step.
+      loss_scale: The factor of the loss under float16, `dynamic` or a fixed number; unset means runtime.loss_scale.
+    """
+
+    variables: tuple[str, ...] = ()
+    period: SomeSteps = 1
+    accumulate: bool = False
+    loss_scale: Literal["dynamic"] | Above0 | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Checks that an optimizer is chosen, the patterns, and that gradients are added up only over several steps."""
+        yield from super().rules()
+        if not self.optimizer.type:
+            yield "optimizer.type", "is needed: each of trainer.optimizers has an optimizer of its own"
+        yield from broken_patterns("variables", self.variables)
+        if self.accumulate and self.period == 1:
+            yield "accumulate", "has no effect with period=1; set the number of steps of an update in period"

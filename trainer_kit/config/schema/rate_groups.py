@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.number_types import PositiveFraction, Rate
@@ -23,7 +23,7 @@ class RateMultiplierConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that `variables` is a regular expression."""
-        yield from _broken_patterns("variables", [self.variables])
+        yield from broken_patterns("variables", [self.variables])
 
 
 @configclass
@@ -45,10 +45,11 @@ class LayerDecayConfig(Config):
         """Checks that there are layers, and that they are regular expressions."""
         if not self.layers:
             yield "layers", "is empty; list the patterns of the layers from input to output"
-        yield from _broken_patterns("layers", self.layers)
+        yield from broken_patterns("layers", self.layers)
 
 
-def _broken_patterns(field: str, patterns: tuple[str, ...] | list[str]) -> Iterator[tuple[str, str]]:
+def broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the problem of each of a field's patterns that is not a regular expression."""
     for pattern in patterns:
         try:
             re.compile(pattern)

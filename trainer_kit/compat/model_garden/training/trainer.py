@@ -107,10 +107,11 @@ class Trainer(TrainerNames, engine.Trainer):
     def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
         return with_numpy(super()._logs_of(name, state))
 
-    def _build_optimizers(self, model: Any) -> None:
-        make_whole(self._optimizer, model.trainable_variables)
+    def _built_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
+        make_whole(optimizer, model.trainable_variables)
+        return optimizer
 
-    def _moving_average(self, config: Any, model: Any) -> Any:
+    def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
         averages = averaging(self._given_optimizer) is not None
         return OptimizersAverage(self._given_optimizer, model) if averages else None
 

@@ -1,0 +1,202 @@
+"""GanTask: two nets with an optimizer each, in turns or together, and nothing of one changes with the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer_kit as tk
+from trainer_kit.errors import UsageError
+from trainer_kit.testing import tiny_experiment
+from trainer_kit.training.gan.pictures import image_grid
+from trainer_kit.training.trainer import Trainer
+
+SGD = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant", "constant": {"learning_rate": 0.1}}}
+
+
+class Points(tk.GanTask):
+    """Points in the plane, and nets with batch normalization."""
+
+    def build_generator(self) -> keras.Model:
+        return self._net("generator", self.task_config.latent_size, 2)
+
+    def build_discriminator(self) -> keras.Model:
+        return self._net("discriminator", 2, 1)
+
+    def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+        points = np.random.default_rng(1).normal(3, 0.5, (64, 2)).astype(np.float32)
+        return tk.ArraySource(points, params)
+
+    def _net(self, name: str, inputs: int, outputs: int) -> keras.Model:
+        hidden = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.ReLU()]
+        return keras.Sequential([keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)], name=name)
+
+
+class Plain(Points):
+    """Nets without batch normalization, in which a mean of real points would be lost."""
+
+    def _net(self, name: str, inputs: int, outputs: int) -> keras.Model:
+        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(outputs)]
+        return keras.Sequential([keras.Input((inputs,)), *layers], name=name)
+
+
+@pytest.fixture(scope="module")
+def strategies() -> Mapping[int, tf.distribute.Strategy]:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    return {1: tf.distribute.get_strategy(), 2: mirrored}
+
+
+def _trainer(
+    task: Mapping[str, Any] | None = None,
+    generator: Mapping[str, Any] | None = None,
+    discriminator: Mapping[str, Any] | None = None,
+    task_type: type[tk.GanTask] = Points,
+    strategy: tf.distribute.Strategy | None = None,
+    **trainer: Any,
+) -> Trainer:
+    keras.utils.set_random_seed(3)
+    data = tk.DataConfig(global_batch_size=16, is_training=True, seed=1)
+    section = tk.GanConfig(latent_size=4, train_data=data, validation_data=data.replace(is_training=False))
+    optimizers = {"generator": {**SGD, **(generator or {})}, "discriminator": {**SGD, **(discriminator or {})}}
+    base = tiny_experiment(**{"optimizer_config": {}, "optimizers": optimizers, **trainer})
+    config = tk.ExperimentConfig(task=section.replace(**(task or {})), trainer=base.trainer)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=True)
+        return made
+
+
+def _values(net: keras.Model) -> list[np.ndarray]:
+    return [variable.numpy() for variable in net.variables if "seed" not in variable.path]
+
+
+def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
+    return any((one != other).any() for one, other in zip(before, now, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("periods", [(1, 1), (5, 1), (1, 5)])
+@pytest.mark.parametrize("updates", ["in_turns", "joint"])
+def test_each_net_is_updated_in_its_own_period(
+    updates: str, periods: tuple[int, int], replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    generator, discriminator = periods
+    trainer = _trainer(
+        {"updates": updates}, {"period": generator}, {"period": discriminator}, strategy=strategies[replicas]
+    )
+    logs = trainer.train(tf.constant(10))
+    assert trainer.global_step.numpy() == 10
+    counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
+    assert counts == {"generator": 10 // generator, "discriminator": 10 // discriminator}
+    losses = [float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")]
+    assert losses[0] > 0 and losses[1] > 0 and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("waiting", ["generator", "discriminator"])
+def test_a_net_that_waits_keeps_weights_and_averages(
+    waiting: str, replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    trainer = _trainer(strategy=strategies[replicas], **{waiting: {"period": 100}})
+    nets = {name: getattr(trainer.model, name) for name in ("generator", "discriminator")}
+    before = {name: _values(net) for name, net in nets.items()}
+    trainer.train(tf.constant(3))
+    changed = {name for name, net in nets.items() if _changed(before[name], _values(net))}
+    assert changed == {*nets} - {waiting}
+
+
+def test_a_step_in_turns_is_two_steps_by_hand() -> None:
+    trainer, hand = _trainer(), _trainer()
+    trainer.train(tf.constant(1))
+    real, model = next(iter(hand.data.iterator())), hand.model
+    optimizers = {name: keras.optimizers.SGD(0.1) for name in ("generator", "discriminator")}
+    fake = model.generator(model.latents(16), training=True)
+    averages = model.generator.layers[1].moving_mean
+    averages.assign(tf.zeros_like(averages))
+    model.generator.layers[1].moving_variance.assign(tf.ones_like(averages))
+    with tf.GradientTape() as tape:
+        scores = model.discriminator(real, training=True), model.discriminator(fake, training=True)
+        loss = tf.reduce_mean(tf.nn.softplus(-scores[0])) + tf.reduce_mean(tf.nn.softplus(scores[1]))
+    weights = model.discriminator.trainable_variables
+    optimizers["discriminator"].apply(tape.gradient(loss, weights), weights)
+    kept = [variable.numpy() for variable in model.discriminator.non_trainable_variables]
+    with tf.GradientTape() as tape:
+        score = model.discriminator(model.generator(model.latents(16), training=True), training=True)
+        loss = tf.reduce_mean(tf.nn.softplus(-score))
+    weights = model.generator.trainable_variables
+    optimizers["generator"].apply(tape.gradient(loss, weights), weights)
+    for variable, value in zip(model.discriminator.non_trainable_variables, kept, strict=True):
+        variable.assign(value)
+    for net in ("generator", "discriminator"):
+        for value, expected in zip(_values(getattr(trainer.model, net)), _values(getattr(model, net)), strict=True):
+            np.testing.assert_allclose(value, expected, atol=1e-6)
+
+
+def test_replicas_generate_from_different_latents(strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+    trainer = _trainer(strategy=strategies[2])
+    draw = tf.function(lambda: strategies[2].run(lambda: trainer.model.latents(8)))
+    first, second = strategies[2].experimental_local_results(draw())
+    assert abs(float(tf.reduce_mean(first * second))) < 0.5 and not np.array_equal(first, second)
+    assert not np.array_equal(first, strategies[2].experimental_local_results(draw())[0])
+
+
+@pytest.mark.parametrize("loss", ["non_saturating", "least_squares", "hinge", "wasserstein"])
+def test_every_loss_moves_the_points_towards_the_real_ones(loss: str) -> None:
+    trainer = _trainer({"loss": loss, "r1_penalty": 0.1}, task_type=Plain)
+    far = _mean_of_samples(trainer)
+    trainer.train(tf.constant(60))
+    assert _mean_of_samples(trainer) > far + 0.5  # the real ones are around 3
+
+
+def _mean_of_samples(trainer: Trainer) -> float:
+    return float(tf.reduce_mean(trainer.model.generator(tf.random.stateless_normal([64, 4], [1, 2]), training=True)))
+
+
+def test_the_penalty_is_half_the_weight_times_the_squared_gradient() -> None:
+    class Linear(Points):
+        def build_discriminator(self) -> keras.Model:
+            return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    trainer = _trainer({"r1_penalty": 4.0}, task_type=Linear)
+    kernel = trainer.model.discriminator.layers[0].kernel
+    kernel.assign([[3.0], [4.0]])
+    penalty = trainer.task.discriminator_penalty(trainer.model.discriminator, tf.ones([5, 2]), tf.ones([5, 2]))
+    assert float(penalty) == pytest.approx(0.5 * 4.0 * 25.0)
+
+
+def test_evaluations_report_losses_and_metrics_of_samples() -> None:
+    class Measured(Points):
+        def build_metrics(self, training: bool = True) -> list[Any]:
+            return [keras.metrics.MeanAbsoluteError("apart")]
+
+    trainer = _trainer(task_type=Measured)
+    logs = trainer.evaluate(tf.constant(-1))
+    assert {"validation_loss", "discriminator_loss", "generator_loss", "apart"} <= {*logs}
+    assert 2 < float(logs["apart"]) < 4  # the real points are around 3, those of a new generator around 0
+
+
+def test_micro_batches_need_joint_updates() -> None:
+    joint = [_trainer({"updates": "joint"}, accumulate_steps=steps) for steps in (1, 2)]
+    for trainer in joint:
+        trainer.train(tf.constant(1))
+    assert [int(trainer.optimizer["generator"].iterations.numpy()) for trainer in joint] == [1, 1]
+    with pytest.raises(UsageError, match=r"set task\.updates=joint"):
+        _trainer(accumulate_steps=2).train(tf.constant(1))
+
+
+def test_both_optimizers_are_needed_by_name() -> None:
+    with pytest.raises(UsageError, match="configure each of them in trainer"):
+        _trainer(optimizers={}, optimizer_config=SGD)
+    with pytest.raises(UsageError, match="optimizer_variables names discriminator; the optimizers are: generator"):
+        _trainer(optimizers={"generator": SGD})
+
+
+def test_a_grid_shows_images_row_by_row() -> None:
+    images = np.stack([np.full((2, 3, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
+    grid = image_grid(images)
+    assert grid.shape == (2 * 2 + 2, 3 * 2 + 2, 1) and grid.dtype == np.uint8
+    assert (grid[0, 0], grid[0, 5], grid[4, 0], grid[2, 0]) == (0, 128, 255, 0)

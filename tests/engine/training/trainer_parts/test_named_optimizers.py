@@ -1,0 +1,231 @@
+"""Several optimizers from the config: each has variables, slots, a period and an average of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.distribution.precision import set_precision
+from trainer_kit.errors import UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer import Trainer
+
+RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
+SGD = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
+ADAM = {"optimizer": {"type": "adam"}, "learning_rate": RATE}
+HEAD, REST = {"variables": ("/dense_1/",)}, {"variables": (".",)}
+
+
+class TwoLayers(TinyTask):
+    """Layers whose paths do not depend on earlier models of the process."""
+
+    def build_model(self) -> keras.Model:
+        layers = [keras.layers.Dense(16, "relu", name="dense"), keras.layers.Dense(3, name="dense_1")]
+        return keras.Sequential([keras.Input((8,)), *layers])
+
+
+class ByMethod(TwoLayers):
+    def optimizer_variables(self, model: Any) -> Mapping[str, Any]:
+        return {"head": model.layers[1].trainable_variables, "rest": model.layers[0].trainable_variables}
+
+
+@pytest.fixture(scope="module")
+def strategies() -> Mapping[int, tf.distribute.Strategy]:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    return {1: tf.distribute.get_strategy(), 2: mirrored}
+
+
+def _trainer(
+    optimizers: Mapping[str, Any],
+    task_type: type[TinyTask] = TwoLayers,
+    strategy: tf.distribute.Strategy | None = None,
+    runtime: Mapping[str, Any] | None = None,
+    **trainer: Any,
+) -> Trainer:
+    keras.utils.set_random_seed(3)
+    optimizer_config = {} if optimizers else {**SGD}
+    config = tiny_experiment(optimizer_config=optimizer_config, optimizers=dict(optimizers), **trainer)
+    config = config.replace(runtime=dict(runtime or {}), task={"train_data": {"global_batch_size": 16}})
+    with (strategy or tf.distribute.get_strategy()).scope():
+        made: Trainer = Trainer.create(config, task_type(config.task), train=True, evaluate=True)
+        return made
+
+
+def _weights(trainer: Trainer) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_equal_optimizers_train_as_one(replicas: int, strategies: Mapping[int, tf.distribute.Strategy]) -> None:
+    two = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, strategy=strategies[replicas])
+    one = _trainer({}, strategy=strategies[replicas])
+    for trainer in (two, one):
+        trainer.train(tf.constant(4))
+    for weight, expected in zip(_weights(two), _weights(one), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+@pytest.mark.parametrize("task_type", [TwoLayers, ByMethod])
+def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) -> None:
+    patterns = (HEAD, REST) if task_type is TwoLayers else ({}, {})
+    trainer = _trainer({"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type)
+    shapes = {name: [tuple(v.shape) for v in one.variables if len(v.shape)] for name, one in trainer.optimizer.items()}
+    assert shapes == {"head": [(16, 3)] * 2 + [(3,)] * 2, "rest": [(8, 16)] * 2 + [(16,)] * 2}
+    trainer.train(tf.constant(3))
+    assert trainer.global_step.numpy() == 3
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("loop", [1, 5])
+def test_a_period_of_5_updates_twice_in_10_steps(
+    replicas: int, loop: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    sections = {"head": {**ADAM, **HEAD, "period": 5}, "rest": {**ADAM, **REST}}
+    trainer = _trainer(sections, strategy=strategies[replicas])
+    head, changes = trainer.model.layers[1].kernel, []
+    for _ in range(10 // loop):
+        before = head.numpy()
+        trainer.train(tf.constant(loop))
+        changes.append(bool((head.numpy() != before).any()))
+    assert changes == ([False] * 4 + [True]) * 2 if loop == 1 else changes == [True, True]
+    counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
+    assert counts == {"head": 2, "rest": 10}
+    assert trainer.global_step.numpy() == 10
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gradients_of_a_period_are_averaged_if_asked(
+    replicas: int, strategies: Mapping[int, tf.distribute.Strategy]
+) -> None:
+    """With weights that change only at the end of a period, that is SGD on the four batches together."""
+    clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
+    section = {**clip, **REST, "period": 4, "accumulate": True}
+    trainer = _trainer({"all": section}, strategy=strategies[replicas])
+    whole = _trainer({"all": {**clip, **REST}}, strategy=strategies[replicas])
+    batches = [(np.float32(x), y) for x, y in _points(4)]
+    together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+    trainer.train_dataset = _dataset(batches, strategies[replicas])
+    whole.train_dataset = _dataset([together], strategies[replicas])
+    trainer.train(tf.constant(4))
+    whole.train(tf.constant(1))
+    for weight, expected in zip(_weights(trainer), _weights(whole), strict=True):
+        np.testing.assert_allclose(weight, expected, atol=1e-7)
+
+
+def _points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(0)
+    return [(random.normal(size=(16, 8)), random.integers(0, 3, 16)) for _ in range(batches)]
+
+
+def _dataset(batches: list[Any], strategy: tf.distribute.Strategy) -> Any:
+    features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(len(batches[0][0]), drop_remainder=True)
+    return strategy.experimental_distribute_dataset(dataset) if strategy.num_replicas_in_sync > 1 else dataset
+
+
+def test_micro_batches_reach_the_optimizer_of_each_variable() -> None:
+    sections = {"head": {**ADAM, **HEAD, "period": 2}, "rest": {**SGD, **REST}}
+    split, whole = _trainer(sections, accumulate_steps=4), _trainer(sections)
+    for trainer in (split, whole):
+        trainer.train(tf.constant(4))
+    for weight, expected in zip(_weights(split), _weights(whole), strict=True):
+        np.testing.assert_allclose(weight, expected, atol=1e-6)
+
+
+def test_fused_steps_count_periods_too() -> None:
+    sections = {"head": {**ADAM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
+    fused, plain = _trainer(sections, fuse_steps=3, steps_per_loop=6, summary_interval=6), _trainer(sections)
+    for trainer in (fused, plain):
+        trainer.train(tf.constant(6))
+    assert fused.optimizer["head"].iterations.numpy() == 2
+    for weight, expected in zip(_weights(fused), _weights(plain), strict=True):
+        np.testing.assert_allclose(weight, expected, atol=1e-6)
+
+
+def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
+    fixed = {"loss_scale": 8.0}
+    set_precision(RuntimeConfig(mixed_precision_dtype="float16"))
+    try:
+        sections = {"head": {**SGD, **HEAD, **fixed}, "rest": {**SGD, **REST}}
+        trainer = _trainer(sections, runtime={"mixed_precision_dtype": "float16"})
+        trainer.train(tf.constant(2))
+        scales = {name: float(one.dynamic_scale.numpy()) for name, one in trainer.optimizer.items()}
+        one = _trainer({}, runtime={"mixed_precision_dtype": "float16", "loss_scale": 8.0})
+        one.train(tf.constant(2))
+    finally:
+        set_precision(RuntimeConfig(mixed_precision_dtype="float32"))
+    assert scales == {"head": 8.0, "rest": 2.0**15}
+    for weight, expected in zip(_weights(trainer), _weights(one), strict=True):
+        np.testing.assert_allclose(weight, expected, atol=1e-6)
+
+
+def test_the_average_of_one_optimizer_replaces_its_variables_only() -> None:
+    trainer = _trainer({"head": {**SGD, **HEAD, "ema": {"average_decay": 0.5}}, "rest": {**SGD, **REST}})
+    trainer.train(tf.constant(5))
+    before = _weights(trainer)
+    with trainer.averaged_weights():
+        inside = _weights(trainer)
+    same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
+    assert same == [True, True, False, False]
+    assert all((one == other).all() for one, other in zip(before, _weights(trainer), strict=True))
+
+
+def test_the_learning_rate_of_each_is_reported() -> None:
+    slow = {"type": "constant", "constant": {"learning_rate": 0.01}}
+    trainer = _trainer({"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}})
+    logs = trainer.train(tf.constant(1))
+    assert {name: round(float(rate), 6) for name, rate in logs["learning_rate"].items()} == {"head": 0.01, "rest": 0.05}
+
+
+def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        trainer = _trainer({"head": {**SGD, **HEAD}})
+    (warning,) = [one.getMessage() for one in caplog.records if "no optimizer updates" in one.getMessage()]
+    assert "dense/kernel" in warning and "dense_1" not in warning
+    before = _weights(trainer)
+    trainer.train(tf.constant(2))
+    changed = [bool((one != other).any()) for one, other in zip(before, _weights(trainer), strict=True)]
+    assert changed == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "task_type", "message"),
+    [
+        ({"head": {**SGD, "variables": ("^dense/",)}}, TwoLayers, "trainer.optimizers.head.variables.*dense/kernel"),
+        ({"a": {**SGD, **REST}, "b": {**SGD, **HEAD}}, TwoLayers, "trainer.optimizers.b.variables.*that is left"),
+        ({"head": SGD}, TwoLayers, "trainer.optimizers.head has no variables.*optimizer_variables"),
+        ({"heads": {**SGD, **REST}}, ByMethod, "optimizer_variables names head, rest; the optimizers are: heads"),
+        ({"head": {**SGD, **REST}, "rest": SGD}, ByMethod, "two optimizers would update .*: head and rest"),
+        ({}, ByMethod, "ByMethod.optimizer_variables names .* head, rest, and there is one optimizer"),
+    ],
+)
+def test_a_mistake_is_told_before_the_first_step(
+    optimizers: Mapping[str, Any], task_type: type[TinyTask], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        _trainer(optimizers, task_type)
+
+
+def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None:
+    accumulated = {**ADAM, **HEAD, "period": 3, "accumulate": True, "ema": {"average_decay": 0.9}}
+    sections = {"head": accumulated, "rest": {**ADAM, **REST, "period": 2}}
+    config = tiny_experiment(optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10)
+    runs = {name: tmp_path / name for name in ("whole", "halves")}
+    launch(config, "train_and_eval", str(runs["whole"]))
+    for steps in (10, 20):
+        part = config.replace(trainer={"train_steps": steps})
+        launch(part, "train_and_eval", str(runs["halves"]))
+    readers = [tf.train.load_checkpoint(str(run / "ckpt-20")) for run in runs.values()]
+    names = [name for name in readers[0].get_variable_to_shape_map() if "optimizer" in name or "average" in name]
+    assert any("gradient_sum" in name for name in names)
+    for name in names:
+        np.testing.assert_array_equal(*(reader.get_tensor(name) for reader in readers))

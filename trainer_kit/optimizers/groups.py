@@ -1,0 +1,155 @@
+"""OptimizerGroups: several optimizers by name, each of which updates variables of its own."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.variable_names import canonical_paths
+from trainer_kit.config.schema.optimization import NamedOptimizerConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers import gradients as updates
+from trainer_kit.optimizers.per_variable import similar_paths, variable_path
+
+_log = logging.getLogger(__name__)
+
+
+class OptimizerGroups(Mapping[str, Any]):
+    """Optimizers by name. `apply_gradients` gives each optimizer the gradients of the variables that it owns.
+
+    A training step may also call one of them: `trainer_kit.apply_gradients(optimizer["generator"], pairs)`. Created in
+    the scope of the strategy. Each optimizer has slots for its own variables only.
+
+    Args:
+      optimizers: The optimizers, of Keras 3, not built yet.
+      owned: The variables of each optimizer, by its name.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Any], owned: Mapping[str, Sequence[Any]]) -> None:
+        self._optimizers, self._owned = dict(optimizers), {name: list(owned[name]) for name in optimizers}
+        self._owner = {_key(one): name for name, variables in self._owned.items() for one in variables}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._optimizers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._optimizers)
+
+    def __len__(self) -> int:
+        return len(self._optimizers)
+
+    def variables_of(self, name: str) -> list[Any]:
+        """Returns the variables that the optimizer `name` updates."""
+        return list(self._owned[name])
+
+    def build(self) -> None:
+        """Creates the slots of each optimizer for the variables that it owns; eager, in scope."""
+        for name, optimizer in self._optimizers.items():
+            if not optimizer.built:
+                optimizer.build(self._owned[name])
+
+    def replaced(self, optimizers: Mapping[str, Any]) -> OptimizerGroups:
+        """Returns groups of the same variables with other optimizers, such as those that add up micro-batches."""
+        return OptimizerGroups(optimizers, self._owned)
+
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns the loss times the smallest loss scale of all optimizers, for a loss that all of them lower."""
+        scale = self._common_scale()
+        return loss if scale is None else tf.cast(loss, tf.float32) * scale
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        """Gives each optimizer the gradients of its variables; in a replica. Use `trainer_kit.apply_gradients`."""
+        common, parts = self._common_scale(), dict[str, list[tuple[Any, Any]]]()
+        for gradient, variable in grads_and_vars:
+            if (name := self._owner.get(_key(variable))) is not None:
+                parts.setdefault(name, []).append((gradient, variable))
+        for name, pairs in parts.items():
+            own = _scale(self._optimizers[name])
+            if common is not None:  # powers of 2, so that their quotient is exact
+                pairs = [(None if one is None else updates.scaled(one, own / common), of) for one, of in pairs]
+            updates.apply_gradients(self._optimizers[name], pairs)
+
+    def _common_scale(self) -> Any:
+        scales = [scale for one in self._optimizers.values() if (scale := _scale(one)) is not None]
+        return tf.reduce_min(tf.stack(scales)) if scales else None
+
+
+def owned_variables(
+    names: Iterable[str],
+    sections: Mapping[str, NamedOptimizerConfig],
+    given: Mapping[str, Sequence[Any]],
+    model: Any,
+) -> dict[str, list[Any]]:
+    """Returns the variables that each of several optimizers updates, by its name; eager.
+
+    A section's patterns choose among the trainable variables that no optimizer before it has. An optimizer without
+    patterns has the variables that are given for it.
+
+    Args:
+      names: The names of the optimizers.
+      sections: Their configs, with patterns in `variables`; an optimizer that the task has made by itself has none.
+      given: The variables that `task.optimizer_variables(model)` returned, by the name of the optimizer.
+      model: The built model.
+
+    Raises:
+      UsageError: when an optimizer has no variables, or a variable has two optimizers.
+    """
+    left, owned = {_key(one): one for one in model.trainable_variables}, dict[str, list[Any]]()
+    # The numbers that Keras gives layers count all models of the process; these count the layers of this model.
+    paths = dict(zip(left, canonical_paths([variable_path(one) for one in left.values()]), strict=True))
+    for name in names:
+        patterns = sections[name].variables if name in sections else ()
+        found = (one for key, one in left.items() if any(re.search(pattern, paths[key]) for pattern in patterns))
+        owned[name] = list(found) if patterns else list(given.get(name, ()))
+        if not owned[name]:
+            raise UsageError(_without_variables(name, patterns, list(paths.values())))
+        for one in owned[name]:
+            if left.pop(_key(one), None) is None:
+                raise UsageError(_not_free(name, one, owned))
+    if unknown := sorted(given.keys() - owned.keys()):
+        known = ", ".join(owned)
+        raise UsageError(f"the task's optimizer_variables names {', '.join(unknown)}; the optimizers are: {known}")
+    return owned
+
+
+def tell_of_groups(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
+    """Logs how many variables each optimizer updates, and warns of trainable variables that none updates."""
+    taken = {_key(one) for variables in owned.values() for one in variables}
+    if left := [variable_path(one) for one in trainable if _key(one) not in taken]:
+        _log.warning("no optimizer updates these trainable variables, which keep their values: %s", ", ".join(left))
+    _log.info("variables of each optimizer: %s", ", ".join(f"{name} {len(owned[name])}" for name in owned))
+
+
+def _without_variables(name: str, patterns: Sequence[str], paths: Sequence[str]) -> str:
+    section = f"trainer.optimizers.{name}"
+    if not patterns:
+        return (
+            f"{section} has no variables: set {section}.variables to regular expressions of their paths, or return "
+            "them from the task's method optimizer_variables"
+        )
+    near = ", ".join(similar_paths(patterns[0], paths))
+    return f"{section}.variables: no variable, or none that is left, matches {', '.join(patterns)}; there are: {near}"
+
+
+def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:
+    owners = [other for other in owned if other != name and any(_key(one) == _key(variable) for one in owned[other])]
+    path = variable_path(variable)
+    if owners:
+        return f"two optimizers would update {path}: {owners[0]} and {name}; give it to one of them"
+    return f"the variable {path} of the optimizer {name} is none of the model's trainable variables, or is named twice"
+
+
+def _scale(optimizer: Any) -> Any:
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return None if scale is None else tf.convert_to_tensor(scale)
+
+
+def _key(variable: Any) -> int:
+    return id(variable.value if isinstance(variable, keras.Variable) else variable)
