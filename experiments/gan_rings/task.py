@@ -22,7 +22,7 @@ class GanRingsTask(trainer_kit.GanTask):
     """Generates points.
 
     The metrics are `modes`, the number of covered centers, `near`, the share of points that are near one, and
-    `distance`, the mean distance of a point from its nearest center.
+    `distance`, the energy distance of the generated points from the real ones, which is 0 for the same distribution.
     """
 
     def build_generator(self) -> keras.Model:
@@ -46,7 +46,7 @@ class GanRingsTask(trainer_kit.GanTask):
         if training:
             return []
         centers, sigma = self.centers(), self.task_config.sigma
-        return [CoveredCenters(centers, sigma), NearShare(centers, sigma), CenterDistance(centers, sigma)]
+        return [CoveredCenters(centers, sigma), NearShare(centers, sigma), EnergyDistance()]
 
     def centers(self) -> np.ndarray:
         """Returns the centers of the Gaussians, float32 [centers, 2]."""
@@ -72,8 +72,8 @@ class GanRingsTask(trainer_kit.GanTask):
         return keras.Sequential([keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)], name=name)
 
 
-class _OfPoints(keras.metrics.Metric):
-    """A metric of generated points: counts of those near each center, and the sum of their distances.
+class _NearCenters(keras.metrics.Metric):
+    """A metric of the numbers of generated points that are near each center.
 
     Args:
       centers: The centers, float32 [centers, 2].
@@ -86,18 +86,16 @@ class _OfPoints(keras.metrics.Metric):
         self._centers, self._near = centers, NEAR * sigma
         self.counts = self.add_weight(shape=(len(centers),), initializer="zeros", name="counts")
         self.points = self.add_weight(shape=(), initializer="zeros", name="points")
-        self.distances = self.add_weight(shape=(), initializer="zeros", name="distances")
 
     def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
         """Adds generated points, float32 [batch, 2]; the real ones are not used. In graph, on a replica."""
         del real, sample_weight
-        distances = tf.norm(generated[:, None] - self._centers[None], axis=-1)
-        self.counts.assign_add(tf.reduce_sum(tf.cast(distances <= self._near, tf.float32), axis=0))
+        near = tf.norm(generated[:, None] - self._centers[None], axis=-1) <= self._near
+        self.counts.assign_add(tf.reduce_sum(tf.cast(near, tf.float32), axis=0))
         self.points.assign_add(tf.cast(tf.shape(generated)[0], tf.float32))
-        self.distances.assign_add(tf.reduce_sum(tf.reduce_min(distances, axis=1)))
 
 
-class CoveredCenters(_OfPoints):
+class CoveredCenters(_NearCenters):
     """The number of centers that a share of at least LEAST_SHARE of the points is near to."""
 
     def __init__(self, centers: np.ndarray, sigma: float) -> None:
@@ -108,7 +106,7 @@ class CoveredCenters(_OfPoints):
         return tf.reduce_sum(tf.cast(self.counts >= LEAST_SHARE * tf.maximum(self.points, 1.0), tf.float32))
 
 
-class NearShare(_OfPoints):
+class NearShare(_NearCenters):
     """The share of the points that are near a center."""
 
     def __init__(self, centers: np.ndarray, sigma: float) -> None:
@@ -119,15 +117,23 @@ class NearShare(_OfPoints):
         return tf.math.divide_no_nan(tf.reduce_sum(self.counts), tf.convert_to_tensor(self.points))
 
 
-class CenterDistance(_OfPoints):
-    """The mean distance of a point from its nearest center."""
+class EnergyDistance(keras.metrics.Mean):
+    """The energy distance of generated points from real ones (Szekely and Rizzo 2013), the mean over batches.
 
-    def __init__(self, centers: np.ndarray, sigma: float) -> None:
-        super().__init__(centers, sigma, "distance")
+    With distances d it is 2 E d(real, generated) - E d(real, real) - E d(generated, generated).
+    """
 
-    def result(self) -> tf.Tensor:
-        """Returns the distance, a float32 scalar."""
-        return tf.math.divide_no_nan(tf.convert_to_tensor(self.distances), tf.convert_to_tensor(self.points))
+    def __init__(self) -> None:
+        super().__init__("distance")
+
+    def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
+        """Adds a batch of real and one of generated points, float32 [batch, 2]; in graph, on a replica."""
+        apart = 2.0 * _mean_distance(real, generated)
+        super().update_state(apart - _mean_distance(real, real) - _mean_distance(generated, generated), sample_weight)
+
+
+def _mean_distance(points: Any, others: Any) -> tf.Tensor:
+    return tf.reduce_mean(tf.norm(points[:, None] - others[None], axis=-1))
 
 
 def ring_points(centers: np.ndarray, sigma: float, count: int, seed: int) -> np.ndarray:

@@ -179,4 +179,5 @@ def model_cost(trainer: Any) -> str:
     if spec is None:
         return parameters
     features = spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec
+    features = getattr(trainer.model, "latents_spec", features)  # a generator is not called on the batch
     return f"{parameters}; {count_flops(trainer.model, features)} for one example"

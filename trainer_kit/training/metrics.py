@@ -21,9 +21,19 @@ class _Loss(keras.metrics.Mean):
     reported = False
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds values to the mean; in graph, on a replica."""
+        """Adds values to the mean; in graph, on a replica.
+
+        A sum is added to the variable by one operation, and not as Keras adds it: TensorFlow may regroup an addition
+        with those that made the loss (total + (a + b)), and not in each process in the same way.
+        """
         self.reported = True
-        return super().update_state(values, sample_weight)
+        if tf.convert_to_tensor(1.0 if sample_weight is None else sample_weight).shape.rank != 0:
+            return super().update_state(values, sample_weight)
+        weight = tf.cast(1.0 if sample_weight is None else sample_weight, self.dtype)
+        values = tf.cast(values, self.dtype)
+        self.total.value.assign_add(weight * tf.reduce_sum(values))
+        self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
+        return None
 
 
 class MetricSet:

@@ -85,7 +85,9 @@ def test_a_config_says_nothing_that_is_the_default_anyway(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
     trainer = _resolved(_commands(_comment(path))[0]).config.trainer
-    assert trainer.optimizer_config.learning_rate.get().decay_steps == trainer.train_steps
+    sections = trainer.optimizers.values() or [trainer.optimizer_config]
+    schedules = [section.learning_rate.get() for section in sections]
+    assert all(getattr(one, "decay_steps", trainer.train_steps) == trainer.train_steps for one in schedules)
 
 
 @pytest.mark.parametrize("steps", [200, 400])

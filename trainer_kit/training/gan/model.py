@@ -30,6 +30,11 @@ class Gan(keras.Model):
         self.generator, self.discriminator, self.latent_size = generator, discriminator, latent_size
         self._seeds = keras.random.SeedGenerator()
 
+    @property
+    def latents_spec(self) -> tf.TensorSpec:
+        """The spec of a batch of latents."""
+        return tf.TensorSpec([None, self.latent_size], tf.float32)
+
     @tf.autograph.experimental.do_not_convert
     def latents(self, count: Any) -> tf.Tensor:
         """Returns new random numbers, float32 [count, latent_size], different ones on each replica; eager or in graph.

@@ -196,7 +196,7 @@ def test_both_optimizers_are_needed_by_name() -> None:
 
 
 def test_a_grid_shows_images_row_by_row() -> None:
-    images = np.stack([np.full((2, 3, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
+    images = np.stack([np.full((16, 20, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
     grid = image_grid(images)
-    assert grid.shape == (2 * 2 + 2, 3 * 2 + 2, 1) and grid.dtype == np.uint8
-    assert (grid[0, 0], grid[0, 5], grid[4, 0], grid[2, 0]) == (0, 128, 255, 0)
+    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1) and grid.dtype == np.uint8
+    assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)

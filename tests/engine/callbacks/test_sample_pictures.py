@@ -1,0 +1,80 @@
+"""SamplePictures: which weights and latents a picture is made from, and for which tasks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer_kit.callbacks.base import Evaluation, Run
+from trainer_kit.callbacks.sample_pictures import SamplePictures
+from trainer_kit.errors import UsageError
+from trainer_kit.run.launcher import launch
+from trainer_kit.testing import tiny_experiment
+
+
+class _Model(tf.Module):
+    latent_size = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(1.0)
+
+
+class _Task:
+    def __init__(self) -> None:
+        self.drawn: list[np.ndarray] = []
+
+    def inference_step(self, latents: tf.Tensor, model: _Model) -> tf.Tensor:
+        return latents * model.weight
+
+    def picture(self, samples: np.ndarray) -> np.ndarray:
+        self.drawn.append(samples)
+        return np.full((4, 5, 3), 200, np.uint8)
+
+
+class _Trainer:
+    def __init__(self) -> None:
+        self.task, self.model, self.global_step = _Task(), _Model(), tf.Variable(7)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        self.model.weight.assign(2.0)
+        yield
+        self.model.weight.assign(1.0)
+
+
+def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) -> None:
+    trainer: Any = _Trainer()
+    run, callback = Run(trainer, str(tmp_path)), SamplePictures(count=5)
+    callback.run_begin(run)
+    for step in (7, 9):
+        run.step, run.evaluation = step, Evaluation(step)
+        callback.evaluation_end(run, {})
+    first, second = trainer.task.drawn
+    assert first.shape == (5, 3) and np.array_equal(first, second)
+    SamplePictures(count=5, seed=1).evaluation_end(run, {})
+    assert not np.array_equal(first, trainer.task.drawn[-1])
+    np.testing.assert_allclose(first, 2 * tf.random.stateless_normal([5, 3], [0, 0]).numpy())
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["step-00000007.png", "step-00000009.png"]
+    picture = tf.io.decode_png((tmp_path / "samples" / "step-00000009.png").read_bytes())
+    assert picture.shape == (4, 5, 3) and int(picture[0, 0, 0]) == 200
+
+
+def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) -> None:
+    trainer: Any = _Trainer()
+    run = Run(trainer, str(tmp_path))
+    run.evaluation = Evaluation(7, replayed=True)
+    SamplePictures().evaluation_end(run, {})
+    assert trainer.task.drawn == []
+
+
+def test_a_task_that_cannot_draw_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    config = tiny_experiment().replace(trainer={"callbacks": [{"name": "sample_pictures"}]})
+    with pytest.raises(UsageError, match=r"TinyTask has no method picture.*GanTask"):
+        launch(config, "train_and_eval", str(tmp_path))
