@@ -107,6 +107,15 @@ def ours(pacer: Pacer, folder: str, *, recipe: str, loop: int) -> None:
     tk.launch(config, "train", f"{folder}/run", train_actions=[lambda logs: pacer.done(loop)])
 
 
+def _minimize(losses: Callable[[], Any], net: Any, optimizer: Any) -> Any:
+    """Updates a net by the gradient of the last of the losses, and returns all of them; in graph."""
+    with tf.GradientTape() as tape:
+        found = losses()
+    weights = net.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(found[-1], weights), weights, strict=True))
+    return found
+
+
 def gan_by_hand(pacer: Pacer, folder: str, *, loop: int) -> None:
     """Trains a GAN by hand: the discriminator, then the generator against the updated discriminator."""
     del folder
@@ -115,13 +124,6 @@ def gan_by_hand(pacer: Pacer, folder: str, *, loop: int) -> None:
     losses = [keras.metrics.Mean() for _ in range(3)]
     for optimizer, net in zip(optimizers, (generator, discriminator), strict=True):
         optimizer.build(net.trainable_variables)
-
-    def minimize(loss_of: Callable[[], Any], net: Any, optimizer: Any) -> Any:
-        with tf.GradientTape() as tape:
-            found = loss_of()
-        weights = net.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(found[-1], weights), weights, strict=True))
-        return found
 
     def step(real: Any) -> None:
         fake = generator(tf.random.normal([samples.BATCH, LATENTS]), training=True)
@@ -135,8 +137,8 @@ def gan_by_hand(pacer: Pacer, folder: str, *, loop: int) -> None:
             made = generator(tf.random.normal([samples.BATCH, LATENTS]), training=True)
             return (tf.reduce_mean(tf.nn.softplus(-discriminator(made, training=True))),)
 
-        other, own = minimize(of_discriminator, discriminator, optimizers[1])
-        minimize(of_generator, generator, optimizers[0])
+        other, own = _minimize(of_discriminator, discriminator, optimizers[1])
+        _minimize(of_generator, generator, optimizers[0])
         for metric, value in zip(losses, (own + other, own, other), strict=True):
             metric.update_state(value)
 

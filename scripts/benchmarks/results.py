@@ -9,7 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MET, MISSED, UNRESOLVED, UNKNOWN = "met", "not met", "not resolved", "not known"
-ROUNDS, RESOLUTION = 9, 0.03  # so many rounds tell a difference of 3 %, if equal code differs by no more
+ROUNDS, MOST_ROUNDS, RESOLUTION = (
+    9,
+    15,
+    0.03,
+)  # so many rounds tell a difference of 3 %, if equal code differs by no more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from scripts.benchmarks import recipe_subject
 from scripts.benchmarks.race import Contender, Plan
-from scripts.benchmarks.results import ROUNDS, Goal
+from scripts.benchmarks.results import MOST_ROUNDS, ROUNDS, Goal
 from scripts.benchmarks.subject import BY_HAND, LOOP, OURS, Subject, at_least, by_hand, ours
 
-RECIPES = "scripts.benchmarks.recipes"
 OTHERS, TORCH, SAVES = "scripts.benchmarks.others", "scripts.benchmarks.torch_lightning", "scripts.benchmarks.saves"
 FUSE = 100  # steps in one program
 EPOCH = {"dense": 1000, "conv": 100, "transformer": 100}  # steps of Keras' fit between two turns
@@ -112,7 +112,6 @@ def dense() -> Subject:
 
 
 DEFAULT, SINGLE_THREADED = {"executor": "default"}, {"executor": "single_threaded"}
-MOST_ROUNDS = 15
 SIZES = (10_000, 30_000, 100_000)  # parameters in three dense layers
 
 
@@ -151,53 +150,6 @@ def larger(net: str, title: str) -> Subject:
     ]
     plan = Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.6)
     return Subject(name=net, title=title, unit="steps/s", contenders=tuple(contenders), plan=plan)
-
-
-def recipes() -> Subject:
-    """Returns the step rate of what training recipes need beyond one optimizer, each beside the same by hand."""
-    contenders: list[Contender] = []
-    for recipe, label in (
-        ("groups", "two optimizers, one for each layer"),
-        ("accumulation", "four micro-batches to a batch"),
-        ("average", "a moving average of the weights"),
-    ):
-        name = f"{recipe}_by_hand"
-        options = {"recipe": recipe, "loop": 1000}
-        row = Contender(name=name, label=f"{label}: by hand", run=f"{RECIPES}:by_hand", options=options)
-        contenders.append(row)
-        if recipe == "groups":
-            contenders.append(replace(row, name="again", label=f"{row.label}, again", to=name))
-        contenders.append(
-            Contender(
-                name=recipe,
-                label=f"{label}: ours",
-                run=f"{RECIPES}:ours",
-                options=options,
-                to=name,
-                goals=(at_least(0.95, name),),
-            )
-        )
-    loop = {"loop": 1000}
-    contenders += [
-        Contender(name="gan_by_hand", label="a GAN in turns: by hand", run=f"{RECIPES}:gan_by_hand", options=loop),
-        Contender(
-            name="gan",
-            label="a GAN in turns: ours",
-            run=f"{RECIPES}:gan",
-            options=loop,
-            to="gan_by_hand",
-            goals=(at_least(0.95, "gan_by_hand"),),
-        ),
-    ]
-    return Subject(
-        name="recipes",
-        title="several optimizers, micro-batches, averages and a GAN, executor=default, batch 32",
-        unit="steps/s",
-        contenders=tuple(contenders),
-        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
-        equals=("groups_by_hand", "again"),
-        quick_rounds=0,
-    )
 
 
 def replicas(net: str) -> Subject:
@@ -346,7 +298,7 @@ def subjects() -> list[Subject]:
         larger("conv", "convolutional net on 32x32 images, batch 32"),
         larger("transformer", "transformer, two blocks on 16 tokens, batch 32, Adam"),
         executors(),
-        recipes(),
+        recipe_subject.recipes(),
         *(replicas(net) for net in ("dense", "conv", "transformer")),
         everything("dense", 1000, 10_000, 2.5),
         everything("conv", 100, 100, 3.5),

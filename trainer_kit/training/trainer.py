@@ -36,13 +36,9 @@ from trainer_kit.training.loops.read_before_write import writes_after
 from trainer_kit.training.loops.split_loop import LoopParts
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metrics import to_numpy, training_metrics, validation_metrics
+from trainer_kit.training.trainer_parts import named_optimizers
 from trainer_kit.training.trainer_parts.accumulation import Accumulation
 from trainer_kit.training.trainer_parts.interrupted_metrics import InterruptedMetrics
-from trainer_kit.training.trainer_parts.named_optimizers import (
-    built_optimizers,
-    create_optimizers,
-    moving_average,
-)
 from trainer_kit.training.trainer_parts.new_loops import NewLoops
 from trainer_kit.training.trainer_parts.state_search import StateSearch
 from trainer_kit.training.trainer_parts.task_attributes import TaskAttributes, has_own_state
@@ -151,7 +147,7 @@ class Trainer(Evaluator):
     def create(cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizer. In strategy scope."""
         model = task.build_model()
-        optimizer = create_optimizers(task, config.trainer, config.runtime) if train else None
+        optimizer = named_optimizers.create_optimizers(task, config.trainer, config.runtime) if train else None
         return cls(config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter)
 
     # ---- what it is made of
@@ -400,10 +396,10 @@ class Trainer(Evaluator):
         return orbit.utils.create_global_step()
 
     def _built_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
-        return built_optimizers(optimizer, config.trainer, task, model)
+        return named_optimizers.built_optimizers(optimizer, config.trainer, task, model)
 
     def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
-        return moving_average(config.trainer, task, model)
+        return named_optimizers.moving_average(config.trainer, task, model)
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return training_metrics(task, model, wanted=self.trains, configured=configured_metrics(config, self.trains))

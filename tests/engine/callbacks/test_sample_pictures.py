@@ -74,7 +74,7 @@ def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) ->
     assert trainer.task.drawn == []
 
 
-def test_a_task_that_cannot_draw_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_a_task_that_cannot_draw_is_refused_before_a_step(tmp_path: Path) -> None:
     config = tiny_experiment().replace(trainer={"callbacks": [{"name": "sample_pictures"}]})
     with pytest.raises(UsageError, match=r"TinyTask has no method picture.*GanTask"):
         launch(config, "train_and_eval", str(tmp_path))

@@ -156,7 +156,7 @@ def _mean_of_samples(trainer: Trainer) -> float:
     return float(tf.reduce_mean(trainer.model.generator(tf.random.stateless_normal([64, 4], [1, 2]), training=True)))
 
 
-def test_the_penalty_is_half_the_weight_times_the_squared_gradient() -> None:
+def test_the_penalty_is_half_its_weight_times_the_square() -> None:
     class Linear(Points):
         def build_discriminator(self) -> keras.Model:
             return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

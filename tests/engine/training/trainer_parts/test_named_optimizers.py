@@ -168,7 +168,7 @@ def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
         np.testing.assert_allclose(weight, expected, atol=1e-6)
 
 
-def test_the_average_of_one_optimizer_replaces_its_variables_only() -> None:
+def test_the_average_of_one_replaces_its_variables_only() -> None:
     trainer = _trainer({"head": {**SGD, **HEAD, "ema": {"average_decay": 0.5}}, "rest": {**SGD, **REST}})
     trainer.train(tf.constant(5))
     before = _weights(trainer)

@@ -1,0 +1,63 @@
+"""The section of the table on training recipes, each beside the same by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scripts.benchmarks.race import Contender, Plan
+from scripts.benchmarks.results import MOST_ROUNDS, ROUNDS
+from scripts.benchmarks.subject import Subject, at_least
+
+MODULE, LOOP = "scripts.benchmarks.recipes", 1000
+LABELS = {
+    "groups": "two optimizers, one for each layer",
+    "accumulation": "four micro-batches to a batch",
+    "average": "a moving average of the weights",
+}
+
+
+def recipes() -> Subject:
+    """Returns the step rate of what recipes need beyond one optimizer."""
+    contenders = [one for recipe in LABELS for one in _pair(recipe)]
+    first = contenders[0]
+    again = replace(first, name="again", label=f"{first.label}, again", to=first.name)
+    return Subject(
+        name="recipes",
+        title="several optimizers, micro-batches, averages and a GAN, executor=default, batch 32",
+        unit="steps/s",
+        contenders=(first, again, *contenders[1:], *_gan()),
+        plan=Plan(rounds=ROUNDS, most_rounds=MOST_ROUNDS, windows=2, seconds=0.4, warm_up=0.7),
+        equals=(first.name, "again"),
+        quick_rounds=1,
+    )
+
+
+def _pair(recipe: str) -> Iterator[Contender]:
+    hand, options = f"{recipe}_by_hand", {"recipe": recipe, "loop": LOOP}
+    yield Contender(name=hand, label=f"{LABELS[recipe]}: by hand", run=f"{MODULE}:by_hand", options=options, quick=True)
+    yield Contender(
+        name=recipe,
+        label=f"{LABELS[recipe]}: ours",
+        run=f"{MODULE}:ours",
+        options=options,
+        to=hand,
+        goals=(at_least(0.95, hand),),
+        quick=True,
+    )
+
+
+def _gan() -> Iterator[Contender]:
+    options = {"loop": LOOP}
+    yield Contender(
+        name="gan_by_hand", label="a GAN in turns: by hand", run=f"{MODULE}:gan_by_hand", options=options, quick=True
+    )
+    yield Contender(
+        name="gan",
+        label="a GAN in turns: ours",
+        run=f"{MODULE}:gan",
+        options=options,
+        to="gan_by_hand",
+        goals=(at_least(0.95, "gan_by_hand"),),
+        quick=True,
+    )
