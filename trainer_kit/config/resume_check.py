@@ -28,6 +28,7 @@ _NAMED = re.compile(r"^(trainer\.optimizers)\.\w+")  # the name of one of severa
 _KINDS: dict[str, Kind] = {
     "": "dangerous",
     "trainer": "safe",
+    "trainer.trainer_class": "dangerous",
     "trainer.fuse_steps": "dangerous",
     "trainer.accumulate_steps": "dangerous",
     "trainer.optimizer_config.optimizer": "dangerous",

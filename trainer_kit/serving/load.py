@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable
 from trainer_kit.checkpoints.state.strict_restore import differences_table
-from trainer_kit.config.experiments import task_class, trainer_class
+from trainer_kit.config.experiments import task_class
 from trainer_kit.distribution.precision import precision
 from trainer_kit.errors import StorageError, UsageError, suggestion
 from trainer_kit.evals.checkpoint_selection import checkpoint_of_folder
@@ -21,7 +21,7 @@ from trainer_kit.serving.keras_files import is_keras_file, load_keras_file
 from trainer_kit.serving.recorded_run import recorded_config, run_folder
 from trainer_kit.serving.run_checkpoint import run_checkpoint
 from trainer_kit.serving.variable_matching import Match, match
-from trainer_kit.training.trainer import Trainer
+from trainer_kit.training.trainer_creation import chosen_class
 
 _LISTED = 3  # names in a report
 _FILE = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
@@ -77,7 +77,7 @@ def load_model(run_dir: str | os.PathLike[str], which: str | int = "best", impor
     find()  # a miss is reported before the model is built
     with precision(config.runtime):
         task = task_class(config.task)(config.task, logging_dir=os.fspath(folder))
-        trainer = (trainer_class(config.task) or Trainer).create(config, task, False, True)
+        trainer = chosen_class(config).create(config, task, False, True)
     prefix, _ = _retried(find, trainer.state.restore_weights)
     variables = list(trainer.model.variables)
     with trainer.averaged_weights():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from typing import Any
 
 from trainer_kit.config.experiments import trainer_class
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import UsageError
+from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.evals.best.exporter import BestCheckpoint
 from trainer_kit.evals.best.named_bests import EXPORTERS, BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
@@ -22,8 +23,32 @@ def create_trainer(
     config: ExperimentConfig, task: Any, train: bool = True, evaluate: bool = True, checkpoint_exporter: Any = None
 ) -> Any:
     """Returns a trainer of the class registered with the task, with model and optimizer. In strategy scope."""
-    chosen = trainer_class(config.task) or Trainer
-    return chosen.create(config, task, train, evaluate, checkpoint_exporter)
+    return chosen_class(config).create(config, task, train, evaluate, checkpoint_exporter)
+
+
+def chosen_class(config: ExperimentConfig) -> Any:
+    """Returns the class of the trainer: the config's, the one that the task is registered with, or Trainer.
+
+    Raises:
+      UsageError: when the class that the config names cannot be imported, or is none of a trainer.
+    """
+    name = getattr(config.trainer, "trainer_class", "")
+    if not name:
+        return trainer_class(config.task) or Trainer
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, module.partition(".")[0]):
+            raise
+        raise UsageError(f"trainer.trainer_class={name}: {error}; write it as module:Class") from None
+    if not (isinstance(found, type) and issubclass(found, BaseTrainer) and hasattr(found, "create")):
+        classes = [key for key, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
+        raise UsageError(
+            f"trainer.trainer_class={name}: {module} has no subclass of trainer_kit.Trainer called {attribute!r}; "
+            f"{suggestion(attribute, classes)}"
+        )
+    return found
 
 
 def create_exporter(
@@ -39,8 +64,9 @@ def create_exporter(
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None
     if metric:
-        kind = (trainer_class(config.task) or Trainer).best_checkpoint
-        primary = kind(directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps)
+        primary = chosen_class(config).best_checkpoint(
+            directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps
+        )
     named = {
         name: BestCheckpoint(
             os.path.join(directory.own_named_bests, name),

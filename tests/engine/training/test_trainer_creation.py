@@ -17,6 +17,7 @@ from trainer_kit.evals.best.named_bests import BestCheckpoints
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.flops import model_cost
 from trainer_kit.testing import TinyTask, tiny_experiment
+from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import check_best_metric, check_trainer, create_exporter, create_trainer
 
 
@@ -28,6 +29,30 @@ def _trainer(task_type: type[TinyTask] = TinyTask, **arguments: Any) -> Any:
 def test_an_optimizer_is_made_and_built_only_to_train() -> None:
     assert _trainer().optimizer.built
     assert _trainer(train=False).optimizer is None
+
+
+class _Patient(Trainer):
+    """A trainer of one's own."""
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:_Patient", ""])
+def test_the_config_can_name_the_class_of_the_trainer(name: str) -> None:
+    config = tiny_experiment(trainer_class=name)
+    assert type(create_trainer(config, TinyTask(config.task))) is (_Patient if name else Trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Mine", "trainer.trainer_class=no_such_module:Mine: No module named"),
+        (f"{__name__}:_Patiant", "no subclass of trainer_kit.Trainer called '_Patiant'; did you mean _Patient"),
+        (f"{__name__}:_Aggregating", "no subclass of trainer_kit.Trainer called '_Aggregating'"),
+    ],
+)
+def test_a_name_of_no_trainer_is_refused(name: str, message: str) -> None:
+    config = tiny_experiment(trainer_class=name)
+    with pytest.raises(UsageError, match=message):
+        create_trainer(config, TinyTask(config.task))
 
 
 def _exporter(config: ExperimentConfig, folder: Path) -> BestCheckpoint | BestCheckpoints | None:

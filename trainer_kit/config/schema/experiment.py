@@ -166,6 +166,8 @@ class TrainerConfig(Config):
       optimizer_config: The optimizer, the learning rate, the warm-up and the moving average of the weights.
       optimizers: Several optimizers by name, each for variables of its own, in place of the optimizer in
         optimizer_config. A name has no slash or dot.
+      trainer_class: The subclass of trainer_kit.Trainer that trains, as module:Class; empty means the class that the
+        task is registered with, or Trainer itself.
       train_tf_while_loop: Whether the steps of a training loop are a loop in the graph; false calls each step from
         Python.
       train_tf_function: Whether training steps run as a tf.function; false runs them eagerly.
@@ -227,6 +229,7 @@ class TrainerConfig(Config):
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
     optimizers: dict[str, NamedOptimizerConfig] = Field(default_factory=dict)
+    trainer_class: str = ""
     train_tf_while_loop: bool = True
     train_tf_function: bool = True
     eval_tf_function: bool = True
@@ -287,6 +290,8 @@ class TrainerConfig(Config):
                 "false leaves nothing for a second evaluation when the first has used all data (validation_steps=-1); "
                 "set validation_steps to a number of batches, or eval_recreate_iterator to true",
             )
+        if self.trainer_class and not re.fullmatch(r"[\w.]+:\w+", self.trainer_class):
+            yield "trainer_class", f"{self.trainer_class!r} names no class; write it as module:Class"
         yield from self._optimizer_rules()
         yield from self._early_stopping_rules()
         yield from self._folder_rules()

@@ -36,6 +36,7 @@ ADDITIONS = {
         "best_checkpoints",
         "callbacks",
         "optimizers",
+        "trainer_class",
         "continuous_eval",
         "validation_sets",
         "early_stopping",
