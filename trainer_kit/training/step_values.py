@@ -43,8 +43,14 @@ class StepValues:
           examples: The number of examples in the replica's batch, a float scalar; values of no examples are left out.
 
         Raises:
-          UsageError: when steps have returned more than 64 different scalars.
+          UsageError: when steps have returned more than 64 different scalars, or a metric that is not reported.
         """
+        for name, value in logs.items():
+            if hasattr(value, "update_state") and str(name) not in self._taken:
+                raise UsageError(
+                    f"the step returns the metric {name!r}; return it from build_metrics instead, and its result is "
+                    "reported for each loop"
+                )
         found = {name: _number(value) for name, value in logs.items() if str(name) not in self._taken}
         weight, rows = tf.cast(examples, self._sums.dtype), {}
         for name, value in found.items():
