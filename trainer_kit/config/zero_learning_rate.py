@@ -7,17 +7,25 @@ from typing import Any
 _SMALL_SHARE = 0.01  # of the run; some steps at rate 0 come from rounding
 
 
-def rate_end_warning(options: Any) -> str:
-    """Returns a warning when the learning rate is 0 for the last part of a run, with advice; "" when it is not.
+def rate_end_warnings(options: Any) -> list[str]:
+    """Returns a warning for each learning rate that is 0 for the last part of a run, with advice.
 
     A schedule that ends above 0 gives no warning: to continue at a small constant rate is a usual choice. A warm-up
-    replaces the first steps of a schedule and does not delay its end.
+    replaces the first steps of a schedule and does not delay its end. A schedule counts the updates of its optimizer.
 
     Args:
       options: A TrainerConfig, or any object with its fields.
     """
-    rates = getattr(getattr(options, "optimizer_config", None), "learning_rate", None)
-    kind, steps = getattr(rates, "type", None), options.train_steps
+    sections = {"trainer.optimizer_config": (getattr(options, "optimizer_config", None), 1)}
+    for name, section in (getattr(options, "optimizers", None) or {}).items():
+        sections[f"trainer.optimizers.{name}"] = (section, section.period)
+    warnings = (_warning(path, section, options.train_steps, period) for path, (section, period) in sections.items())
+    return [warning for warning in warnings if warning]
+
+
+def _warning(section_path: str, section: Any, train_steps: int, period: int) -> str:
+    rates, steps = getattr(section, "learning_rate", None), train_steps // period
+    kind = getattr(rates, "type", None)
     if kind not in ("polynomial", "cosine", "power_linear") or steps <= 0:
         return ""
     schedule, name = getattr(rates, kind), "total_decay_steps" if kind == "power_linear" else "decay_steps"
@@ -30,9 +38,10 @@ def rate_end_warning(options: Any) -> str:
     idle = steps - (decay + offset)
     if idle < _SMALL_SHARE * steps:
         return ""
-    path = f"trainer.optimizer_config.learning_rate.{kind}.{name}"
+    path = f"{section_path}.learning_rate.{kind}.{name}"
+    one, what = ("step", "training steps") if period == 1 else ("update", f"updates (one in {period} steps)")
     return (
-        f"{path}={decay}: the learning rate is 0 from step {decay + offset} on, so the last {idle} of "
-        f"{steps} training steps ({idle / steps:.0%}) change nothing; set it to {steps - offset}, or lower "
-        f"trainer.train_steps to {decay + offset}"
+        f"{path}={decay}: the learning rate is 0 from {one} {decay + offset} on, so the last {idle} of {steps} {what} "
+        f"({idle / steps:.0%}) change nothing; set it to {steps - offset}, or lower trainer.train_steps to "
+        f"{(decay + offset) * period}"
     )

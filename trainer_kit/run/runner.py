@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.zero_learning_rate import rate_end_warning
+from trainer_kit.config.zero_learning_rate import rate_end_warnings
 from trainer_kit.distribution.collectives import barrier
 from trainer_kit.folder_identity import is_seen_lost
 from trainer_kit.process.run_lock import release_all
@@ -138,7 +138,7 @@ def run_experiment(
             return trainer.model, logs
         controller.run.was_stopped = was_stopped_at(directory, start)
         trainer.check_data()
-        if warning := rate_end_warning(config.trainer):
+        for warning in rate_end_warnings(config.trainer):
             _LOG.warning("%s", warning)
         manager.archive_later()
         known = (directory, config, experiment, mode, records(), trainer.global_step)
