@@ -129,7 +129,7 @@ def _as_before(path: str, config_class: type[Config], value: Any) -> str:
         if isinstance(value, Config) and doc.default and show(getattr(value, name)) != doc.default
     }
     differing = "".join(f" Here the default of `{name}` is `{other}`." for name, other in others.items())
-    return f"The fields are those of [{path}](#{_anchor(path)}). Class: `{config_class.__name__}`.{differing}"
+    return f"The fields are those of [`{path}`](#{_anchor(path)}). Class: `{config_class.__name__}`.{differing}"
 
 
 def _several(doc: FieldDoc) -> str:
