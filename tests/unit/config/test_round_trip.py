@@ -24,14 +24,6 @@ from trainer_kit.config.merge import apply
 from trainer_kit.config.schema.base import Config, OneOfConfig
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
-from trainer_kit.config.schema.gradient_processors import (
-    ClipGlobalNormConfig,
-    ClipNormConfig,
-    ClipValueConfig,
-    GradientNoiseConfig,
-    GradientProcessorConfig,
-    ScaleGradientsConfig,
-)
 from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig
 from trainer_kit.config.schema.rate_groups import LayerDecayConfig, RateMultiplierConfig
@@ -66,18 +58,21 @@ SCHEDULES = {"exponential", "polynomial", "cosine", "power", "power_linear", "po
 NEEDED: dict[type, dict[str, Any]] = {  # what has no default
     BestCheckpointConfig: {"metric": "loss"},
     CallbackConfig: {"name": "samples"},
-    ClipGlobalNormConfig: {"bound": 1.0},
-    ClipNormConfig: {"bound": 1.0},
-    ClipValueConfig: {"bound": 1.0},
-    GradientNoiseConfig: {"stddev": 0.1},
-    GradientProcessorConfig: {"type": "centralize"},
     KerasMetricConfig: {"metric": "Mean"},
     MetricConfig: {"type": "keras", "keras": {"metric": "Mean"}},
     LayerDecayConfig: {"decay": 0.5, "layers": ("block",)},
-    NamedOptimizerConfig: {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}},
     RateMultiplierConfig: {"variables": "bias", "multiplier": 0.5},
-    ScaleGradientsConfig: {"factor": 0.5},
 }
+# The sections of one optimizer are drawn in optimizer_config; all of them twice more would be too much for an example.
+OPTIMIZERS = st.builds(
+    NamedOptimizerConfig,
+    optimizer=st.sampled_from([{"type": "sgd"}, {"type": "adam", "adam": {"beta_1": 0.5}}]),
+    learning_rate=st.just({"type": "constant"}),
+    variables=st.lists(st.sampled_from(["bias", "^dense/", "."]), max_size=2).map(tuple),
+    period=st.integers(2, 5),
+    accumulate=st.booleans(),
+    loss_scale=st.none() | st.just("dynamic") | st.floats(1, 1e6),
+)
 TEXTS = st.text(max_size=12) | WORDS
 SET_NAMES = st.sampled_from(["dev", "test", "seen"])
 
@@ -135,13 +130,13 @@ def configs(draw: st.DrawFn, default: Config, full: bool = False) -> Config:
         elif inner is not None and inner is not Config and not isinstance(default, OneOfConfig):
             values[name] = draw(st.none() | configs(inner(**NEEDED.get(inner, {}))))
         elif items is not None:
-            drawn = configs(items(**NEEDED.get(items, {})))
+            drawn = OPTIMIZERS if items is NamedOptimizerConfig else configs(items(**NEEDED.get(items, {})))
             values[name] = draw(st.dictionaries(SET_NAMES, drawn, max_size=2) if named else st.lists(drawn, max_size=2))
         elif inner is None and (draw(st.integers(0, 3)) == 0 or (full and present is None)):
             drawn = values_of(info.annotation, tuple(info.metadata))
             values[name] = draw(drawn.filter(lambda value: value is not None) if full else drawn)
     if isinstance(default, OneOfConfig):
-        kinds = [*default.branches(), *([] if isinstance(default, (GradientProcessorConfig, MetricConfig)) else [None])]
+        kinds = [*default.branches(), *([] if isinstance(default, MetricConfig) else [None])]
         kind = draw(st.sampled_from(kinds))
         section = default.branches()[kind] if kind else None
         branch = {kind: draw(configs(section(**NEEDED.get(section, {})), kind in SCHEDULES))} if section else {}
